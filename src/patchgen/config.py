@@ -1,0 +1,182 @@
+"""Every setting of a run: one dataclass <-> one YAML file <-> the command's flags.
+
+A field is followed by the sentence that becomes its help. A run is named by the hash of the settings that decide its
+numbers; the others (``NOT_HASHED``) say only where and how it is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Pool = Literal["cls", "mean", "patchgen"]
+Tune = Literal["head", "layernorm", "last_block", "full"]
+Refine = Literal["linear", "ln-linear", "linear-ln"]
+Selection = Literal["source-validation", "last", "oracle"]
+SplitRule = Literal["domainbed", "group"]
+
+
+@dataclass(frozen=True)
+class Config:
+    data: str
+    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
+    unseen: str
+    """The domain that is left out of training and scored at the end."""
+    method: str = "patchgen"
+    """lp, lp-ln, full, patchgen or patchgen-no-losses (`patchgen methods` lists all)."""
+    pool: Pool | None = None
+    """What the head reads; the method's own choice when left out."""
+    tune: Tune | None = None
+    """What of the backbone is trained; the method's own choice when left out."""
+    backbone: str = "auto"
+    """Alias, hub id, local folder, .safetensors file, or `auto`."""
+    benchmark: str | None = None
+    """Read DATA as this registered benchmark; recognised by the folder name when left out."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Reading options of a benchmark, such as `crctp_fold Fold1`."""
+
+    image_size: int = 224
+    """Images are resized to this square, in pixels."""
+    steps: int = 5001
+    """Optimiser steps; the first is step 0."""
+    batch_per_domain: int = 32
+    """Images drawn from each source domain at each step."""
+    eval_every: int = 200
+    """Source validation happens at step 0, at every such step and at the last."""
+    val_images: int | None = None
+    """At most so many validation images a domain; all of the held-out part when left out."""
+    augment: bool = True
+    """Random crop, flip and colours while training."""
+    split: SplitRule = "domainbed"
+    """How a domain is split: the field's rule, or `group` (a patient is never on both sides)."""
+    holdout: float = 0.2
+    """Share of each domain that is held out."""
+
+    lr: float = 5e-5
+    """Adam's learning rate of the head (and of what follows, when left out)."""
+    lr_module: float | None = None
+    """Learning rate of the PatchGen module."""
+    lr_backbone: float | None = None
+    """Learning rate of the tuned part of the backbone."""
+    weight_decay: float = 0.0
+    """Adam's weight decay."""
+    accumulate: int = 1
+    """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Number format of the training step."""
+
+    lambda_ms: float = 1e-3
+    """Weight of low-score mask suppression, L_ms."""
+    lambda_sim: float = 1e-3
+    """Weight of class-conditional similarity, L_sim."""
+    lambda_conf: float = 1.0
+    """Weight of selected confidence, L_conf (the paper's is 1)."""
+    tau: float = 0.25
+    """Mask entries below this are weak."""
+    refine: Refine = "linear"
+    """The refinement map F of the module."""
+
+    swad: bool = False
+    """Average weights over the loss valley and report that model beside the selected one."""
+    swad_ratio: float | None = None
+    """Tolerance of the valley; the benchmark's own (1.3, VLCS 1.2) when left out."""
+    swad_compat: bool = False
+    """Follow the original SWAD implementation to the letter instead of its published rule."""
+    select: Selection = "source-validation"
+    """Which checkpoint is reported. `oracle` looks at the unseen domain and is labelled so."""
+    seed: int = 1
+    """Seed of splits, batches, augmentation and initial weights."""
+
+    devices: int = 1
+    """How many devices share a step."""
+    accelerator: str = "auto"
+    """cpu, cuda, mps or auto."""
+    threads: int | None = None
+    """CPU threads; results change with it in the last digits, so it is recorded."""
+    cache: bool = True
+    """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def hash(self, data_fingerprint: str) -> str:
+        """Name of the run: a digest of what decides its numbers, with the data's rows in place of its path."""
+        settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
+        text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The lineage's protocol (DomainBed -> SWAD -> MIRO -> GMDG -> L-Reg): hours on a GPU, days on a CPU.
+    "paper": {},
+    # A fold in minutes on two cores. Learning rates: docs/decisions.md, "Learning rates of the small preset".
+    "small": {
+        "image_size": 112,
+        "steps": 151,
+        "batch_per_domain": 12,
+        "eval_every": 15,
+        "val_images": 100,
+        "lr": 1e-3,
+        "lr_backbone": 1e-3,
+    },
+}
+
+
+def load_config(path: str | Path, **changes: Any) -> Config:
+    """Read a YAML file of settings; unknown keys are refused with the nearest known one."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not readable YAML: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
+    return Config(**{**_known(settings, str(path)), **changes})
+
+
+def dump_config(config: Config) -> str:
+    import yaml
+
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def _known(settings: dict[str, Any], where: str) -> dict[str, Any]:
+    names = [f.name for f in dataclasses.fields(Config)]
+    for key in settings:
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{where}: unknown setting {key!r}{hint}")
+    missing = [name for name in ("data", "unseen") if name not in settings]
+    if missing:
+        raise ValueError(f"{where}: the settings {', '.join(missing)} are required")
+    return settings
+
+
+def _check(config: Config) -> None:
+    """Refuse settings that contradict each other before any work is done."""
+    for name, least in {"steps": 1, "batch_per_domain": 1, "eval_every": 1, "accumulate": 1, "devices": 1}.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} must be at least {least}, not {getattr(config, name)}")
+    for name in ("lr", "lr_module", "lr_backbone", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be a number that is not negative, not {value}")
+    if not 0 < config.holdout < 1:
+        raise ValueError(f"holdout is a share between 0 and 1, not {config.holdout}")
+    if not 0 < config.tau < 1:
+        raise ValueError(f"tau is a mask value between 0 and 1, not {config.tau}")
+    parts = config.accumulate * config.devices
+    if config.batch_per_domain % parts:
+        raise ValueError(
+            f"batch_per_domain {config.batch_per_domain} must divide by devices x accumulate = {parts}; "
+            f"try {parts * max(1, round(config.batch_per_domain / parts))}"
+        )

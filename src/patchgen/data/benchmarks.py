@@ -1,0 +1,311 @@
+"""The registered benchmarks: how each lies on disk, what it holds, and how its classes are named.
+
+An entry states facts only; `table.read_table` reads a folder with them and `doctor.examine` compares counts. A figure
+nobody could confirm is left out rather than guessed: a version lists the domains whose counts are known.
+
+    from patchgen.data.benchmarks import BENCHMARKS
+    BENCHMARKS["terraincognita"].counts["24330"]["location_38"]    # 9736
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from patchgen.data.table import Table
+
+
+def is_visible(name: str) -> bool:
+    """Whether a file or folder counts: not hidden, and no leftover of an archive."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def name_key(name: str) -> str:
+    """Letters and digits only, lower case: `Real World`, `Real_World` and `RealWorld` share one key."""
+    return re.sub(r"[\W_]", "", name.casefold())
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """` Did you mean 'x'?` for the closest of the choices, or an empty text when none is close."""
+    by_key = {name_key(choice): choice for choice in choices}
+    found = difflib.get_close_matches(name_key(name), by_key, n=1)
+    return f" Did you mean '{by_key[found[0]]}'?" if found else ""
+
+
+def visible_folders(folder: Path) -> list[Path]:
+    """Visible sub-folders in code-point order of their names."""
+    return sorted((p for p in folder.iterdir() if is_visible(p.name) and p.is_dir()), key=lambda p: p.name)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One data set with fixed domains. `counts` maps the name of an accepted version to images per domain."""
+
+    name: str
+    folder: str
+    domains: tuple[str, ...]
+    num_classes: int
+    counts: Mapping[str, Mapping[str, int]]
+    citation: str
+    source: str
+    classes: tuple[str, ...] | None = None  # None: the sorted class folders of all domains together
+    aliases: tuple[str, ...] = ()  # other names of the folder
+    domain_aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    class_rules: tuple[tuple[str, str], ...] = ()  # (pattern on name_key(folder), class): the first full match wins
+    parts: Mapping[str, str] = field(default_factory=dict)  # domain -> sub-folder holding its class folders
+    options: Mapping[str, str] = field(default_factory=dict)  # the names used in `parts`, with their defaults
+    group_pattern: str | None = None  # its match in the file name is the patient
+    licence: str | None = None  # None: not known, ask the data's owner
+    metric: str = "accuracy"
+    swad_ratio: float = 1.3
+    steps: int = 5001
+    checkpoint_every: int = 100
+    notes: str = ""
+
+    def is_called(self, name: str) -> bool:
+        """Whether a name is the benchmark's, its folder's or an alias."""
+        return name_key(name) in map(name_key, (self.name, self.folder, *self.aliases))
+
+    def domain_of(self, name: str) -> str | None:
+        """The registered domain that a folder or manifest name stands for; None if it is not one of them."""
+        keys = {name_key(n): d for d in self.domains for n in (d, *self.domain_aliases.get(d, ()))}
+        return keys.get(name_key(name))
+
+    def class_of(self, name: str) -> str | None:
+        """The class that a folder or manifest name stands for; None if it is not a class of this benchmark."""
+        if self.classes is None:
+            return name
+        exact = {name_key(c): c for c in self.classes}
+        if name_key(name) in exact:
+            return exact[name_key(name)]
+        return next((c for pattern, c in self.class_rules if re.fullmatch(pattern, name_key(name))), None)
+
+    def domain_folders(self, root: Path) -> dict[str, Path]:
+        """The folders of the registered domains found in root, in the benchmark's order; all others are ignored."""
+        found: dict[str, Path] = {}
+        for folder in visible_folders(root):
+            domain = self.domain_of(folder.name)
+            if domain in found:
+                raise ValueError(
+                    f"{self.name}: the folders '{found[domain].name}' and '{folder.name}' both stand for the domain "
+                    f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
+                )
+            if domain is not None:
+                found[domain] = folder
+        return {d: found[d] for d in self.domains if d in found}
+
+    def class_parents(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
+        """Where the class folders of a domain lie, and the options that were used to find them.
+
+        A `+` in an option joins several parts. A folder that holds its class folders directly needs no part: the
+        options it would have used are then recorded as `.`, a value that can be passed again.
+        """
+        template = self.parts.get(domain)
+        if template is None:
+            return [folder], {}
+        used = {name: value for name, value in options.items() if f"{{{name}}}" in template}
+        choices = itertools.product(*(value.split("+") for value in used.values()))
+        wanted = [template.format(**dict(zip(used, choice, strict=True))) for choice in choices]
+        found = {part: self._part_folder(folder, part) for part in wanted}
+        parents = [parent for parent in found.values() if parent is not None]
+        if len(parents) == len(found):
+            return parents, used
+        children = [child.name for child in visible_folders(folder)]
+        if any(map(self.class_of, children)) and all(self.options[name] == value for name, value in used.items()):
+            return [folder], dict.fromkeys(used, ".")
+        lost = next(part for part, parent in found.items() if parent is None)
+        change = f", or choose another part with the option {' / '.join(used)}" if used else ""
+        there = ", ".join(children) or "no folder"
+        raise ValueError(f"{self.name}: '{folder}' holds no '{lost}' (found: {there}). Unpack it there{change}.")
+
+    @staticmethod
+    def _part_folder(folder: Path, part: str) -> Path | None:
+        """The part inside the folder, one level deeper (archives often add a folder), or the folder itself."""
+        candidates = [folder / part, *(child / part for child in visible_folders(folder))]
+        if name_key(folder.name) == name_key(part):
+            candidates.append(folder)
+        return next((c for c in candidates if c.is_dir()), None)
+
+    def fill_options(self, given: Mapping[str, str] | None) -> dict[str, str]:
+        """The defaults with the given values on top; a name that is not an option is an error."""
+        for name in given or {}:
+            if name not in self.options:
+                known, hint = ", ".join(self.options) or "none", nearest(name, self.options)
+                raise ValueError(f"{self.name} has no reading option '{name}' (known: {known}).{hint}")
+        return {**self.options, **(given or {})}
+
+    def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
+        """The patient of each file by `group_pattern`; None when the benchmark, or no file at all, names one."""
+        if self.group_pattern is None:
+            return None
+        found = [re.search(self.group_pattern, Path(path).name) for path in paths]
+        if not any(found):
+            return None
+        lost = [path for path, match in zip(paths, found, strict=True) if match is None]
+        if lost:
+            raise ValueError(
+                f"{self.name}: {len(lost)} of {len(paths)} file names hold no patient ({self.group_pattern}), e.g. "
+                f"'{lost[0]}'. Restore the names, or pass a CSV manifest with a group column."
+            )
+        return tuple(match.group(0).upper() for match in found if match)
+
+    def version_of(self, images: Mapping[str, int]) -> str | None:
+        """The name of the version whose known counts agree with the images per domain; None if none does."""
+        for version, known in self.counts.items():
+            shared = [domain for domain in images if domain in known]
+            if shared and all(images[domain] == known[domain] for domain in shared):
+                return version
+        return None
+
+
+_ENTRIES = (
+    Benchmark(
+        "pacs", "PACS",
+        aliases=("kfold",),  # what the archive unpacks to
+        domains=("art_painting", "cartoon", "photo", "sketch"),
+        classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+        num_classes=7,
+        counts={"9991": {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}},
+        licence="research use",
+        citation="Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017",
+        source="the authors' archive, which unpacks to kfold; place the folder yourself, public links change often",
+    ),
+    Benchmark(
+        "vlcs", "VLCS",
+        domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
+        classes=("bird", "car", "chair", "dog", "person"),
+        num_classes=5,
+        counts={"10729": {"Caltech101": 1415, "LabelMe": 2656, "SUN09": 3282, "VOC2007": 3376}},
+        citation="Fang et al., Unbiased Metric Learning, ICCV 2013",
+        source="the archive used by DomainBed; place the folder yourself",
+        swad_ratio=1.2,
+        checkpoint_every=50,
+        notes="SUN09 has 20 birds and 30 dogs: a 20 % hold-out keeps some 4 and 6 of them, so its scores are noisy.",
+    ),
+    Benchmark(
+        "officehome", "office_home",
+        aliases=("OfficeHomeDataset_10072016",),
+        domains=("Art", "Clipart", "Product", "Real World"),
+        num_classes=65,
+        counts={"15588": {"Art": 2427, "Clipart": 4365, "Product": 4439, "Real World": 4357}},
+        citation="Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
+        source="the authors' archive OfficeHomeDataset_10072016; place the folder yourself",
+    ),
+    Benchmark(
+        "terraincognita", "terra_incognita",
+        domains=("location_100", "location_38", "location_43", "location_46"),
+        classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
+        num_classes=10,
+        counts={
+            "24788": {"location_100": 4879, "location_38": 9767, "location_43": 4020, "location_46": 6122},
+            "24330": {"location_100": 4741, "location_38": 9736, "location_43": 3970, "location_46": 5883},
+        },
+        citation="Beery et al., Recognition in Terra Incognita, ECCV 2018",
+        source="Caltech Camera Traps CCT20 (small images and five annotation files) on LILA, sorted into folders",
+        notes="Most published numbers use 24,788 images, no longer obtainable; today's download has 24,330.",
+    ),
+    Benchmark(
+        "domainnet", "domain_net",
+        domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+        num_classes=345,
+        counts={
+            version: dict(zip(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), images, strict=True))
+            for version, images in (
+                ("586575", (48129, 51605, 72266, 172500, 172947, 69128)),
+                ("raw", (48833, 53201, 75759, 172500, 175327, 70386)),
+            )
+        },
+        citation="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019",
+        source="the authors' six archives (cleaned clipart and painting), minus DomainBed's list of 9,431 duplicates",
+        steps=15001,
+        checkpoint_every=500,
+        notes="Published results use 586,575 images; 'raw' still holds the duplicates.",
+    ),
+    Benchmark(
+        "histopantum", "HISTOPANTUM",
+        domains=("colon", "ovarian", "stomach", "uterus"),
+        classes=("non-tumour", "tumour"),
+        num_classes=2,
+        class_rules=((r".*(non|normal|benign).*", "non-tumour"), (r".*", "tumour")),
+        counts={"14555794": {"colon": 27248}},  # 140,569 tiles in all; the other organs' counts are not confirmed
+        group_pattern=r"(?i)TCGA-[A-Z0-9]+-[A-Z0-9]+",
+        citation="Zamanitajeddin et al., Benchmarking DG Algorithms in Computational Pathology, 2024",
+        source="Zenodo record 14555794",
+        metric="f1",
+        checkpoint_every=200,
+        notes="140,569 tiles of 224 px from TCGA slides. Tiles of a patient share its look: split by group.",
+    ),
+    Benchmark(
+        "histocolon", "HISTOCOLON",
+        domains=("CRC-TP", "K-16", "K-19"),
+        domain_aliases={
+            "K-16": ("Kather16", "Kather_texture_2016_image_tiles_5000"),
+            "K-19": ("Kather19", "NCT-CRC-HE-100K", "NCT-CRC-HE-100K-NONORM", "CRC-VAL-HE-7K"),
+        },
+        classes=("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM", "CSTR"),
+        num_classes=10,
+        class_rules=(
+            (r"(07)?adipose", "ADI"),
+            (r"(08)?empty|background", "BACK"),
+            (r"(05)?debris", "DEB"),  # K-16's debris also holds mucus
+            (r"(04)?lympho|inflammatory", "LYM"),
+            (r"mucus", "MUC"),
+            (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
+            (r"(06)?mucosa|benign|normal", "NORM"),
+            (r"(02)?stroma", "STR"),
+            (r"(01)?tumou?r", "TUM"),
+            (r"(03)?complex(stroma)?", "CSTR"),
+        ),
+        parts={
+            "CRC-TP": "{crctp_fold}/{crctp_part}", "K-16": "Kather_texture_2016_image_tiles_5000", "K-19": "{k19_part}",
+        },
+        options={"crctp_fold": "Fold2", "crctp_part": "Training", "k19_part": "NCT-CRC-HE-100K"},
+        counts={
+            "100K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 100000},
+            "7K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 7180},
+            "100K+7K": {"CRC-TP": 196000, "K-16": 5000, "K-19": 107180},
+        },
+        licence="K-19: CC BY; the other parts: ask their owners",
+        citation="Javed et al. 2020 (CRC-TP); Kather et al. 2016 (K-16); Kather et al. 2019 (K-19)",
+        source="K-16: Zenodo record 53169; K-19: Zenodo record 1214456; CRC-TP is no longer public, supply your copy",
+        checkpoint_every=200,
+        notes="Domains share only part of the ten classes: with K-19 unseen, no source shows MUC.",
+    ),
+)
+
+BENCHMARKS: dict[str, Benchmark] = {entry.name: entry for entry in _ENTRIES}
+
+
+def get_benchmark(name: str) -> Benchmark:
+    """The registered benchmark of that name, folder name or alias; a ValueError with the nearest one otherwise."""
+    for benchmark in BENCHMARKS.values():
+        if benchmark.is_called(name):
+            return benchmark
+    raise ValueError(f"Unknown benchmark '{name}' (known: {', '.join(BENCHMARKS)}).{nearest(name, BENCHMARKS)}")
+
+
+def match_benchmark(folder: Path) -> Benchmark | None:
+    """The benchmark a folder is called after, if at least two of its domains are there as well."""
+    try:
+        benchmark = get_benchmark(folder.absolute().name)
+    except ValueError:
+        return None
+    known = {benchmark.domain_of(child.name) for child in visible_folders(folder)} - {None}
+    return benchmark if len(known) >= 2 else None
+
+
+def uncovered_classes(table: Table, unseen: str | Sequence[str]) -> list[str]:
+    """Classes with images in the unseen domain(s) of which no source domain has any: to be reported separately."""
+    held_out = {unseen} if isinstance(unseen, str) else set(unseen)
+    counts = table.counts()
+    for name in held_out - set(counts):
+        raise ValueError(f"Unknown domain '{name}' (known: {', '.join(counts)}).{nearest(name, counts)}")
+    sources = {c for domain, row in counts.items() if domain not in held_out for c, n in row.items() if n}
+    targets = {c for domain in held_out for c, n in counts[domain].items() if n}
+    return [c for c in table.classes if c in targets - sources]

@@ -1,0 +1,191 @@
+"""Decode images once: any file Pillow reads -> RGB uint8 of one size, kept in a cache that processes share.
+
+    store = ImageStore(files, size=224, cache=Path("~/.cache/patchgen").expanduser())
+    pixels = store.load([3, 1, 4])                      # (3,3,224,224) uint8
+
+The cache is a pair of files per (list of files, size, decode version): `<digest>.pixels`, where slot i holds the
+size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's content, crc32 of
+its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full disk is an error
+that can be caught (a written mmap would kill the process), and writers need no locks because they write the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import threading
+import warnings
+import weakref
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+DECODE_VERSION = 1  # raise it when `decode` changes its pixels: old caches are then left alone
+RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
+FILLED = 0x50474331
+ENDINGS = (".pixels", ".slots")
+
+
+class UnreadableImage(ValueError):
+    """A file that cannot be decoded to an image; the text names the file, the reason and the fix."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"cannot read image {path}: {reason}; repair, replace or remove the file")
+
+
+def decode(path: str | Path, size: int) -> np.ndarray:
+    """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; aspect is not kept, as in the field.
+
+    Transparency is laid on white, 16-bit grays are scaled to 8, downscaling is antialiased. Truncated files and
+    decompression bombs are errors.
+
+    Raises:
+        UnreadableImage: with the path and the reason.
+    """
+    try:
+        with Image.open(path) as image:
+            _refuse_bomb(image)
+            image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
+            upright = ImageOps.exif_transpose(image)
+            return np.array(_to_rgb(upright).resize((size, size), Image.Resampling.BILINEAR))
+    except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
+        raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
+
+
+def _refuse_bomb(image: Image.Image) -> None:
+    limit = Image.MAX_IMAGE_PIXELS  # above it Pillow only warns
+    if limit is not None and image.width * image.height > limit:
+        raise ValueError(f"{image.width} x {image.height} pixels exceed the limit of {limit} (decompression bomb?)")
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grays: I;16, I;16B, and I from PGM; convert() would clip them at 255
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("float pixels have no known range; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+class ImageStore:
+    """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs."""
+
+    def __init__(self, files: Sequence[Path], size: int, cache: Path | None, threads: int = 2) -> None:
+        if size < 1 or threads < 1:
+            raise ValueError(f"size and threads must be at least 1, got size={size}, threads={threads}")
+        self.files, self.size, self.threads = [Path(file) for file in files], size, threads
+        self._verified: dict[int, int] = {}  # row -> crc32 of the pixels, where the source was hashed by this process
+        self._writable, self._lock = cache is not None, threading.Lock()
+        self._pixels = self._slots = -1  # file descriptors
+        if cache is not None:
+            self._open(Path(cache) / "pixels")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def load(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+        """Images of `rows` as (B,3,size,size) uint8; what the cache lacks is decoded in threads and written to it."""
+        rows = np.asarray(rows)
+        if rows.size == 0:
+            return torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self):
+            raise ValueError(f"rows must be a list of whole numbers in [0, {len(self)}), got {rows}")
+        unique, inverse = np.unique(rows, return_inverse=True)
+        with ThreadPoolExecutor(self.threads) as pool:
+            images = np.stack(list(pool.map(self._image, unique.tolist())))
+        return torch.from_numpy(images[inverse])
+
+    def _image(self, row: int) -> np.ndarray:
+        """(3,size,size) uint8 from the cache, else from the file."""
+        cached = self._read(row)
+        if cached is not None:
+            return np.frombuffer(cached, np.uint8).reshape(3, self.size, self.size)
+        # the digest is taken before the pixels: a file that changes in between is seen as changed, never as cached
+        digest = self._digest(row) if self._writable else b""
+        pixels = np.ascontiguousarray(decode(self.files[row], self.size).transpose(2, 0, 1))
+        if self._writable:
+            self._write(row, digest, pixels.tobytes())
+        return pixels
+
+    def _open(self, folder: Path) -> None:
+        names = "\n".join(map(str, self.files))
+        key = hashlib.blake2b(f"{DECODE_VERSION}\n{self.size}\n{names}".encode("utf-8", "surrogateescape"))
+        base = folder / key.hexdigest()[:32]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._pixels, self._slots = (self._descriptor(base, end, os.O_RDWR | os.O_CREAT) for end in ENDINGS)
+        except OSError as error:
+            self._stop_writing(error)
+            if all(base.with_suffix(end).exists() for end in ENDINGS):  # a shared cache may be read-only
+                self._pixels, self._slots = (self._descriptor(base, end, os.O_RDONLY) for end in ENDINGS)
+
+    def _descriptor(self, base: Path, ending: str, flags: int) -> int:
+        descriptor = os.open(base.with_suffix(ending), flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        weakref.finalize(self, os.close, descriptor)
+        return descriptor
+
+    def _read(self, row: int) -> bytes | None:
+        """Pixels of a slot that holds this file's content of now, else None."""
+        if self._slots < 0:
+            return None
+        length = 3 * self.size * self.size
+        try:
+            crc = self._verified.get(row)
+            if crc is None:
+                record = os.pread(self._slots, RECORD.size, row * RECORD.size)
+                digest, crc, flag = RECORD.unpack(record) if len(record) == RECORD.size else (b"", 0, 0)
+                if flag != FILLED or digest != self._digest(row):
+                    return None
+            pixels = os.pread(self._pixels, length, row * length)
+        except OSError as error:
+            self._stop_writing(error)
+            return None
+        if len(pixels) != length or zlib.crc32(pixels) != crc:  # bit rot, or a writer killed in the middle
+            return None
+        self._verified[row] = crc
+        return pixels
+
+    def _write(self, row: int, digest: bytes, pixels: bytes) -> None:
+        crc = zlib.crc32(pixels)
+        try:
+            _write_all(self._pixels, pixels, row * len(pixels))
+            _write_all(self._slots, RECORD.pack(digest, crc, FILLED), row * RECORD.size)
+        except OSError as error:
+            self._stop_writing(error)
+        else:
+            self._verified[row] = crc
+
+    def _digest(self, row: int) -> bytes:
+        try:
+            with open(self.files[row], "rb") as file:
+                return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
+        except OSError as error:
+            raise UnreadableImage(self.files[row], f"{type(error).__name__}: {error}") from error
+
+    def _stop_writing(self, error: OSError) -> None:
+        with self._lock:
+            first, self._writable = self._writable, False
+        if first:
+            warnings.warn(
+                f"the image cache cannot be written ({error}); going on without it, so images are decoded again and "
+                "again: free some space, or choose another cache folder",
+                stacklevel=2,
+            )
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    """pwrite may stop short of the end; the rest then raises the reason (a full disk) or fits."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)

@@ -1,0 +1,89 @@
+"""Balanced batches: at every step so many images from each source domain.
+
+Which images, and how they are augmented, is a pure function of (seed, step): a run resumed at step 900 sees what the
+unbroken one saw, and several devices share exactly the batch that one device would get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.data.augment import Augment, AugmentDraw, draw
+from patchgen.data.images import ImageStore
+
+
+class Batch(NamedTuple):
+    image: Tensor  # (B, 3, S, S) uint8 from the store; float and normalised once it is on the device
+    label: Tensor  # (B,)  -1 where there is none
+    domain: Tensor  # (B,)
+    index: Tensor  # (B,)  row of the table
+    draw: AugmentDraw | None = None
+
+
+class DomainBatches:
+    """Batches of the training rows, domain by domain, drawn with replacement as in the lineage.
+
+    Args:
+        store: Decoded pixels of the table's rows.
+        label: (N,) class id of each row of the table.
+        rows: Training rows of each domain id.
+        per_domain: Images of each domain in a step's global batch.
+        part: (k, n): this is the k-th of n equal parts of the global batch (ranks and micro-batches).
+    """
+
+    def __init__(
+        self,
+        store: ImageStore,
+        label: np.ndarray,
+        rows: Mapping[int, np.ndarray],
+        per_domain: int,
+        seed: int,
+        augment: Augment | None,
+    ) -> None:
+        self.store, self.label, self.rows = store, label, dict(rows)
+        self.per_domain, self.seed, self.augment = per_domain, seed, augment
+        self._ahead = ThreadPoolExecutor(1)
+        self._coming: dict[tuple[int, int, int], Future[Tensor]] = {}
+
+    def rows_at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and domain ids of the global batch, domain after domain: (K * per_domain,) each."""
+        drawn = [
+            np.random.default_rng([self.seed, domain, step]).choice(rows, self.per_domain)
+            for domain, rows in self.rows.items()
+        ]
+        return np.concatenate(drawn), np.repeat(list(self.rows), self.per_domain)
+
+    def at(self, step: int, part: int = 0, parts: int = 1, images: bool = True) -> Batch:
+        """The given part of a step's batch; ``images=False`` leaves the pixels out (features may be cached)."""
+        rows, domain = self.rows_at(step)
+        mine = self._slice(part, parts)
+        chosen = None
+        if self.augment is not None:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+            chosen = draw(self.augment, len(rows), generator)[torch.from_numpy(mine)]
+        image = self._image(step, part, parts) if images else torch.empty(0)
+        label = torch.from_numpy(self.label[rows[mine]])
+        return Batch(image, label, torch.from_numpy(domain[mine]), torch.from_numpy(rows[mine]), chosen)
+
+    def expect(self, step: int, part: int = 0, parts: int = 1) -> None:
+        """Read a coming batch's pixels in the background."""
+        self._coming[step, part, parts] = self._ahead.submit(self._read, step, part, parts)
+
+    def _image(self, step: int, part: int, parts: int) -> Tensor:
+        coming = self._coming.pop((step, part, parts), None)
+        return coming.result() if coming is not None else self._read(step, part, parts)
+
+    def _read(self, step: int, part: int, parts: int) -> Tensor:
+        return self.store.load(self.rows_at(step)[0][self._slice(part, parts)])
+
+    def _slice(self, part: int, parts: int) -> np.ndarray:
+        """Positions of a part in the global batch: the same share of every domain."""
+        width = self.per_domain // parts
+        start = np.arange(len(self.rows))[:, None] * self.per_domain + part * width
+        return (start + np.arange(width)).ravel()

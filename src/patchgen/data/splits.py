@@ -1,0 +1,151 @@
+"""Which images of a domain are held out: named rules, written down beside the results.
+
+    splits = make_splits(table, rule="domainbed", seed=1)      # DomainBed's indices, bit for bit
+    splits = make_splits(table, rule="group")                  # a patient is never on both sides
+    write_splits("run/splits.csv", table, splits)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.data.benchmarks import nearest
+from patchgen.data.table import Table, read_csv, write_csv
+
+GROUP_ATTEMPTS = 32
+COLUMNS = ("path", "domain", "label", "group", "part", "rule", "seed", "holdout")
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """`part` (N,) bool over the rows of a table: True = "out" (held out for validation), False = "in"."""
+
+    rule: str
+    seed: int
+    holdout: float
+    part: np.ndarray
+
+
+def domainbed_seed(*parts: int) -> int:
+    """DomainBed's seed of a tuple of integers: md5 of the tuple's text, modulo 2^31."""
+    text = str(tuple(int(part) for part in parts))
+    return int(hashlib.md5(text.encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+
+
+def domainbed_split(n: int, trial_seed: int, env: int, holdout: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
+    """Index arrays (out, in) of a domain with n images, in DomainBed's shuffled order; out has int(n * holdout)."""
+    order = list(range(n))
+    # the legacy generator, whose stream numpy has frozen: the same indices on every machine and version
+    np.random.RandomState(domainbed_seed(trial_seed, env)).shuffle(order)
+    cut = int(n * holdout)
+    return np.array(order[:cut], dtype=np.int64), np.array(order[cut:], dtype=np.int64)
+
+
+def _by_domainbed(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
+    """Held-out rows of one domain; where DomainBed would hold out none (n * holdout < 1) it is one image."""
+    rows = table.rows_of(table.domains[env])
+    out, rest = domainbed_split(len(rows), seed, env, holdout)
+    return rows[out if len(out) else rest[:1]]
+
+
+def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
+    """Held-out rows of one domain such that no group is on both sides.
+
+    Several seeded orders of the groups are walked; the draw that loses the fewest classes on either side wins, then
+    the one closest to the wanted share of images.
+    """
+    if table.group is None:
+        raise ValueError("The split rule 'group' needs groups: give the manifest a column 'group' (patient or slide).")
+    rows = table.rows_of(table.domains[env])
+    names, member = np.unique([table.group[i] for i in rows], return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(
+            f"The domain '{table.domains[env]}' has a single group, '{names[0]}', which cannot be on both sides of a "
+            "split. Add another patient, or use the rule 'domainbed'."
+        )
+    images = np.zeros((len(names), len(table.classes) + 1), dtype=np.int64)  # (groups, classes), unlabelled last
+    np.add.at(images, (member, table.label[rows]), 1)
+    draws = [_draw_groups(images, holdout, domainbed_seed(seed, env, attempt)) for attempt in range(GROUP_ATTEMPTS)]
+    best = min(draws, key=lambda held: _draw_cost(images, held, holdout))  # the first of equals
+    return rows[best[member]]
+
+
+def _draw_groups(images: np.ndarray, holdout: float, seed: int) -> np.ndarray:
+    """Walk the groups in a seeded order and hold out each that brings the share closer to `holdout`. (G,) bool."""
+    sizes = images.sum(axis=1)
+    total, target, held = int(sizes.sum()), holdout * sizes.sum(), 0
+    chosen = np.zeros(len(sizes), dtype=bool)
+    for g in np.random.RandomState(seed).permutation(len(sizes)):
+        if abs(held + sizes[g] - target) < abs(held - target) and held + sizes[g] < total:
+            chosen[g] = True
+            held += int(sizes[g])
+    if not chosen.any():
+        chosen[np.argmin(sizes)] = True
+    return chosen
+
+
+def _draw_cost(images: np.ndarray, held: np.ndarray, holdout: float) -> tuple[int, float]:
+    """(labelled classes of two or more groups that are on one side only, distance from the wanted share)."""
+    labelled = images[:, :-1]
+    divisible = (labelled > 0).sum(axis=0) >= 2
+    one_sided = (labelled[held].sum(axis=0) == 0) | (labelled[~held].sum(axis=0) == 0)
+    return int((divisible & one_sided).sum()), abs(float(images[held].sum()) / float(images.sum()) - holdout)
+
+
+SplitRule = Callable[[Table, int, float, int], np.ndarray]  # (table, seed, holdout, env) -> held-out rows of env
+SPLIT_RULES: dict[str, SplitRule] = {"domainbed": _by_domainbed, "group": _by_group}
+
+
+def make_splits(table: Table, *, rule: str = "domainbed", seed: int = 1, holdout: float = 0.2) -> Splits:
+    """Hold out a share of every domain by a named rule of `SPLIT_RULES`; the domain's index in the table is its env."""
+    if rule not in SPLIT_RULES:
+        raise ValueError(f"Unknown split rule '{rule}' (known: {', '.join(SPLIT_RULES)}).{nearest(rule, SPLIT_RULES)}")
+    if not 0 < holdout < 1:
+        raise ValueError(f"holdout is the share of images kept for validation, between 0 and 1; got {holdout}.")
+    part = np.zeros(len(table), dtype=bool)
+    for env, domain in enumerate(table.domains):
+        if len(table.rows_of(domain)) < 2:
+            raise ValueError(f"The domain '{domain}' has fewer than 2 images: add some, or remove it.")
+        part[SPLIT_RULES[rule](table, seed, holdout, env)] = True
+    return Splits(rule=rule, seed=seed, holdout=holdout, part=part)
+
+
+def _described(table: Table, i: int) -> tuple[str, str, str, str]:
+    return table.paths[i], table.domains[table.domain[i]], table.label_name(i), table.group[i] if table.group else ""
+
+
+def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
+    """Write one CSV line per row of the table: what it is, its part (in or out) and the rule that decided."""
+    if len(splits.part) != len(table):
+        raise ValueError(f"The splits cover {len(splits.part)} rows and the table has {len(table)}.")
+    how = (splits.rule, str(splits.seed), str(splits.holdout))
+    rows = ((*_described(table, i), "out" if splits.part[i] else "in", *how) for i in range(len(table)))
+    write_csv(path, COLUMNS, rows)
+
+
+def read_splits(path: str | Path, table: Table) -> Splits:
+    """Read splits back; an error says where the file was written for other data than this table."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"No splits file '{path}'.")
+    header, lines = read_csv(Path(path))
+    if tuple(header) != COLUMNS:
+        raise ValueError(f"'{path}' is no splits file: its columns are {', '.join(header)}, not {', '.join(COLUMNS)}.")
+    if len(lines) != len(table):
+        raise ValueError(f"'{path}' splits {len(lines)} images and the data has {len(table)}: not the same data.")
+    for i, (line, cells) in enumerate(lines):
+        found, wanted = tuple(cells[c] for c in COLUMNS[:4]), _described(table, i)
+        if found != wanted:
+            raise ValueError(f"'{path}', line {line}: for {found}, but the data has {wanted} there: not the same data.")
+        if cells["part"] not in ("in", "out"):
+            raise ValueError(f"'{path}', line {line}: part is 'in' or 'out', not '{cells['part']}'.")
+    part = np.array([cells["part"] == "out" for _, cells in lines], dtype=bool)
+    rule, seed, holdout = (lines[0][1][c] for c in COLUMNS[5:])
+    try:
+        return Splits(rule=rule, seed=int(seed), holdout=float(holdout), part=part)
+    except ValueError as error:
+        raise ValueError(f"'{path}': seed and holdout must be numbers, got '{seed}' and '{holdout}'.") from error

@@ -1,0 +1,324 @@
+"""A folder or a CSV manifest becomes one checked row per image.
+
+    table = read_table("PACS")                       # domain/class/*.jpg
+    table = read_table("tiles.csv")                  # columns path, domain, label and, if known, group
+    table.counts()["sketch"]["dog"]                  # 772
+
+Only names are looked at here, never pixels. Rows of a folder stand in DomainBed's order (domain, sorted class folder,
+sorted file name), so that split indices mean the same images.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, nearest, visible_folders
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+Row = tuple[str, str, str]  # path, domain, class (empty: no label)
+LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """One checked row per image; `label` is -1 where the manifest gives none."""
+
+    root: Path
+    paths: tuple[str, ...]  # posix, relative to root; absolute where the manifest says so
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]  # ONE list for all domains: a class missing in a domain never shifts ids
+    domain: np.ndarray  # (N,) int64 into domains
+    label: np.ndarray  # (N,) int64 into classes, or -1
+    group: tuple[str, ...] | None = None  # patient or slide of each row
+    benchmark: str | None = None
+    options: dict[str, str] = field(default_factory=dict)  # reading options in force
+
+    def __post_init__(self) -> None:
+        lengths = [len(column) for column in (self.paths, self.domain, self.label, self.group) if column is not None]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"A table needs one path, domain, label and group per row; the lengths are {lengths}.")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def file(self, i: int) -> Path:
+        """Where image i lies."""
+        return self.root / self.paths[i]
+
+    def rows_of(self, domain_name: str) -> np.ndarray:
+        """Row indices of a domain, in table order."""
+        if domain_name not in self.domains:
+            known = ", ".join(self.domains)
+            raise ValueError(f"Unknown domain '{domain_name}' (known: {known}).{nearest(domain_name, self.domains)}")
+        return np.flatnonzero(self.domain == self.domains.index(domain_name))
+
+    def label_name(self, i: int) -> str:
+        """The class of row i, empty when it has no label."""
+        return self.classes[self.label[i]] if self.label[i] >= 0 else ""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Labelled images as {domain: {class: n}}, zeros included."""
+        n = np.zeros((len(self.domains), len(self.classes)), dtype=np.int64)
+        known = self.label >= 0
+        np.add.at(n, (self.domain[known], self.label[known]), 1)
+        return {d: dict(zip(self.classes, row.tolist(), strict=True)) for d, row in zip(self.domains, n, strict=True)}
+
+    def missing(self) -> dict[str, list[str]]:
+        """Classes without an image, for each domain that lacks any."""
+        absent = {domain: [c for c, n in row.items() if n == 0] for domain, row in self.counts().items()}
+        return {domain: names for domain, names in absent.items() if names}
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the manifest that `read_table` reads back to this table.
+
+        Paths stay relative when the manifest lies in the table's root and become absolute elsewhere. A registered
+        benchmark and its options go into one more column, because they fix the order of domains and classes.
+        """
+        relative = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.root)
+        paths = self.paths if relative else [Path(os.path.abspath(self.file(i))).as_posix() for i in range(len(self))]
+        columns: dict[str, Sequence[str]] = {"path": paths, "domain": [self.domains[d] for d in self.domain]}
+        columns["label"] = [self.label_name(i) for i in range(len(self))]
+        if self.group is not None:
+            columns["group"] = self.group
+        if self.benchmark is not None:
+            columns["benchmark"] = [f"{self.benchmark}?{urlencode(self.options)}".rstrip("?")] * len(self)
+        write_csv(path, list(columns), zip(*columns.values(), strict=True))
+
+
+def read_table(data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None) -> Table:
+    """Read a data set folder or a CSV manifest; whatever is wrong with it is a ValueError that says how to mend it.
+
+    Args:
+        data: folder `domain/class/image`, or manifest. With `benchmark`, also the folder that contains its folder.
+        benchmark: a registered name; otherwise a folder called like a benchmark is read as that benchmark.
+        options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
+    """
+    where = Path(os.path.abspath(os.path.expanduser(data)))
+    entry = get_benchmark(benchmark) if benchmark else None
+    if not os.path.exists(where):
+        parent = next(p for p in where.parents if os.path.exists(p))
+        lost = where.relative_to(parent).parts[0]
+        there = [p.name for p in parent.iterdir()] if parent.is_dir() else []
+        raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}').{nearest(lost, there)}")
+    if where.is_dir():
+        return _read_folder(where, entry, options)
+    if where.suffix.lower() != ".csv":
+        raise ValueError(f"'{where}' is neither a folder nor a .csv file. {LAYOUT}; archives must be unpacked first.")
+    return _read_manifest(where, entry, options)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file counts as an image: a visible name with a known extension, in any case."""
+    return is_visible(name) and name.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def list_images(folder: Path) -> list[str]:
+    """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order)."""
+    found = []
+    for where, subfolders, names in os.walk(folder, followlinks=True):
+        subfolders[:] = filter(is_visible, subfolders)
+        relative = Path(where).relative_to(folder).as_posix()
+        found += [("" if relative == "." else relative + "/", name) for name in names if is_image(name)]
+    return [parent + name for parent, name in sorted(found)]
+
+
+def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write a CSV file under a temporary name in the same folder, then rename it."""
+    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(header)
+            writer.writerows(rows)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Header (stripped, lower case) and rows as (line number, cells) of a UTF-8 CSV file."""
+    rows: list[tuple[int, dict[str, str]]] = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.reader(stream, strict=True)
+            header = [name.strip().lower() for name in next(reader, [])]
+            for cells in filter(None, reader):
+                if len(cells) != len(header):
+                    raise ValueError(
+                        f"'{path}', line {reader.line_num}: {len(cells)} cells where the header has {len(header)}. "
+                        "Put a cell that contains a comma between double quotes."
+                    )
+                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"'{path}' cannot be read as CSV ({error}). Save it as comma-separated UTF-8.") from error
+    return header, rows
+
+
+def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None) -> Table:
+    root, entry = (_benchmark_root(root, entry), entry) if entry else (root, match_benchmark(root))
+    parents: dict[str, list[Path]] = {}  # domain -> the folders that hold its class folders
+    used: dict[str, str] = {}
+    if entry:
+        filled = entry.fill_options(options)
+        for domain, folder in entry.domain_folders(root).items():
+            parents[domain], chosen = entry.class_parents(domain, folder, filled)
+            used |= chosen
+    elif options:
+        raise ValueError(f"Reading options {sorted(options)} belong to a benchmark, and '{root}' is read as none.")
+    else:
+        parents = {folder.name: [folder] for folder in visible_folders(root)}
+    rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
+    _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
+    return _build(root, rows, None, entry, used)
+
+
+def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
+    """The folder itself if it holds the benchmark's domains, else the benchmark's folder inside it."""
+    children = visible_folders(folder)
+    if len({entry.domain_of(child.name) for child in children} - {None}) >= 2:
+        return folder
+    for child in children:
+        if entry.is_called(child.name):
+            return _benchmark_root(child, entry)
+    raise ValueError(
+        f"'{folder}' does not hold {entry.name}: neither a folder '{entry.folder}' nor two of its domains "
+        f"({', '.join(entry.domains)}) are there. Source: {entry.source}."
+    )
+
+
+def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) -> list[Row]:
+    """(path, domain, class) of every image in the class folders of one parent."""
+    rows: list[Row] = []
+    taken: dict[str, str] = {}
+    for folder in visible_folders(parent):
+        name = _class_name(folder.name, domain, entry)
+        if taken.setdefault(name, folder.name) != folder.name:
+            raise ValueError(f"'{parent}': the folders '{taken[name]}' and '{folder.name}' both mean class '{name}'.")
+        prefix, images = folder.relative_to(root).as_posix(), list_images(folder)
+        if not images:
+            raise ValueError(
+                f"The class folder '{prefix}' in '{root}' holds no image ({' '.join(IMAGE_EXTENSIONS)}). "
+                "Fill it, or remove it: a domain may lack a class."
+            )
+        rows += [(f"{prefix}/{image}", domain, name) for image in images]
+    return rows
+
+
+def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
+    known = entry.class_of(name) if entry else name
+    if known is None and entry:
+        classes = entry.classes or ()
+        raise ValueError(
+            f"'{name}' in domain '{domain}' is not a class of {entry.name} ({', '.join(classes)})."
+            f"{nearest(name, classes)} If the data is not {entry.name}, give its folder another name."
+        )
+    return known or name
+
+
+def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[str], entry: Benchmark | None) -> None:
+    """Every domain folder must have given rows; where one has not, say which other layout it looks like."""
+    first = {domain: places[0] for domain, places in parents.items()}
+    for folder in first.values() if entry is None else ():
+        if inner := match_benchmark(folder):
+            raise ValueError(f"'{root}' contains the data set {inner.name}; pass '{folder}' itself.")
+    empty = {domain: folder for domain, folder in first.items() if domain not in filled}
+    flat = [domain for domain, folder in empty.items() if any(is_image(p.name) for p in folder.iterdir())]
+    if filled and empty:
+        why = "has images but no class folders" if flat else "holds no class folder with images"
+        raise ValueError(f"The domain folder '{(flat or list(empty))[0]}' in '{root}' {why}. {LAYOUT}.")
+    if flat:
+        raise ValueError(
+            f"'{root}' looks like <class>/<image> without domains ('{flat[0]}' holds images but no folders). "
+            f"Put these folders into one folder per domain. {LAYOUT}."
+        )
+    if not filled:
+        raise ValueError(f"No images in the folders of '{root}'. {LAYOUT}.")
+
+
+def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None) -> Table:
+    if options:
+        raise ValueError(f"Reading options {sorted(options)} choose folders; a manifest already names its files.")
+    header, raw = read_csv(path)
+    _check_columns(path, header)
+    lines = [(line, {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
+    tags = {cells.get("benchmark", "") for _, cells in lines}
+    if len(tags) != 1:
+        raise ValueError(f"'{path}' has no rows, or several values in the column benchmark: {sorted(tags)[:3]}.")
+    tag, _, query = tags.pop().partition("?")
+    entry = entry or (get_benchmark(tag) if tag else None)
+    _check_cells(path, lines)
+    rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
+    group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
+    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)))
+
+
+def _check_columns(path: Path, header: Sequence[str]) -> None:
+    for column in ("path", "domain", "label"):
+        if column not in header:
+            separator = next((s for s in (";", "\t", "|") if s in "".join(header)), None)
+            hint = f" Separate cells with commas, not {separator!r}." if separator else nearest(column, header)
+            raise ValueError(f"'{path}' has no column '{column}' (found: {', '.join(header) or 'nothing'}).{hint}")
+    if len(set(header)) < len(header):
+        raise ValueError(f"'{path}' has a column twice: {', '.join(header)}.")
+
+
+def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> None:
+    """Files must exist, cells must be filled (a label may be empty), and a path must always mean the same thing."""
+    needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
+    seen: dict[str, tuple[int, str]] = {}
+    lost: list[str] = []
+    for line, cells in lines:
+        empty = [column for column in needed if not cells[column]]
+        if empty:
+            raise ValueError(f"'{path}', line {line}: the cell '{empty[0]}' is empty. Only a label may be left empty.")
+        name = os.path.normpath(cells["path"])
+        meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
+        first = seen.setdefault(name, (line, meaning))
+        if first[1] != meaning:
+            raise ValueError(f"'{path}': '{name}' is {first[1]} in line {first[0]}, but {meaning} in line {line}.")
+        if not is_image(os.path.basename(name)):
+            raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
+        if not os.path.isfile(path.parent / name):
+            lost.append(f"line {line}: {name}")
+    if lost:
+        examples = "; ".join(lost[:3] + ["..."] * (len(lost) > 3))
+        raise ValueError(
+            f"'{path}': {len(lost)} of {len(lines)} files do not exist ({examples}). "
+            f"Paths are relative to the manifest's folder '{path.parent}', or absolute."
+        )
+
+
+def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
+    """Domain and class of a row, in the benchmark's spelling when there is one."""
+    domain = entry.domain_of(cells["domain"]) if entry else cells["domain"]
+    if domain is None:
+        known = entry.domains if entry else ()
+        hint = nearest(cells["domain"], known)
+        raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}.{hint}")
+    return domain, _class_name(cells["label"], domain, entry) if cells["label"] else ""
+
+
+def _build(
+    root: Path, rows: Sequence[Row], group: tuple[str, ...] | None, entry: Benchmark | None, options: dict[str, str]
+) -> Table:
+    """Names to ids, with the checks that hold for folders and manifests alike."""
+    paths, domain_names, labels = zip(*rows, strict=True)
+    present, named = set(domain_names), set(labels) - {""}
+    domains = tuple(d for d in entry.domains if d in present) if entry else tuple(sorted(present))
+    classes = entry.classes if entry and entry.classes else tuple(sorted(named))
+    if len(domains) < 2:
+        raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}.")
+    if len(named) < 2:
+        raise ValueError(f"'{root}' has fewer than two classes ({', '.join(named) or 'no labels'}). {LAYOUT}.")
+    domain_id, class_id = {d: i for i, d in enumerate(domains)}, {c: i for i, c in enumerate(classes)}
+    domain = np.array([domain_id[d] for d in domain_names], dtype=np.int64)
+    label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)
+    group = group or (entry.groups_of(paths) if entry else None)
+    return Table(root, paths, domains, classes, domain, label, group, entry.name if entry else None, options)

@@ -1,0 +1,19 @@
+"""Empirical risk minimisation: cross-entropy alone. The matched baselines differ only in what is tuned."""
+
+from __future__ import annotations
+
+from patchgen.methods.method import Method
+
+
+class LinearProbe(Method):
+    tune = "head"
+    summary = "linear head on a frozen backbone (LP)"
+
+
+class Erm(Method):
+    summary = "linear head and LayerNorm tuning (LP+LN)"
+
+
+class Full(Method):
+    tune = "full"
+    summary = "linear head and full fine-tuning"

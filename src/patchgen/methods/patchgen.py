@@ -1,0 +1,37 @@
+"""PatchGen: cross-entropy on the selected representation z+ and the three mask-shaping losses of section 4."""
+
+from __future__ import annotations
+
+from torch import Tensor, no_grad
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Output
+from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
+
+
+class PatchGenWithoutLosses(Method):
+    pool = "patchgen"
+    summary = "the mask module trained by cross-entropy alone (equal-parameter control, ablation row 3.1)"
+
+    @no_grad()
+    def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        """The complementary reference p(y | z-) of the appendix, and L_neg = p(y | z-) - p(y | z+)."""
+        rest = label_probability(out.complementary_logits, batch.label)
+        return {
+            "complementary_confidence": rest,
+            "L_neg": rest - label_probability(out.logits, batch.label),
+            "weak_share": (out.mask < self.config.tau).float().mean(),
+        }
+
+
+class PatchGenMethod(PatchGenWithoutLosses):
+    summary = "the mask module with L_ms, L_conf and L_sim (the paper's method)"
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        c = self.config
+        return super().losses(out, batch) | {
+            "L_ms": c.lambda_ms * mask_suppression(out.mask, c.tau),
+            "L_conf": c.lambda_conf * selected_confidence(out.logits, batch.label),
+            "L_sim": c.lambda_sim * class_similarity(out.features, batch.label, out.logits.shape[1]),
+        }

@@ -1,0 +1,230 @@
+"""Files -> transformers models: folders with a config.json, and single weight files under other people's names.
+
+Two layouts of single files are read, both plain ViTs with a fused qkv matrix: timm (`vit_tiny_patch16_224` and its
+like) and Meta's DINOv2 (LayerScale as `ls1.gamma`, optionally `register_tokens`). The architecture is read from the
+tensors. Nothing is ever left at random values: a file that does not fill its model is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.model.weights import has_weights
+
+State = Mapping[str, Tensor]
+Triple = tuple[float, float, float]
+Normalisation = tuple[Triple, Triple]  # mean, std
+
+IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CLIP: Normalisation = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where one transformers model type keeps the parts we rely on."""
+
+    model: str
+    blocks: str
+    final_norm: str = ""
+    unused: tuple[str, ...] = ()  # never reach the tokens: dropped, so that no trainable tensor goes without gradient
+    convolutional: bool = False
+
+    @property
+    def config(self) -> str:
+        """Name of the configuration class."""
+        return self.model.removesuffix("Model") + "Config"
+
+
+_MASK = "embeddings.mask_token"
+FAMILIES = {
+    "dinov2": Family("Dinov2Model", "encoder.layer", "layernorm", (_MASK,)),
+    "dinov2_with_registers": Family("Dinov2WithRegistersModel", "encoder.layer", "layernorm", (_MASK,)),
+    "vit": Family("ViTModel", "layers", "layernorm", ("pooler", _MASK)),
+    "vit_mae": Family("ViTMAEModel", "layers", "layernorm"),
+    "clip_vision_model": Family("CLIPVisionModel", "encoder.layers", "post_layernorm"),
+    "resnet": Family("ResNetModel", "encoder.stages", convolutional=True),
+    "regnet": Family("RegNetModel", "encoder.stages", convolutional=True),
+}
+
+
+class Loaded(NamedTuple):
+    """A transformers model without its unused parts, and the mean and std it expects (None: its family's)."""
+
+    model: nn.Module
+    normalisation: Normalisation | None = None
+
+
+def build(family: str, config: dict[str, Any]) -> nn.Module:
+    """A randomly initialised model of a family."""
+    import transformers
+
+    about = FAMILIES[family]
+    settings = getattr(transformers, about.config)(**config, **_attention(about))
+    return _strip(getattr(transformers, about.model)(settings), about)
+
+
+def read_folder(folder: Path) -> Loaded:
+    """A transformers folder: config.json, weights, and preprocessor_config.json for mean and std where it is."""
+    import transformers
+
+    if not (folder / "config.json").is_file() or not has_weights(folder):
+        raise ValueError(f"a backbone folder must hold config.json and model.safetensors, {folder} does not")
+    model_type = _read_json(folder / "config.json").get("model_type")
+    family = FAMILIES.get("clip_vision_model" if model_type == "clip" else str(model_type))
+    if family is None:
+        raise ValueError(f"model type must be one of {sorted(FAMILIES)}, {folder} has {model_type!r}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, info = getattr(transformers, family.model).from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **_attention(family)
+            )
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{folder} cannot be read as a {family.model}: {error}") from error
+    # transformers fills what is missing with random numbers: only parts that are dropped may be missing
+    missing = sorted(name for name in info["missing_keys"] if not any(name.startswith(part) for part in family.unused))
+    if missing or info["mismatched_keys"]:
+        wrong = [*missing, *map(str, info["mismatched_keys"])]
+        raise ValueError(f"{folder} does not fill a {family.model}; missing or misshapen: {', '.join(wrong[:5])}")
+    return Loaded(_strip(model, family), _folder_normalisation(folder))
+
+
+def read_file(path: Path) -> Loaded:
+    """A ViT under timm's or Meta's names in a .safetensors file; half precision is widened to float32."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = {name: tensor.float() for name, tensor in load_file(path).items()}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no weight file {path}") from error
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable .safetensors file ({error})") from error
+    config = vit_architecture(state)
+    if "blocks.0.ls1.gamma" in state:
+        registers = state.get("register_tokens")
+        family = "dinov2" if registers is None else "dinov2_with_registers"
+        config["mlp_ratio"] = config.pop("intermediate_size") // config["hidden_size"]
+        config |= {} if registers is None else {"num_register_tokens": registers.shape[1]}
+        renamed, normalisation = convert_meta_dinov2(state), IMAGENET
+    else:
+        family, config["layer_norm_eps"] = "vit", 1e-6
+        renamed, normalisation = convert_timm_vit(state), HALF
+    renamed.pop(_MASK, None)
+    with torch.random.fork_rng(devices=[]):
+        model = build(family, config)
+    try:
+        model.load_state_dict(renamed)
+    except RuntimeError as error:
+        raise ValueError(f"{path.name} does not fill a {family} model: {error}") from error
+    return Loaded(model, normalisation)
+
+
+def _attention(family: Family) -> dict[str, str]:
+    return {} if family.convolutional else {"attn_implementation": "sdpa"}
+
+
+def _strip(model: nn.Module, family: Family) -> nn.Module:
+    for name in family.unused:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, None)
+    return model
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _folder_normalisation(folder: Path) -> Normalisation | None:
+    path = folder / "preprocessor_config.json"
+    settings = _read_json(path) if path.is_file() else {}
+    if "image_mean" not in settings or "image_std" not in settings:
+        return None
+    return tuple(settings["image_mean"]), tuple(settings["image_std"])  # type: ignore[return-value]
+
+
+_EMBEDDINGS = {
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "mask_token": "embeddings.mask_token",
+    "register_tokens": "embeddings.register_tokens",
+    "patch_embed.proj.weight": "embeddings.patch_embeddings.projection.weight",
+    "patch_embed.proj.bias": "embeddings.patch_embeddings.projection.bias",
+    "norm.weight": "layernorm.weight",
+    "norm.bias": "layernorm.bias",
+}
+_BLOCK = {"attn.proj": "attention.o_proj", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}
+_SCALES = {"ls1.gamma": "layer_scale1.lambda1", "ls2.gamma": "layer_scale2.lambda1"}
+_META_BLOCK = {"norm1": "norm1", "norm2": "norm2", **_BLOCK, **_SCALES}
+_TIMM_BLOCK = {"norm1": "layernorm_before", "norm2": "layernorm_after", **_BLOCK}
+_BLOCK_NAME = re.compile(r"blocks\.(\d+)\.(.+?)(\.weight|\.bias)?$")
+
+
+def convert_meta_dinov2(state: State) -> dict[str, Tensor]:
+    """Meta's DINOv2 names -> `Dinov2WithRegistersModel` (or `Dinov2Model` when there are no registers)."""
+    return _rename(state, blocks="encoder.layer", names=_META_BLOCK)
+
+
+def convert_timm_vit(state: State) -> dict[str, Tensor]:
+    """timm's ViT names -> `ViTModel`; the classifier `head.*` is dropped."""
+    body = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    return _rename(body, blocks="layers", names=_TIMM_BLOCK)
+
+
+def vit_architecture(state: State) -> dict[str, Any]:
+    """Depth, width, heads (dim / 64), patch and image size of a plain ViT, read from its tensors."""
+    required = ("norm.weight", "pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+    missing = [name for name in required if name not in state]
+    if missing:
+        raise ValueError(
+            f"a weight file must hold a plain ViT under timm's or Meta's names; not found: {', '.join(missing)} "
+            f"(the file starts with {', '.join(sorted(state)[:3])}). Give a transformers folder for other layouts."
+        )
+    dim = state["norm.weight"].shape[0]
+    side = round((state["pos_embed"].shape[1] - 1) ** 0.5)
+    if dim % 64 or side * side + 1 != state["pos_embed"].shape[1]:
+        raise ValueError(
+            f"a ViT file needs a width divisible by 64 and 1 + n*n position embeddings; this one has width {dim} "
+            f"and {state['pos_embed'].shape[1]} positions. Give a transformers folder (with config.json) instead."
+        )
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    blocks = {int(match[1]) for name in state if (match := _BLOCK_NAME.match(name))}
+    return {
+        "hidden_size": dim,
+        "num_hidden_layers": len(blocks),
+        "num_attention_heads": dim // 64,
+        "intermediate_size": state["blocks.0.mlp.fc1.weight"].shape[0],
+        "patch_size": patch,
+        "image_size": side * patch,
+    }
+
+
+def _rename(state: State, blocks: str, names: Mapping[str, str]) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        match = _BLOCK_NAME.match(name)
+        if name in _EMBEDDINGS:
+            renamed[_EMBEDDINGS[name]] = tensor
+        elif match and match[2] == "attn.qkv":  # (3D, D) or (3D,): rows are q, then k, then v
+            for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+                renamed[f"{blocks}.{match[1]}.attention.{letter}_proj{match[3]}"] = part.contiguous()
+        elif match and match[2] in names:
+            renamed[f"{blocks}.{match[1]}.{names[match[2]]}{match[3] or ''}"] = tensor
+        else:
+            raise ValueError(
+                f"tensor {name!r} is not part of a plain ViT under this naming; known per block: attn.qkv, "
+                f"{', '.join(names)}. Give a transformers folder (config.json + safetensors) for other models."
+            )
+    return renamed

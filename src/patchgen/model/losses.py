@@ -1,0 +1,106 @@
+"""The three losses of PatchGen, each a mean over a set that spans the global batch.
+
+Targets are class ids; -1 means "no label and no pseudo-label" and is left out. Where nothing is left the loss is a
+differentiable zero. Under several devices sums and counts are gathered with gradients, so that every rank holds the
+loss of the global batch and the averaged gradient is that of one big device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+
+
+def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
+    """L_ms (Eq. 4): the mean of the weak mask entries, those below ``tau``.
+
+    It pushes weak responses to zero and leaves the others alone, so no share of patches is ever forced.
+
+    Args:
+        mask: (B, P) in (0, 1).
+        tau: What counts as weak.
+
+    Example:
+        >>> mask_suppression(torch.tensor([[0.1, 0.2, 0.9]]))
+        tensor(0.1500)
+    """
+    weak = mask < tau
+    return _mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
+
+
+def selected_confidence(logits: Tensor, target: Tensor) -> Tensor:
+    """L_conf (Eq. 5): minus the mean probability that the selected representation gives its own label.
+
+    Args:
+        logits: (B, C) of z+.
+        target: (B,) class ids, -1 for none.
+    """
+    return -label_probability(logits, target)
+
+
+def label_probability(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean of p(y | z) over the labelled samples of the global batch."""
+    labelled = target >= 0
+    probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
+    return _mean_over_ranks((probability * labelled).sum(), labelled.sum())
+
+
+def class_similarity(features: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
+    """L_sim: one minus the mean cosine similarity of all pairs of a class, averaged over the classes present.
+
+    The double sum over pairs (self-pairs included) is the squared length of the mean unit vector, so a class costs
+    O(B D) and a singleton contributes zero.
+
+    Args:
+        features: (B, D) selected representations z+.
+        target: (B,) class ids, -1 for none.
+        num_classes: Saves a look at the targets, which on a GPU would make the step wait.
+    """
+    if num_classes is None:
+        num_classes = _max_over_ranks(target) + 1
+    labelled = (target >= 0).float()  # (B,)
+    slot = target.clamp(min=0)
+    unit = F.normalize(features.float(), dim=-1) * labelled.unsqueeze(1)  # (B, D)
+    sums = _sum_over_ranks(unit.new_zeros(max(num_classes, 1), unit.shape[1]).index_add(0, slot, unit))  # (C, D)
+    counts = _sum_over_ranks(labelled.new_zeros(max(num_classes, 1)).index_add(0, slot, labelled))  # (C,)
+    spread = 1 - (sums / counts.clamp(min=1).unsqueeze(1)).square().sum(1)  # (C,)
+    present = counts > 0
+    return torch.where(present, spread, 0).sum() / present.sum().clamp(min=1)
+
+
+def mask_health(mask: Tensor) -> dict[str, Tensor]:
+    """What a mask looks like, one value an image (B,): a healthy one is neither all 0 nor all 1 nor flat."""
+    mask = mask.float()
+    return {
+        "mean": mask.mean(1),
+        "spread": mask.std(1, correction=0),
+        "weak": (mask < 0.25).float().mean(1),
+        "strong": (mask > 0.75).float().mean(1),
+    }
+
+
+def _mean_over_ranks(total: Tensor, count: Tensor) -> Tensor:
+    return _sum_over_ranks(total) / _sum_over_ranks(count.to(total.dtype)).clamp(min=1)
+
+
+def _sum_over_ranks(value: Tensor) -> Tensor:
+    """Sum over all ranks, with gradient: together with DDP's mean of gradients it equals one device."""
+    if not _many_ranks():
+        return value
+    from torch.distributed.nn.functional import all_reduce
+
+    return all_reduce(value)
+
+
+def _max_over_ranks(target: Tensor) -> int:
+    largest = target.max() if target.numel() else target.new_tensor(-1)
+    if _many_ranks():
+        largest = largest.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest)
+
+
+def _many_ranks() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -1,0 +1,152 @@
+"""PatchGen: learn, per image, a soft mask over the patches that suffice for the label.
+
+    module = PatchGen(dim=384, num_patches=256)
+    out = module(tokens)                       # tokens (B, P, D): patch tokens of any vision transformer
+    out.mask, out.selected, out.complementary  # (B, P), (B, D), (B, D)
+
+The whole method in five lines (section 4 of the paper; Eq. 3 is the mask):
+
+    m = sigmoid(mean over heads and targets of <q, k> / sqrt(d_k))       which patches
+    U = softmax(<q, k> / (sqrt(d_k) exp(t))) v                           what they say, in context
+    r+ = sum_p rho_p m_p u_p            r- = sum_p rho_p (1 - m_p) u_p   selected, and the rest
+    z+ = F(g(r+) * r+)                  z- = F(g(r+) * r-)               one gate, one refinement for both
+    label = head(z+)
+
+Nothing here is P x P: the mask needs only the mean key, and the context runs through fused attention.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+REFINE = ("linear", "ln-linear", "linear-ln")
+
+
+class PatchGenOutput(NamedTuple):
+    mask: Tensor  # (B, P)  m, in (0, 1)
+    selected: Tensor  # (B, D)  z+, what the classifier reads
+    complementary: Tensor  # (B, D)  z-, what the mask left out
+
+
+class PatchGen(nn.Module):
+    """The soft predictive-subset module.
+
+    Args:
+        dim: Width D of the patch tokens.
+        num_patches: How many patches P an image has; the aggregator has one weight per channel and patch.
+        grid: Their layout (h, w); a square when left out.
+        num_heads: Attention heads H; D / 64 when left out.
+        gate_reduction: Bottleneck of the channel gate, D -> D / gate_reduction -> D.
+        refine: The map F: "linear", "ln-linear" (LayerNorm first) or "linear-ln" (LayerNorm last).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_patches: int,
+        grid: tuple[int, int] | None = None,
+        num_heads: int | None = None,
+        gate_reduction: int = 4,
+        refine: str = "linear",
+    ) -> None:
+        super().__init__()
+        self.grid = grid or square_grid(num_patches)
+        if math.prod(self.grid) != num_patches:
+            raise ValueError(f"grid {self.grid} has {math.prod(self.grid)} cells, but num_patches is {num_patches}")
+        self.num_heads = num_heads or default_heads(dim)
+        if dim % self.num_heads:
+            raise ValueError(f"num_heads must divide dim: {dim} % {self.num_heads} != 0; try {default_heads(dim)}")
+        hidden = max(dim // gate_reduction, 1)
+
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.log_temperature = nn.Parameter(torch.zeros(()))  # t
+        self.rho = nn.Parameter(torch.full((dim, num_patches), 1 / num_patches))  # starts as the mean over patches
+        self.gate = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.Sigmoid())
+        self.refine = _refinement(refine, dim)
+        self._init_attention()
+
+    def _init_attention(self) -> None:
+        """Xavier for q, k and v each: moderate scores that differ from patch to patch.
+
+        A much smaller start would make attention uniform and all u_p equal; the mask could then only move as a whole.
+        """
+        for block in self.qkv.weight.chunk(3):
+            nn.init.xavier_uniform_(block)
+        nn.init.xavier_uniform_(self.out.weight)
+        nn.init.zeros_(self.qkv.bias)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> PatchGenOutput:
+        """Select. ``grid`` is needed only for images whose patch layout is neither the trained one nor a square."""
+        rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
+        q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
+        mask = self._mask(q, k)  # (B, P)
+        context = self._context(q, k, v)  # (B, P, D)
+        selected, rest = self._aggregate(context, mask, rho)  # (B, D) each
+        gate = self.gate(selected)  # (B, D)
+        return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
+
+    def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def _mask(self, q: Tensor, k: Tensor) -> Tensor:
+        """Eq. 3. The mean over targets q of <q_p, k_q> is <q_p, mean k>, so P x P scores are never formed."""
+        mean_key = k.float().mean(2, keepdim=True)  # (B, H, 1, d_k)
+        score = (q.float() * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
+        return score.mean(1).sigmoid()
+
+    def _context(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """U: attention whose temperature sits in the query, where the learned scalar t gets its gradient."""
+        u = F.scaled_dot_product_attention(q * torch.exp(-self.log_temperature).to(q.dtype), k, v)  # (B, H, P, d_k)
+        return self.out(u.transpose(1, 2).flatten(2))
+
+    def _aggregate(self, context: Tensor, mask: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+        """A_rho for m and for 1 - m at once: linear in the mask, so the rest is the whole less the selected."""
+        with torch.autocast(context.device.type, enabled=False):  # sums over P stay in float32
+            weighted = context.float() * rho.float().T  # (B, P, D)
+            selected = (mask.unsqueeze(1) @ weighted).squeeze(1)
+            return selected, weighted.sum(1) - selected
+
+    def _grid_of(self, num_patches: int) -> tuple[int, int]:
+        return self.grid if num_patches == self.rho.shape[1] else square_grid(num_patches)
+
+    def rho_on(self, grid: tuple[int, int]) -> Tensor:
+        """The aggregator on another patch grid: (D, h * w), bicubic, and scaled so that a sum stays a sum."""
+        if tuple(grid) == self.grid:
+            return self.rho
+        image = self.rho.float().unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
+        resized = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False)[0].flatten(1)
+        return resized * (self.rho.shape[1] / resized.shape[1])
+
+
+def square_grid(num_patches: int) -> tuple[int, int]:
+    """The square layout of P patches; an error that names the nearest squares where there is none."""
+    side = math.isqrt(max(num_patches, 0))
+    if side * side != num_patches or side == 0:
+        near = f"{max(side, 1) ** 2} or {(side + 1) ** 2}"
+        raise ValueError(f"{num_patches} patches form no square grid (nearest: {near}); pass grid=(height, width)")
+    return side, side
+
+
+def default_heads(dim: int) -> int:
+    """H = D / 64, or else the fewest heads whose width d_k divides D and is at most 64."""
+    return next(heads for heads in range(math.ceil(dim / 64), dim + 1) if dim % heads == 0)
+
+
+def _refinement(kind: str, dim: int) -> nn.Module:
+    parts = {
+        "linear": lambda: nn.Linear(dim, dim),
+        "ln-linear": lambda: nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim)),
+        "linear-ln": lambda: nn.Sequential(nn.Linear(dim, dim), nn.LayerNorm(dim)),
+    }
+    if kind not in parts:
+        raise ValueError(f"refine must be one of {', '.join(REFINE)}, not {kind!r}")
+    return parts[kind]()

@@ -1,0 +1,37 @@
+"""Adam with one learning rate each for the head, the module and the tuned part of the backbone."""
+
+from __future__ import annotations
+
+import torch
+
+from patchgen.config import Config
+from patchgen.model.classifier import Classifier
+
+
+def make_optimizer(model: Classifier, config: Config) -> torch.optim.Adam:
+    rates = {
+        "head": config.lr,
+        "select": config.lr if config.lr_module is None else config.lr_module,
+        "backbone": config.lr if config.lr_backbone is None else config.lr_backbone,
+    }
+    groups = []
+    for part, rate in rates.items():
+        module = getattr(model, part)
+        params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
+        if params:
+            groups.append({"params": params, "lr": rate, "name": part})
+    return torch.optim.Adam(groups, weight_decay=config.weight_decay)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimiser's memory as flat tensors: ``<parameter number>.<what>``."""
+    state = optimizer.state_dict()["state"]
+    return {f"{number}.{what}": tensor for number, slots in state.items() for what, tensor in slots.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, what = name.split(".", 1)
+        state.setdefault(int(number), {})[what] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

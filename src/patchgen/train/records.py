@@ -1,0 +1,188 @@
+"""The run folder: complete by itself, written so that a kill at any moment loses nothing.
+
+    config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
+
+Every file is written under a temporary name and then renamed. Records are appended; the training state remembers how
+many bytes of them it has seen, so what a killed run wrote after its last state is dropped and made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from patchgen.config import Config, dump_config, load_config
+
+
+class RunFolder:
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, parent: str | Path, config: Config, name: str) -> RunFolder:
+        """Open or make the folder ``parent/name``; the settings are written when it is new."""
+        run = cls(Path(parent) / name)
+        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if not (run.path / "config.yaml").exists():
+            write_text(run.path / "config.yaml", dump_config(config))
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run folder; an error that says what was found instead."""
+        if not (Path(path) / "config.yaml").is_file():
+            raise ValueError(f"{path} is not a run folder (it has no config.yaml); `patchgen train` prints one")
+        return cls(path)
+
+    @property
+    def config(self) -> Config:
+        return load_config(self.path / "config.yaml")
+
+    @property
+    def done(self) -> bool:
+        return (self.path / "done").exists()
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process a run folder: the lock goes with the process, however it ends."""
+        with open(self.path / ".lock", "w") as handle:
+            try:
+                _lock(handle.fileno())
+            except OSError:
+                raise ValueError(f"{self.path} is being trained by another process; wait for it, or end it") from None
+            yield
+
+    # Records
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        with open(self.path / "records.jsonl", "a") as handle:
+            handle.write(json.dumps(record) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """All whole lines; a last line cut short by a kill is left out."""
+        try:
+            lines = (self.path / "records.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = [record for line in lines if (record := _parse(line)) is not None]
+        return [record for record in found if kind in (None, record.get("kind"))]
+
+    def records_size(self) -> int:
+        path = self.path / "records.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def rewind_records(self, size: int) -> None:
+        """Forget what was recorded after the state that training resumes from."""
+        if self.records_size() > size:
+            os.truncate(self.path / "records.jsonl", size)
+
+    # Files
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+    def finish(self, summary: str) -> None:
+        write_text(self.path / "summary.md", summary)
+        self.checkpoint("state").unlink(missing_ok=True)  # only a run that may go on needs it
+        write_text(self.path / "done", time.strftime("%Y-%m-%dT%H:%M:%S%z\n"))
+
+
+def write_text(path: Path, text: str) -> None:
+    temporary = _temporary(path)
+    try:
+        with open(temporary, "w") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all."""
+    from safetensors.torch import save_file
+
+    temporary = _temporary(path)
+    try:
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, temporary, metadata={"patchgen": json.dumps(meta)})
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, "pt") as handle:
+            meta = json.loads((handle.metadata() or {})["patchgen"])
+            return {name: handle.get_tensor(name) for name in handle.keys()}, meta  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged or not a checkpoint of ours ({error}); delete it and run the same command again, "
+            "or take another checkpoint of this run"
+        ) from error
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """What the numbers may depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    packages = {}
+    for name in ("patchgen", "torch", "transformers", "lightning-fabric", "numpy", "pillow"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": threads,
+        "cuda": torch.version.cuda,
+        "packages": packages,
+    }
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _lock(descriptor: int) -> None:
+    if os.name == "nt":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

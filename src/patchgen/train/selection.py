@@ -1,0 +1,37 @@
+"""Named rules that say which checkpoint a run reports, and what they look at.
+
+A rule scores one evaluation; the first evaluation with the highest score wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def source_validation(record: Mapping[str, Any], metric: str) -> float:
+    """Mean of the metric over the source domains' held-out parts: the field's default, blind to the unseen domain."""
+    scores = [domain[metric] for domain in record["validation"].values()]
+    return sum(scores) / len(scores)
+
+
+def last(record: Mapping[str, Any], metric: str) -> float:
+    """The last evaluation."""
+    return float(record["step"])
+
+
+def oracle(record: Mapping[str, Any], metric: str) -> float:
+    """The held-out part of the UNSEEN domain: an upper line, never a result."""
+    return float(record["oracle"][metric])
+
+
+RULES: dict[str, Callable[[Mapping[str, Any], str], float]] = {
+    "source-validation": source_validation,
+    "last": last,
+    "oracle": oracle,
+}
+
+
+def best(records: list[dict[str, Any]], rule: str, metric: str) -> dict[str, Any]:
+    """The evaluation that the rule chooses (ties: the first)."""
+    return max(records, key=lambda record: RULES[rule](record, metric))

@@ -1,0 +1,313 @@
+"""SWAD: the mean of the weights over a valley of the source-validation loss (Cha et al., NeurIPS 2021).
+
+    swad = Swad(ratio=1.3)
+    for step in ...:
+        optimizer.step()
+        swad.update(trainable)                          # every step
+        if step % every == 0:
+            swad.evaluate(validation_loss, step)        # after that step's update
+    result = swad.result()                              # result.average: dict of float32 tensors
+
+Evaluations i = 0, 1, ...: the valley starts at t_s, the first i whose loss is the lowest of its window [i, i+N_s-1].
+Its rim is r times the mean loss of that window; it ends at t_e, the evaluation before the first N_e losses in a row (all
+after t_s) above the rim, else with the training. The result is the mean over every step from t_s's to t_e's. A loss
+that is not finite is above any rim, is never the lowest and is left out of the window's mean.
+
+Memory does not grow with the run: before the valley the last N_s evaluations are kept; in it, losses above the rim in a
+row share one pending mean, because they are averaged together or dropped together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+SCALARS = ("above", "converge_step", "end_step", "last_step", "threshold", "ended")  # of a Swad's state
+
+
+@dataclass
+class SwadResult:
+    """What was averaged; `average` holds float32 copies that the caller may keep."""
+
+    average: Tensors
+    converged: bool
+    start_step: int
+    """First step averaged."""
+    end_step: int
+    """Last step averaged."""
+    count: int
+    """Number of steps averaged (compat: with repetitions)."""
+    threshold: float | None
+    """Rim of the valley; None when there was none."""
+    note: str
+    """How it came about, for the record."""
+
+
+@dataclass
+class RunningMean:
+    """Mean of named tensors in float32. A count of 0 with tensors is a stand-in that the first `add` replaces."""
+
+    tensors: Tensors = field(default_factory=dict)
+    count: int = 0
+
+    def add(self, values: Mapping[str, Tensor], weight: int = 1) -> None:
+        """Take in `values`, the mean of `weight` samples."""
+        if weight == 0:
+            return
+        if self.tensors and self.tensors.keys() != values.keys():
+            odd = sorted(self.tensors.keys() ^ values.keys())
+            raise ValueError(f"SWAD averages the same tensors at every step; these came or went: {', '.join(odd)}")
+        self.count += weight
+        if self.count == weight:
+            self.tensors = _copy(values)
+            return
+        for name, mean in self.tensors.items():
+            mean.lerp_(values[name].detach().to(mean.dtype), weight / self.count)
+
+    def merge(self, other: RunningMean) -> None:
+        """Take in every sample of `other`."""
+        self.add(other.tensors, other.count)
+
+
+@dataclass
+class Evaluation:
+    """One evaluation: its loss, the mean over the steps since the previous one, and the weights at its own step."""
+
+    step: int
+    loss: float  # inf when it was not finite
+    mean: RunningMean
+    point: Tensors
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last step of the mean."""
+        return self.step - self.mean.count + 1, self.step
+
+
+class Swad:
+    """Streaming SWAD over named tensors.
+
+    Args:
+        n_converge: N_s, evaluations in the window that decides the start.
+        n_tolerance: N_e, evaluations in a row above the rim that end the valley.
+        ratio: r, the rim over the window's mean loss (1.3; VLCS 1.2).
+        compat: reproduce the original implementation instead: evaluation segments of equal weight, an extension to
+            segments before the start, repeated segments, the last segment when there is no valley. Losses that are not
+            finite are treated as above in both.
+    """
+
+    def __init__(self, n_converge: int = 3, n_tolerance: int = 6, ratio: float = 1.3, compat: bool = False) -> None:
+        if n_converge < 1 or n_tolerance < 1:
+            raise ValueError(f"n_converge and n_tolerance must be at least 1, got {n_converge} and {n_tolerance}")
+        if not 1 <= ratio < math.inf:
+            raise ValueError(f"ratio must be at least 1 (the rim over the mean loss; 1.3 is usual), got {ratio}")
+        if compat and n_tolerance < n_converge:
+            raise ValueError(f"compat needs n_tolerance >= n_converge, got {n_tolerance} < {n_converge}")
+        self.n_converge, self.n_tolerance, self.ratio, self.compat = n_converge, n_tolerance, ratio, compat
+        self._open = RunningMean()  # steps since the last evaluation
+        self._latest: Mapping[str, Tensor] = {}  # references to the weights of the last update
+        self._recent: list[Evaluation] = []  # the last N_s evaluations before the valley (compat: always the last N_e)
+        self._average = RunningMean()  # of the valley so far
+        self._pending = RunningMean()  # steps after it, up to an evaluation above the rim
+        self._above = 0  # evaluations in `_pending`
+        self._converge_step: int | None = None  # the step of t_s
+        self._end_step = 0  # of `_average`
+        self._last_step = -1  # of the last evaluation
+        self._threshold: float | None = None
+        self._ended = False
+        self._added: list[tuple[int, int]] = []  # compat: spans of the segments in `_average`
+
+    @property
+    def ended(self) -> bool:
+        """The valley has ended: nothing further changes the result."""
+        return self._ended
+
+    def update(self, params: Mapping[str, Tensor]) -> None:
+        """Take in the weights after an optimiser step; they must stay as they are until `evaluate` of that step."""
+        if self._ended:
+            return
+        self._open.add(params)
+        self._latest = params
+
+    def evaluate(self, loss: float, step: int) -> None:
+        """Take in the source-validation loss of the current weights, after `update` of `step`."""
+        if self._ended:
+            return
+        if self._open.count == 0:
+            raise ValueError(f"evaluate() at step {step} without an update() since the last evaluation: update first")
+        if step <= self._last_step:
+            raise ValueError(f"evaluations go forward: step {step} came after step {self._last_step}")
+        point = {} if self.compat or self._converge_step is not None else _copy(self._latest)
+        evaluation = Evaluation(step, float(loss) if math.isfinite(loss) else math.inf, self._open, point)
+        self._open, self._latest, self._last_step = RunningMean(), {}, step
+        if self.compat:
+            self._follow_original(evaluation)
+        elif self._converge_step is None:
+            self._seek(evaluation)
+        else:
+            self._extend(evaluation)
+
+    def result(self) -> SwadResult:
+        """The average so far; at the end of training, the result."""
+        if self._open.count == 0 and self._last_step < 0:
+            raise ValueError("SWAD has seen no weights: call update() after every optimiser step")
+        if self._last_step < 0:
+            return self._summary(_merged([self._open]), 1, self._open.count, "no evaluation: mean over every step")
+        if self.compat:
+            return self._original_result()
+        if self._converge_step is None:
+            start, end = self._recent[0].span[0], self._last_step
+            note = f"no valley (no loss was the lowest of its window of {self.n_converge}): mean over the last "
+            windows = f"{len(self._recent)} evaluation windows"
+            return self._summary(_merged([entry.mean for entry in self._recent]), start, end, note + windows)
+        if self._ended:
+            note = f"valley ended after step {self._end_step}: {self.n_tolerance} losses in a row were above its rim"
+            return self._summary(_merged([self._average]), self._converge_step, self._end_step, note)
+        mean = _merged([self._average, self._pending, self._open])
+        end = self._last_step + self._open.count
+        return self._summary(mean, self._converge_step, end, "valley open to the end of training")
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """Everything for an exact resume: tensors under flat names, and a dict that JSON can hold."""
+        means = self._means()
+        groups = {slot: mean.tensors for slot, mean in means.items()}
+        groups |= {f"point{i}": entry.point for i, entry in enumerate(self._recent)} | {"latest": dict(self._latest)}
+        tensors = {f"{slot}/{name}": value for slot, group in groups.items() for name, value in _copy(group).items()}
+        scalars: dict[str, Any] = {name: getattr(self, f"_{name}") for name in SCALARS}
+        scalars["rule"] = self._rule()
+        scalars["counts"] = {slot: mean.count for slot, mean in means.items()}
+        scalars["recent"] = [[entry.step, entry.loss if entry.loss < math.inf else None] for entry in self._recent]
+        scalars["added"] = [list(span) for span in self._added]
+        return tensors, scalars
+
+    def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+        """Go on from `state()` of a Swad with the same rule; `tensors` are on the device of the parameters."""
+        if scalars["rule"] != self._rule():
+            raise ValueError(f"this SWAD state belongs to {scalars['rule']}, not to {self._rule()}; start a new run")
+        groups: dict[str, Tensors] = {}
+        for key, value in _copy(tensors).items():
+            slot, name = key.split("/", 1)
+            groups.setdefault(slot, {})[name] = value
+        for name in SCALARS:
+            setattr(self, f"_{name}", scalars[name])
+        self._added = [(first, last) for first, last in scalars["added"]]
+        self._latest = groups.get("latest", {})
+        self._recent = [
+            Evaluation(step, math.inf if loss is None else loss, RunningMean(), groups.get(f"point{i}", {}))
+            for i, (step, loss) in enumerate(scalars["recent"])
+        ]
+        for slot, mean in self._means().items():
+            mean.tensors, mean.count = groups.get(slot, {}), scalars["counts"][slot]
+
+    def _rule(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("n_converge", "n_tolerance", "ratio", "compat")}
+
+    def _means(self) -> dict[str, RunningMean]:
+        recent = {f"recent{i}": entry.mean for i, entry in enumerate(self._recent)}
+        return {"open": self._open, "average": self._average, "pending": self._pending} | recent
+
+    def _summary(self, mean: RunningMean, start: int, end: int, note: str, count: int | None = None) -> SwadResult:
+        steps = mean.count if count is None else count
+        found = self._converge_step is not None
+        return SwadResult(mean.tensors, found, start, end, steps, self._threshold, note)
+
+    def _seek(self, evaluation: Evaluation) -> None:
+        """Before the valley: does the oldest of the last N_s evaluations start it?"""
+        self._recent = [*self._recent, evaluation][-self.n_converge :]
+        if not self._starts_valley(self._recent):
+            return
+        first, *later = self._recent
+        self._recent = []
+        self._average.add(first.point)  # of its segment only the evaluated step lies in the valley
+        self._end_step = first.step
+        for entry in later:
+            self._extend(entry)
+
+    def _starts_valley(self, window: Sequence[Evaluation]) -> bool:
+        """Whether the first of a full `window` has its lowest loss; then the rim is set."""
+        losses = [entry.loss for entry in window]
+        if len(window) < self.n_converge or losses[0] == math.inf or losses[0] > min(losses):
+            return False
+        finite = [loss for loss in losses if loss < math.inf]
+        self._converge_step, self._threshold = window[0].step, self.ratio * sum(finite) / len(finite)
+        return True
+
+    def _exceeds(self, evaluation: Evaluation) -> bool:
+        return self._threshold is not None and evaluation.loss > self._threshold
+
+    def _extend(self, evaluation: Evaluation) -> None:
+        """In the valley: a loss within the rim takes everything up to it in, the N_e-th in a row above it ends it."""
+        if self._ended:
+            return
+        self._pending.merge(evaluation.mean)
+        self._above = self._above + 1 if self._exceeds(evaluation) else 0
+        if self._above == 0:
+            self._average.merge(self._pending)
+            self._end_step = evaluation.step
+        self._ended = self._above == self.n_tolerance
+        if self._ended or self._above == 0:
+            self._pending = RunningMean()
+
+    def _follow_original(self, evaluation: Evaluation) -> None:
+        """compat: the head of the last N_e segments is averaged, N_e evaluations late, until all are above the rim."""
+        self._recent = [*self._recent, evaluation][-self.n_tolerance :]
+        if self._converge_step is None:
+            window = self._recent[-self.n_converge :]
+            if self._starts_valley(window):
+                self._extend_backwards(window[0])
+        elif self._recent[0].step >= self._converge_step:
+            self._ended = all(map(self._exceeds, self._recent))
+            if not self._ended:
+                _add_segment(self._average, self._added, self._recent[0])
+
+    def _extend_backwards(self, converged: Evaluation) -> None:
+        """compat: also average the segments before t_s that follow the last one above the rim, but for the first.
+
+        The search assumes N_e segments in memory; with fewer it reaches past t_s, as the original does.
+        """
+        self._average, self._added = RunningMean(_copy(converged.mean.tensors), 0), [converged.span]
+        if self.n_tolerance == self.n_converge:
+            return
+        oldest = self._recent[: self.n_tolerance - self.n_converge + 1]
+        start = max((i + 1 for i, entry in enumerate(oldest) if self._exceeds(entry)), default=0)
+        for entry in oldest[start + 1 :]:
+            _add_segment(self._average, self._added, entry)
+
+    def _original_result(self) -> SwadResult:
+        """compat: the head was used, the rest is averaged while one of it is within the rim."""
+        if self._converge_step is None:
+            last = self._recent[-1]
+            note = f"no valley (no loss was the lowest of its window of {self.n_converge}): mean over the last segment"
+            return self._summary(_merged([last.mean]), *last.span, note)
+        mean, added = RunningMean(_copy(self._average.tensors), self._average.count), list(self._added)
+        rest = [] if self._ended else self._recent[1:]
+        while not all(map(self._exceeds, rest)):
+            _add_segment(mean, added, rest.pop(0))
+        start, end = min(first for first, _ in added), max(last for _, last in added)
+        note = "original implementation; valley " + ("ended" if self._ended else "open to the end of training")
+        return self._summary(mean, start, end, note, count=sum(last - first + 1 for first, last in added))
+
+
+def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: value.detach().to(torch.float32, copy=True) for name, value in tensors.items()}
+
+
+def _merged(means: Sequence[RunningMean]) -> RunningMean:
+    merged = RunningMean()
+    for mean in means:
+        merged.merge(mean)
+    return merged
+
+
+def _add_segment(mean: RunningMean, spans: list[tuple[int, int]], segment: Evaluation) -> None:
+    """compat: `segment` is one more sample, whatever its length; it replaces a stand-in of count 0."""
+    if mean.count == 0:
+        spans.clear()
+    spans.append(segment.span)
+    mean.add(segment.mean.tensors)

@@ -1,0 +1,293 @@
+"""The loop: one visible pass over the steps, on one device or many.
+
+    from patchgen.config import Config
+    from patchgen.train.trainer import train
+    run = train(Config(data="photos", unseen="site_c"), "runs")
+
+A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the source domains'
+held-out parts are scored, a record is written, and the whole state is saved; a killed run goes on from there to the
+same numbers. The unseen domain is looked at only for the checkpoints that are reported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+
+from patchgen.config import Config
+from patchgen.data.augment import Augment, apply, normalize
+from patchgen.data.images import ImageStore
+from patchgen.data.loaders import Batch, DomainBatches
+from patchgen.data.splits import write_splits
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model, describe, load_trained, trained_tensors
+from patchgen.model.weights import cache_dir
+from patchgen.tasks.mdg import Fold, fingerprint, make_fold
+from patchgen.train.evaluate import Evaluation, Evaluator, Reader
+from patchgen.train.metrics import per_class_accuracy, scores
+from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.progress import Progress
+from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
+from patchgen.train.selection import RULES
+from patchgen.train.summary import summarize
+from patchgen.train.swad import Swad
+
+
+def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
+    """Train and score one fold; a finished run is returned as it is, an interrupted one goes on."""
+    make_method(config)  # a wrong name should not cost the reading of the data
+    fold = make_fold(config)
+    run = RunFolder.create(out, config, config.hash(fingerprint(fold.table)))
+    if run.done:
+        return run
+    with run.locked():
+        write_splits(run.path / "splits.csv", fold.table, fold.splits)
+        fabric = _fabric(config)
+        fabric.launch(_work, config, run.path, None if config.devices > 1 else fold, quiet)
+    return run
+
+
+def _fabric(config: Config) -> Fabric:
+    """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
+    external = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
+    strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
+    return Fabric(
+        accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
+    )
+
+
+def _work(fabric: Fabric, config: Config, path: Path, fold: Fold | None, quiet: bool) -> None:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    trainer = Trainer(fabric, config, RunFolder(path), fold or make_fold(config), quiet)
+    trainer.fit()
+    trainer.report()
+
+
+class Trainer:
+    def __init__(self, fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False) -> None:
+        self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
+        self.quiet = quiet or not fabric.is_global_zero
+        self.method = make_method(config)
+        self.model = build_model(config, self.method, len(fold.table.classes))
+        self.about = describe(self.model, fold.table.classes)
+        optimizer = make_optimizer(self.model, config)
+        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+
+        table = fold.table
+        files = [table.file(i) for i in range(len(table))]
+        store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+        self.batches = DomainBatches(
+            store, table.label, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
+        )
+        self.reader = Reader(fabric, self.model, store)
+        self.evaluate = Evaluator(self.reader, table.label, len(table.classes))
+        self.swad = self._make_swad()
+        self.start, self.best, self.sums = 0, -math.inf, {}
+        self._resume()
+
+    def _make_swad(self) -> Swad | None:
+        if not self.config.swad:
+            return None
+        usual = self.fold.benchmark.swad_ratio if self.fold.benchmark else 1.3
+        return Swad(ratio=self.config.swad_ratio or usual, compat=self.config.swad_compat)
+
+    # The loop
+
+    def fit(self) -> None:
+        last = self.config.steps - 1
+        title = f"{self.config.method}, unseen {self.fold.unseen}"
+        with Progress(title, self.config.steps, self.start, self.quiet) as bar:
+            clock = time.monotonic()
+            for step in range(self.start, self.config.steps):
+                self._step(step)
+                bar.advance()
+                if bar.live and step % 5 == 0:
+                    bar.show({name: float(value / n) for name, (value, n) in self.sums.items() if name[:2] != "c."})
+                if step % self.config.eval_every == 0 or step == last:
+                    record = self._evaluate(step, time.monotonic() - clock)
+                    bar.say(_line(record))
+                    clock = time.monotonic()
+
+    def _step(self, step: int) -> None:
+        parts = self.config.accumulate
+        for micro in range(parts):
+            batch = self._batch(step, micro)
+            with self.fabric.no_backward_sync(self.parallel, enabled=micro < parts - 1):
+                out = self.parallel(batch.image)
+                losses = self.method.losses(out, batch)
+                self.fabric.backward(sum(losses.values()) / parts)
+            self._count(losses | self.method.watch(out, batch))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.swad:
+            self.swad.update(trained_tensors(self.model))
+
+    def _batch(self, step: int, micro: int) -> Batch:
+        """Pixels, augmented and normalised on the device; or kept features, where nothing before them can change."""
+        kept = self.model.backbone.frozen and self.batches.augment is None
+        part, parts = self._part(micro)
+        batch = self.batches.at(step, part, parts, images=not kept)
+        if kept:
+            return self._on_device(batch, self.reader(batch.index.numpy()))
+        if micro == 0 and self.config.accumulate == 1:
+            self.batches.expect(step + 1, part, parts)
+        image = self.fabric.to_device(batch.image).float() / 255
+        if batch.draw is not None:
+            image = apply(image, batch.draw.to(image.device), self.config.image_size)
+        return self._on_device(batch, normalize(image, self.model.backbone.mean, self.model.backbone.std))
+
+    def _part(self, micro: int) -> tuple[int, int]:
+        count = self.config.accumulate
+        return self.fabric.global_rank * count + micro, self.fabric.world_size * count
+
+    def _on_device(self, batch: Batch, image: torch.Tensor) -> Batch:
+        move = self.fabric.to_device
+        return Batch(image, move(batch.label), move(batch.domain), batch.index)
+
+    def _count(self, values: dict[str, torch.Tensor]) -> None:
+        """Add up on the device; nothing waits for a number before the next evaluation."""
+        for name, value in values.items():
+            total, count = self.sums.get(name, (0, 0))
+            self.sums[name] = (total + value.detach(), count + 1)
+
+    # Evaluation and state
+
+    def _evaluate(self, step: int, seconds: float) -> dict[str, Any]:
+        means = {name: float(self.fabric.all_reduce(total / n)) for name, (total, n) in self.sums.items()}
+        self.sums = {}
+        self._check_finite(means, step)
+        found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+        record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
+        record["validation"] = {name: result.record() for name, result in found.items()}
+        record |= _mask_record(found)
+        if self.config.select == "oracle":
+            record["oracle"] = self.evaluate(self.fold.test["out"]).record()
+        record["seconds"] = round(seconds, 2)
+        self._keep(step, record)
+        return record
+
+    def _keep(self, step: int, record: dict[str, Any]) -> None:
+        """Record, checkpoint and state, in an order that a kill between any two of them cannot harm."""
+        score = RULES[self.config.select](record, self.fold.metric)
+        better = score > self.best
+        self.best = max(score, self.best)
+        if self.swad:
+            losses = [domain["loss"] for domain in record["validation"].values()]
+            self.swad.evaluate(sum(losses) / len(losses), step)
+        if self.fabric.is_global_zero:
+            if better:
+                self._save("selected", trained_tensors(self.model), {"step": step, "rule": self.config.select})
+            self.run.append(record)
+            self._save_state(step)
+        self.fabric.barrier()
+
+    def _check_finite(self, means: dict[str, float], step: int) -> None:
+        bad = [name for name, value in means.items() if not math.isfinite(value)]
+        if bad:
+            raise ValueError(
+                f"training diverged before step {step}: {', '.join(bad)} is not finite; lower --lr "
+                f"(now {self.config.lr:g}). The state of the last evaluation is kept in {self.run.path}"
+            )
+
+    def _save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+        save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
+
+    def _save_state(self, step: int) -> None:
+        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
+        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
+        facts: dict[str, Any] = {"step": step, "best": self.best, "records": self.run.records_size()}
+        if self.swad:
+            averages, facts["swad"] = self.swad.state()
+            tensors |= {f"swad.{k}": v for k, v in averages.items()}
+        self._save("state", tensors, facts)
+
+    def _resume(self) -> None:
+        path = self.run.checkpoint("state")
+        if self.fabric.is_global_zero:
+            self.run.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": self.about["backbone"]})
+        if not path.exists():
+            self.fabric.barrier()
+            if self.fabric.is_global_zero:
+                self.run.rewind_records(0)
+            return
+        tensors, facts = load_tensors(path)
+        if facts["backbone"]["digest"] != self.about["backbone"]["digest"]:
+            raise ValueError(
+                f"{self.run.path} was begun with another backbone ({facts['backbone']['resolved']}); "
+                "give that one with --backbone, or train into another folder"
+            )
+        load_trained(self.model, _under(tensors, "model."))
+        restore_optimizer(self.optimizer, _under(tensors, "optimizer."))
+        if self.swad:
+            self.swad.load_state(_under(tensors, "swad."), facts["swad"])
+        self.start, self.best = facts["step"] + 1, facts["best"]
+        self.fabric.barrier()
+        if self.fabric.is_global_zero:
+            self.run.rewind_records(facts["records"])
+
+    # The unseen domain
+
+    def report(self) -> None:
+        """Score the reported checkpoints on the unseen domain, once, and close the run."""
+        reported: dict[str, dict[str, Any]] = {}
+        tensors, facts = load_tensors(self.run.checkpoint("selected"))
+        self.fabric.barrier()  # every rank has read it before one may go on
+        reported["selected"] = self._test("selected", tensors, {"step": facts["step"], "rule": facts["rule"]})
+        if self.swad:
+            found = self.swad.result()
+            facts = {k: v for k, v in vars(found).items() if k != "average"}
+            if self.fabric.is_global_zero:
+                self._save("swad", found.average, facts)
+            reported["swad"] = self._test("swad", found.average, facts)
+        if self.fabric.is_global_zero:
+            for record in reported.values():
+                self.run.append(record)
+            self.run.finish(summarize(self.run, self.config, self.fold))
+        self.fabric.barrier()
+
+    def _test(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+        load_trained(self.model, tensors)
+        total = sum(len(rows) for rows in self.fold.test.values())
+        with Progress(f"scoring {self.fold.unseen} ({name})", total, quiet=self.quiet) as bar:
+            parts = {part: self.evaluate(rows, bar.advance) for part, rows in self.fold.test.items() if len(rows)}
+        confusion = np.sum([part.confusion for part in parts.values()], axis=0)
+        record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": self.fold.unseen, **facts}
+        record |= {part: result.record() for part, result in parts.items()}
+        record["all"] = scores(confusion)
+        record["per_class"] = per_class_accuracy(confusion, self.fold.table.classes)
+        if self.fold.uncovered:
+            covered = [c not in self.fold.uncovered for c in self.fold.table.classes]
+            record["covered"] = {"without": self.fold.uncovered, **scores(confusion * np.array(covered)[:, None])}
+        return record | _mask_record(parts)
+
+
+def _mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
+    """Mask health, each image counting once: {"mask": {"mean": ..., "spread": ..., ...}}."""
+    with_mask = [result for result in found.values() if result.mask]
+    if not with_mask:
+        return {}
+    weights = [result.confusion.sum() for result in with_mask]
+    names = with_mask[0].mask
+    return {"mask": {n: float(np.average([r.mask[n] for r in with_mask], weights=weights)) for n in names}}
+
+
+def _line(record: dict[str, Any]) -> str:
+    validation = record["validation"].values()
+    text = f"step {record['step']}: " + " ".join(f"{k} {v:.3g}" for k, v in record["train"].items())
+    text += f" | validation accuracy {np.mean([v['accuracy'] for v in validation]):.3f}"
+    text += f" loss {np.mean([v['loss'] for v in validation]):.3f}"
+    if "mask" in record:
+        text += f" | mask {record['mask']['mean']:.2f} spread {record['mask']['spread']:.3f}"
+    return text
+
+
+def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
