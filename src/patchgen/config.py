@@ -12,7 +12,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Pool = Literal["cls", "mean", "patchgen"]
 Tune = Literal["head", "layernorm", "last_block", "full"]
@@ -50,6 +50,8 @@ class Config:
     """Source validation happens at step 0, at every such step and at the last."""
     val_images: int | None = None
     """At most so many validation images a domain; all of the held-out part when left out."""
+    normalization: Literal["backbone", "imagenet"] = "backbone"
+    """Pixel mean and deviation: the backbone's own, or ImageNet's for all as in the lineage."""
     augment: bool = True
     """Random crop, flip and colours while training."""
     split: SplitRule = "domainbed"
@@ -78,7 +80,7 @@ class Config:
     """Weight of selected confidence, L_conf (the paper's is 1)."""
     tau: float = 0.25
     """Mask entries below this are weak."""
-    refine: Refine = "linear"
+    refine: Refine = "ln-linear"
     """The refinement map F of the module."""
 
     swad: bool = False
@@ -105,17 +107,29 @@ class Config:
         _check(self)
 
     def hash(self, data_fingerprint: str) -> str:
-        """Name of the run: a digest of what decides its numbers, with the data's rows in place of its path."""
-        settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
+        """Name of the run: a digest of what decides its numbers, with the data's rows in place of its path.
+
+        Settings at their default are left out, so that a setting added later does not rename the runs of today.
+        """
+        usual = Config("", "")
+        settings = {k: v for k, v in self.deciding().items() if v != getattr(usual, k)}
         text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the numbers."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
 
 
 NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
 
+LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", "accumulate", "devices", "threads"), 1)
+LEAST |= {"swad_ratio": 1, "seed": 0}
+KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # The lineage's protocol (DomainBed -> SWAD -> MIRO -> GMDG -> L-Reg): hours on a GPU, days on a CPU.
-    "paper": {},
+    "paper": {"normalization": "imagenet"},
     # A fold in minutes on two cores. Learning rates: docs/decisions.md, "Learning rates of the small preset".
     "small": {
         "image_size": 112,
@@ -134,12 +148,12 @@ def load_config(path: str | Path, **changes: Any) -> Config:
     import yaml
 
     try:
-        settings = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
+        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
-    return Config(**{**_known(settings, str(path)), **changes})
+    return Config(**_known({**settings, **changes}, str(path)))
 
 
 def dump_config(config: Config) -> str:
@@ -163,9 +177,11 @@ def _known(settings: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Refuse settings that contradict each other before any work is done."""
-    for name, least in {"steps": 1, "batch_per_domain": 1, "eval_every": 1, "accumulate": 1, "devices": 1}.items():
-        if getattr(config, name) < least:
-            raise ValueError(f"{name} must be at least {least}, not {getattr(config, name)}")
+    _check_kinds(config)
+    for name, least in LEAST.items():
+        value = getattr(config, name)
+        if value is not None and not value >= least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
     for name in ("lr", "lr_module", "lr_backbone", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < float("inf"):
@@ -180,3 +196,25 @@ def _check(config: Config) -> None:
             f"batch_per_domain {config.batch_per_domain} must divide by devices x accumulate = {parts}; "
             f"try {parts * max(1, round(config.batch_per_domain / parts))}"
         )
+
+
+def _check_kinds(config: Config) -> None:
+    """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
+    for name, hint in get_type_hints(Config).items():
+        value, inner = getattr(config, name), get_args(hint)
+        kind = inner[0] if type(None) in inner else hint
+        if value is None and kind is not hint:
+            continue
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            near = difflib.get_close_matches(str(value), get_args(kind), 1)
+            hint_text = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{hint_text}")
+        if kind in KINDS and not _fits(value, kind):
+            fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
+            raise ValueError(f"{name} must be {KINDS[kind]}, not {value!r}{fix}")
+
+
+def _fits(value: Any, kind: type) -> bool:
+    if kind is str:  # what a command still has to fill in is no text yet
+        return not isinstance(value, (int, float))
+    return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)

@@ -82,9 +82,8 @@ class Benchmark:
         if self.classes is None:
             return name
         exact = {name_key(c): c for c in self.classes}
-        if name_key(name) in exact:
-            return exact[name_key(name)]
-        return next((c for pattern, c in self.class_rules if re.fullmatch(pattern, name_key(name))), None)
+        merged = (c for pattern, c in self.class_rules if re.fullmatch(pattern, name_key(name)))
+        return exact.get(name_key(name)) or next(merged, None)
 
     def domain_folders(self, root: Path) -> dict[str, Path]:
         """The folders of the registered domains found in root, in the benchmark's order; all others are ignored."""
@@ -251,16 +250,11 @@ _ENTRIES = (
         classes=("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM", "CSTR"),
         num_classes=10,
         class_rules=(
-            (r"(07)?adipose", "ADI"),
-            (r"(08)?empty|background", "BACK"),
-            (r"(05)?debris", "DEB"),  # K-16's debris also holds mucus
-            (r"(04)?lympho|inflammatory", "LYM"),
-            (r"mucus", "MUC"),
-            (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
-            (r"(06)?mucosa|benign|normal", "NORM"),
-            (r"(02)?stroma", "STR"),
-            (r"(01)?tumou?r", "TUM"),
-            (r"(03)?complex(stroma)?", "CSTR"),
+            (r"(07)?adipose", "ADI"), (r"(08)?empty|background", "BACK"),
+            (r"(05)?debris", "DEB"), (r"mucus", "MUC"),  # K-16's debris also holds mucus
+            (r"(02)?stroma", "STR"), (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
+            (r"(04)?lympho|inflammatory", "LYM"), (r"(06)?mucosa|benign|normal", "NORM"),
+            (r"(01)?tumou?r", "TUM"), (r"(03)?complex(stroma)?", "CSTR"),
         ),
         parts={
             "CRC-TP": "{crctp_fold}/{crctp_part}", "K-16": "Kather_texture_2016_image_tiles_5000", "K-19": "{k19_part}",

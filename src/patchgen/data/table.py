@@ -125,8 +125,8 @@ def list_images(folder: Path) -> list[str]:
     for where, subfolders, names in os.walk(folder, followlinks=True):
         subfolders[:] = filter(is_visible, subfolders)
         relative = Path(where).relative_to(folder).as_posix()
-        found += [("" if relative == "." else relative + "/", name) for name in names if is_image(name)]
-    return [parent + name for parent, name in sorted(found)]
+        found += [("" if relative == "." else relative, name) for name in names if is_image(name)]
+    return [f"{parent}/{name}".lstrip("/") for parent, name in sorted(found)]
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

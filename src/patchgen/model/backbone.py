@@ -4,7 +4,7 @@
     names = set_tuning(backbone, "layernorm")     # what may learn; everything else stays frozen
     tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
 
-Sources are tried in the order `load_backbone` names them; `Backbone.resolved` says which one was taken.
+Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` says what was taken.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Backbone(nn.Module):
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
         self.model: Any = loaded.model
-        config = self.model.config
+        config: Any = loaded.model.config
         self.model_type: str = config.model_type
         self.family = FAMILIES[self.model_type]
         self.source, self.resolved = origin.source, origin.resolved
@@ -125,13 +125,13 @@ class Backbone(nn.Module):
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
         grid = self.grid((images.shape[2], images.shape[3]))
-        # a frozen backbone builds no graph, unless somebody asks for gradients at the pixels
-        with torch.set_grad_enabled(torch.is_grad_enabled() and (not self.frozen or images.requires_grad)):
-            hidden = self._hidden(images, grid)
-            if self.family.convolutional:
-                patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
-                return Tokens(patches, patches.mean(1), grid)
-            return Tokens(hidden[:, self.num_prefix_tokens :], hidden[:, 0], grid)
+        # no no_grad here: autograd builds no graph before the first trainable tensor, none at all when frozen, and
+        # gradients at the pixels (saliency) stay possible
+        hidden = self._hidden(images, grid)
+        if self.family.convolutional:
+            patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
+            return Tokens(patches, patches.mean(1), grid)
+        return Tokens(hidden[:, self.num_prefix_tokens :], hidden[:, 0], grid)
 
     def _hidden(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.model_type in ("dinov2", "dinov2_with_registers") or self.family.convolutional:
@@ -224,7 +224,7 @@ def _load(source: str, pretrained: bool) -> Backbone:
     if path.is_dir():
         return Backbone(read_folder(path), Origin(source, f"folder {path.name}"))
     if path.is_file() or path.suffix == ".safetensors":
-        return Backbone(read_file(path), Origin(source, f"file {path.name}"))
+        return Backbone(read_file(path), Origin(source, f"file {path.name}", note="mean and std are its family's"))
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _from_hub(source, source)
     raise ValueError(_unknown(source))

@@ -14,13 +14,15 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.methods import Method
-from patchgen.model.backbone import load_backbone, set_tuning
+from patchgen.model.backbone import IMAGENET, load_backbone, set_tuning
 from patchgen.model.classifier import Classifier
 
 
 def build_model(config: Config, method: Method, num_classes: int) -> Classifier:
     """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before."""
     backbone = load_backbone(config.backbone)
+    if config.normalization == "imagenet":
+        backbone.mean, backbone.std = IMAGENET
     set_tuning(backbone, method.chosen_tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

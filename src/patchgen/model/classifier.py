@@ -31,7 +31,7 @@ class Classifier(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, num_classes: int, *, image_size: int, pool: str = "patchgen", refine: str = "linear"
+        self, backbone: Backbone, num_classes: int, *, image_size: int, pool: str = "patchgen", refine: str = "ln-linear"
     ) -> None:
         super().__init__()
         if pool not in POOLS:

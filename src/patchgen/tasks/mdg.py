@@ -62,6 +62,10 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
                 )
     rows = np.flatnonzero((table.domain == table.domains.index(config.unseen)) & labelled)
     test = {"in": rows[~splits.part[rows]], "out": rows[splits.part[rows]]}
+    if not len(test["in"]) or not len(test["out"]):
+        raise ValueError(
+            f"the unseen domain {config.unseen!r} has {len(rows)} labelled images: too few to be scored in both parts"
+        )
     return Fold(table, splits, config.unseen, train, validation, test)
 
 

@@ -41,20 +41,21 @@ class Reader:
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
         if not self.model.backbone.frozen:
-            return self._images(rows)
+            return self.images(rows)
         new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)
         fresh = dict(zip(new.tolist(), self._read(new), strict=True)) if len(new) else {}
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])
         self._remember(fresh)
         return self.fabric.to_device(result)
 
-    def _images(self, rows: np.ndarray) -> Tensor:
+    def images(self, rows: np.ndarray) -> Tensor:
+        """Normalised pixels on the device: (B, 3, S, S)."""
         backbone = self.model.backbone
         return normalize(self.fabric.to_device(self.store.load(rows)).float() / 255, backbone.mean, backbone.std)
 
     def _read(self, rows: np.ndarray) -> Tensor:
         with self.fabric.autocast():
-            return self.model.read(self._images(rows)).float().cpu()
+            return self.model.read(self.images(rows)).float().cpu()
 
     def _remember(self, fresh: dict[int, Tensor]) -> None:
         for row, tensor in fresh.items():

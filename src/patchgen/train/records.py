@@ -34,6 +34,10 @@ class RunFolder:
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
+        now, then = config.deciding(), run.config.deciding()
+        odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
+        if odd:
+            raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
         return run
 
     @classmethod
@@ -97,14 +101,14 @@ class RunFolder:
 
     def finish(self, summary: str) -> None:
         write_text(self.path / "summary.md", summary)
-        self.checkpoint("state").unlink(missing_ok=True)  # only a run that may go on needs it
         write_text(self.path / "done", time.strftime("%Y-%m-%dT%H:%M:%S%z\n"))
+        self.checkpoint("state").unlink(missing_ok=True)  # after "done": only a run that may go on needs it
 
 
 def write_text(path: Path, text: str) -> None:
     temporary = _temporary(path)
     try:
-        with open(temporary, "w") as handle:
+        with open(temporary, "w", encoding="utf-8") as handle:
             handle.write(text)
             handle.flush()
             os.fsync(handle.fileno())
@@ -115,6 +119,7 @@ def write_text(path: Path, text: str) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """One safetensors file with its facts as JSON in the header: both are replaced together or not at all."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     temporary = _temporary(path)
@@ -122,6 +127,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(whole, temporary, metadata={"patchgen": json.dumps(meta)})
         os.replace(temporary, path)
+    except SafetensorError as error:  # what a full disk raises there
+        raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -21,6 +21,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         "| checkpoint | step | accuracy, 80 % part | accuracy, whole domain | F1, whole | images | mask mean | spread |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    notes = []
     for record in run.records("test"):
         mask = record.get("mask", {})
         step = record.get("step", f"{record.get('start_step')}-{record.get('end_step')}")
@@ -31,5 +32,6 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         )
         if "covered" in record:
             names = ", ".join(record["covered"]["without"])
-            lines.append(f"\nWithout {names}, which no source has: {record['covered']['accuracy']:.4f}")
-    return "\n".join(lines) + "\n"
+            score = f"{record['covered']['accuracy']:.4f}"
+            notes.append(f"\nWithout {names}, which no source has, {record['checkpoint']}: {score}")
+    return "\n".join(lines + notes) + "\n"

@@ -9,9 +9,9 @@
     result = swad.result()                              # result.average: dict of float32 tensors
 
 Evaluations i = 0, 1, ...: the valley starts at t_s, the first i whose loss is the lowest of its window [i, i+N_s-1].
-Its rim is r times the mean loss of that window; it ends at t_e, the evaluation before the first N_e losses in a row (all
-after t_s) above the rim, else with the training. The result is the mean over every step from t_s's to t_e's. A loss
-that is not finite is above any rim, is never the lowest and is left out of the window's mean.
+Its rim is r times the mean loss of that window; it ends at t_e, the evaluation before the first N_e losses in a row
+(all after t_s) above the rim, else with the training. The result is the mean over every step from t_s's to t_e's. A
+loss that is not finite is above any rim, is never the lowest and is left out of the window's mean.
 
 Memory does not grow with the run: before the valley the last N_s evaluations are kept; in it, losses above the rim in a
 row share one pending mean, because they are averaged together or dropped together.

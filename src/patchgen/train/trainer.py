@@ -11,9 +11,11 @@ same numbers. The unseen domain is looked at only for the checkpoints that are r
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,17 @@ def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
     run = RunFolder.create(out, config, config.hash(fingerprint(fold.table)))
     if run.done:
         return run
-    with run.locked():
+    with run.locked() if _first_process() else nullcontext():
         write_splits(run.path / "splits.csv", fold.table, fold.splits)
         fabric = _fabric(config)
-        fabric.launch(_work, config, run.path, None if config.devices > 1 else fold, quiet)
+        # To other processes the settings travel as a plain dict, and each reads the data itself.
+        fabric.launch(_work, dataclasses.asdict(config), run.path, None if config.devices > 1 else fold, quiet)
     return run
+
+
+def _first_process() -> bool:
+    """Of a job that torchrun or Slurm started, the first process holds the run's lock for all."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
 def _fabric(config: Config) -> Fabric:
@@ -63,7 +71,8 @@ def _fabric(config: Config) -> Fabric:
     )
 
 
-def _work(fabric: Fabric, config: Config, path: Path, fold: Fold | None, quiet: bool) -> None:
+def _work(fabric: Fabric, settings: dict[str, Any], path: Path, fold: Fold | None, quiet: bool) -> None:
+    config = Config(**settings)
     if config.threads:
         torch.set_num_threads(config.threads)
     trainer = Trainer(fabric, config, RunFolder(path), fold or make_fold(config), quiet)
@@ -137,7 +146,7 @@ class Trainer:
         batch = self.batches.at(step, part, parts, images=not kept)
         if kept:
             return self._on_device(batch, self.reader(batch.index.numpy()))
-        if micro == 0 and self.config.accumulate == 1:
+        if self.config.accumulate == 1 and step + 1 < self.config.steps:
             self.batches.expect(step + 1, part, parts)
         image = self.fabric.to_device(batch.image).float() / 255
         if batch.draw is not None:
@@ -214,6 +223,7 @@ class Trainer:
         if self.fabric.is_global_zero:
             self.run.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": self.about["backbone"]})
         if not path.exists():
+            self._calibrate()
             self.fabric.barrier()
             if self.fabric.is_global_zero:
                 self.run.rewind_records(0)
@@ -227,11 +237,18 @@ class Trainer:
         load_trained(self.model, _under(tensors, "model."))
         restore_optimizer(self.optimizer, _under(tensors, "optimizer."))
         if self.swad:
-            self.swad.load_state(_under(tensors, "swad."), facts["swad"])
+            self.swad.load_state(self.fabric.to_device(_under(tensors, "swad.")), facts["swad"])
         self.start, self.best = facts["step"] + 1, facts["best"]
         self.fabric.barrier()
         if self.fabric.is_global_zero:
             self.run.rewind_records(facts["records"])
+
+    def _calibrate(self) -> None:
+        """Give the mask its moderate start on the first step's source images; the same on every rank."""
+        if self.model.select is not None:
+            images = self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64])
+            with torch.no_grad():
+                self.model.select.calibrate(self.model.read(images).float())
 
     # The unseen domain
 

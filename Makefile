@@ -1,0 +1,49 @@
+# `make` lists the targets. Everything happens in .venv beside this file.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# 1 accepts a CUDA build of torch (see constraints.txt)
+ALLOW_CUDA ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-slow check format bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(VENV)/.ready  ## create .venv with all extras but timm; done once per change of pyproject.toml or constraints.txt
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "setup: installing into $(VENV); the first time takes some minutes"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
+	@found=$$($(BIN)/python -m pip list --format=freeze 2>/dev/null | grep -iE '^(torchvision|nvidia-)' | tr '\n' ' '); \
+	if [ -n "$$found" ] && [ "$(ALLOW_CUDA)" != 1 ]; then \
+		echo "setup: .venv holds packages that do not belong beside a CPU torch: $$found" >&2; \
+		echo "setup: delete .venv and follow the note in constraints.txt, or accept them with: make setup ALLOW_CUDA=1" >&2; \
+		exit 1; \
+	fi
+	@touch $@
+
+test: setup  ## the fast tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+test-slow: setup  ## the tests that take minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+check: setup  ## lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: setup  ## fix what ruff can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup  ## cost of a PatchGen training step against LP+LN on this machine
+	$(BIN)/patchgen bench step --backbone dinov2-small --image-size 224
+
+clean:  ## remove caches and builds; .venv and runs stay
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,158 @@
+"""patchgen benchmark DATA --methods ... --seeds ...: every leave-one-domain-out fold, one table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import tyro
+
+from patchgen.commands import option, parse, settings_of
+from patchgen.config import PRESETS, Config, Pool, Tune
+
+if TYPE_CHECKING:
+    from patchgen.report.table import Cell
+
+
+@dataclass(frozen=True)
+class BenchmarkArguments(Config):
+    """Leave every domain out in turn, with several methods and seeds, under identical settings.
+
+    Finished runs are skipped and interrupted ones go on, so the same command may be given again at any time.
+    """
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
+    unseen: tyro.conf.Suppress[str] = ""
+    method: tyro.conf.Suppress[str] = "patchgen"
+    pool: tyro.conf.Suppress[Pool | None] = None
+    tune: tyro.conf.Suppress[Tune | None] = None
+    seed: tyro.conf.Suppress[int] = 1
+    swad: bool = True
+    """Report weight averaging beside the selected checkpoint."""
+    methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
+    """Methods; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
+    seeds: tuple[int, ...] = (1,)
+    """Seeds; with several the table has standard errors."""
+    folds: tuple[str, ...] = ()
+    """Only these unseen domains."""
+    lr_grid: tuple[float, ...] = ()
+    """Try these learning rates for every method alike and keep, fold by fold, what source validation prefers."""
+    preset: Literal["small", "paper"] = "small"
+    """`small`: minutes a run on two cores. `paper`: the field's 5001 steps at 224 px."""
+    out: str = "runs"
+    """Parent of the run folders."""
+    table_only: bool = False
+    """Train nothing; show what is there and the command that fills the rest."""
+    quiet: bool = False
+    """No progress."""
+    json: bool = False
+    """Print every cell as JSON instead of tables."""
+
+
+@dataclass(frozen=True)
+class Job:
+    label: str  # the method as the user wrote it
+    config: Config
+
+    def __str__(self) -> str:
+        return f"{self.label}, unseen {self.config.unseen}, seed {self.config.seed}, lr {self.config.lr:g}"
+
+
+def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator[Job]:
+    """Fold by fold, so that an interrupted benchmark has whole folds."""
+    for unseen in arguments.folds or domains:
+        for seed in arguments.seeds:
+            for label in arguments.methods:
+                for lr in arguments.lr_grid or (None,):
+                    changes: dict[str, Any] = {"unseen": unseen, "seed": seed, **method_settings(label)}
+                    if lr is not None:
+                        changes |= {"lr": lr, "lr_module": lr, "lr_backbone": lr}
+                    yield Job(label, settings_of(arguments, Config, **changes))
+
+
+def method_settings(label: str) -> dict[str, str]:
+    """`lp-ln@mean` -> its method, pool and tuning mode."""
+    method, *changes = label.split("@")
+    settings = {"method": method}
+    for word in changes:
+        if word in get_args(Pool):
+            settings["pool"] = word
+        elif word in get_args(Tune):
+            settings["tune"] = word
+        else:
+            known = ", ".join((*get_args(Pool), *get_args(Tune)))
+            raise ValueError(f"{label!r}: {word!r} is neither a pool nor a tuning mode ({known})")
+    return settings
+
+
+def main(argv: list[str]) -> int:
+    start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {})}
+    arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
+    from patchgen.data.table import read_table
+    from patchgen.methods import make_method
+    from patchgen.tasks.mdg import check_domain, fingerprint
+
+    table = read_table(arguments.data, benchmark=arguments.benchmark, options=arguments.options)
+    for name in arguments.folds:
+        check_domain(table, name)
+    jobs = list(jobs_of(arguments, table.domains))
+    for job in jobs:
+        make_method(job.config)
+    failed = 0 if arguments.table_only else _train_all(jobs, arguments)
+    _print(jobs, arguments, table.domains, fingerprint(table), argv)
+    return 1 if failed else 0
+
+
+def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
+    from patchgen.train.trainer import train
+
+    failed = 0
+    for number, job in enumerate(jobs, 1):
+        if not arguments.quiet:
+            print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)
+        try:
+            train(job.config, arguments.out, quiet=arguments.quiet)
+        except (ValueError, OSError) as error:
+            failed += 1
+            print(f"run {number} failed: {error}", file=sys.stderr)
+    return failed
+
+
+def _print(
+    jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, ...], data: str, argv: list[str]
+) -> None:
+    from pathlib import Path
+
+    from patchgen.report.table import best_by_validation, cells_of
+    from patchgen.train.records import RunFolder
+
+    folders = [(job, RunFolder(Path(arguments.out) / job.config.hash(data))) for job in jobs]
+    missing = [job for job, run in folders if not run.done]
+    cells = best_by_validation(c for job, run in folders if run.done for c in cells_of(run, job.label))
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
+    else:
+        _print_tables(cells, arguments, arguments.folds or domains)
+    if missing:
+        stream = sys.stderr if arguments.json else sys.stdout
+        print(f"\n{len(missing)} of {len(jobs)} runs are not there yet:", *missing, sep="\n  ", file=stream)
+        words = [word for word in argv if word not in ("--table-only", "--table_only")]
+        print(f"this fills them:\n  patchgen benchmark {shlex.join(words)}", file=stream)
+
+
+def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
+    from patchgen.report.table import CHECKPOINTS, PARTS, accuracy_table, validation_table
+
+    for checkpoint, what in CHECKPOINTS.items():
+        for part, where in PARTS.items():
+            if checkpoint == "selected" or arguments.swad:
+                print(f"\nAccuracy, {what}, on {where} (%)\n")
+                print(accuracy_table(cells, arguments.methods, shown, checkpoint, part))
+    print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
+    print(validation_table(cells, arguments.methods, shown))

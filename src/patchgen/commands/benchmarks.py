@@ -1,0 +1,115 @@
+"""patchgen benchmarks [NAME]: the registered data sets, and everything known about one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as to_json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from patchgen.commands import parse
+
+if TYPE_CHECKING:
+    from patchgen.data.benchmarks import Benchmark
+
+SHOWN = 12  # class names in the layout and the text before the rest is a number
+FILE_WIDTH = 160
+
+
+def show_benchmarks(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
+    """List the registered benchmarks, or tell everything about one.
+
+    Args:
+        name: Its name, folder name or alias; all are listed when left out.
+        json: Print JSON instead of text.
+    """
+    from patchgen.data.benchmarks import BENCHMARKS, get_benchmark
+
+    if name is not None:
+        facts = describe(get_benchmark(name))
+        print(to_json.dumps(facts, indent=2) if json else as_text(facts))
+        return
+    rows = [summary(entry) for entry in BENCHMARKS.values()]
+    if json:
+        print(to_json.dumps(rows, indent=2))
+    else:
+        print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
+
+
+def summary(entry: Benchmark) -> dict[str, Any]:
+    """One line of the list; `versions` are the accepted ones, most of them named by their number of images."""
+    return {
+        "name": entry.name,
+        "domains": list(entry.domains),
+        "classes": entry.num_classes,
+        "versions": list(entry.counts),
+        "licence": entry.licence,
+        "source": entry.source,
+    }
+
+
+def describe(entry: Benchmark) -> dict[str, Any]:
+    """Every field of the entry, and its layout as the lines of a tree."""
+    return dataclasses.asdict(entry) | {"layout": layout(entry)}
+
+
+def layout(entry: Benchmark) -> list[str]:
+    """The folder tree that is read with the default options."""
+    classes = list(entry.classes or ()) or [f"<one of {entry.num_classes} classes>"]
+    shown = classes if len(classes) <= SHOWN else [*classes[:SHOWN], f"<{len(classes) - SHOWN} more>"]
+    lines = [f"{entry.folder}/"]
+    for domain in entry.domains:
+        part = entry.parts.get(domain, "").format(**entry.options)
+        lines.append(f"  {domain}/" + (f"{part}/" if part else ""))
+        # with rules the folders are called otherwise than the classes
+        lines += ["    <class>/<image>"] if entry.class_rules else [f"    {name}/<image>" for name in shown]
+    return lines
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """The facts as paragraphs: the tree as it is, counts one version a line, the rest `name: value`."""
+    lines = [f"{facts['name']}: {facts['citation']}", "", "Layout", *(f"  {line}" for line in facts["layout"]), ""]
+    lines += ["Images"]
+    for version, images in facts["counts"].items():
+        lines.append(f"  version {version}: " + ", ".join(f"{domain} {n:,}" for domain, n in images.items()))
+    lines += ["", f"Classes ({facts['num_classes']})", f"  {', '.join(facts['classes'] or ['the class folders'])}"]
+    if facts["class_rules"]:
+        lines += ["", "Class folders, by the first pattern that fits their letters and digits"]
+        lines += [f"  {pattern} -> {name}" for pattern, name in facts["class_rules"]]
+    names = {
+        "licence": "Licence", "source": "Where to get it", "notes": "Notes", "aliases": "Other folder names",
+        "domain_aliases": "Other domain names", "options": "Reading options", "group_pattern": "Patient in file names",
+        "metric": "Metric", "swad_ratio": "SWAD ratio", "steps": "Steps", "checkpoint_every": "Evaluation every",
+    }  # fmt: skip
+    lines += [""] + [f"{title}: {_cell(facts[key])}" for key, title in names.items() if facts[key] or key == "licence"]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{name} = {_cell(what)}" for name, what in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return "not known, ask the owner" if value is None else str(value)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
+    """A table on stdout: as wide as the terminal, or `FILE_WIDTH` columns in a file; `styles` has one per row."""
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
+    table = Table(Column(header[0], no_wrap=True), *header[1:], header_style="bold")
+    for i, row in enumerate(rows):
+        # Text, because a plain string's [brackets] would be read as markup
+        table.add_row(*(Text(cell, overflow="fold") for cell in row), style=styles[i] if styles else None)
+    console.print(table)
+
+
+def main(argv: list[str]) -> int:
+    parse(show_benchmarks, "benchmarks", argv)
+    return 0

@@ -1,0 +1,71 @@
+"""patchgen doctor [DATA]: what is wrong with this machine and the data, and the fix; exit code 1 if a check failed."""
+
+from __future__ import annotations
+
+import json as to_json
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from patchgen.commands import parse
+from patchgen.commands.benchmarks import print_table
+
+if TYPE_CHECKING:
+    from patchgen.doctor import Check
+
+STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
+LINE_EVERY = 2000  # files between two lines of progress where there is no terminal
+
+
+def examine(
+    data: Annotated[str | None, tyro.conf.Positional] = None,
+    benchmark: str | None = None,
+    decode: bool = True,
+    json: bool = False,
+) -> int:
+    """Check this machine and, when given, a data set; every finding names its fix.
+
+    Args:
+        data: Folder `domain/class/*.jpg` or CSV manifest; the machine alone when left out.
+        benchmark: Read DATA as this registered benchmark; recognised by the folder name when left out.
+        decode: Decode every image; without it files are only read, and damage goes unseen.
+        json: Print JSON instead of a table.
+    """
+    from patchgen.data.benchmarks import get_benchmark
+    from patchgen.doctor import examine_machine, worst
+
+    if benchmark is not None:
+        get_benchmark(benchmark)  # a misspelt option is no finding about the data
+        if data is None:
+            raise ValueError("--benchmark says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
+    checks = examine_machine() + (_examine_data(data, benchmark, decode) if data is not None else [])
+    verdict = worst(checks)
+    if json:
+        print(to_json.dumps({"worst": verdict, "checks": [asdict(check) for check in checks]}, indent=2))
+    else:
+        rows = [(check.status.upper(), check.name, check.detail, check.fix) for check in checks]
+        print_table(("status", "check", "detail", "fix"), rows, [STYLES[check.status] for check in checks])
+    return int(verdict == "fail")
+
+
+def _examine_data(data: str, benchmark: str | None, decode: bool) -> list[Check]:
+    from patchgen.doctor import examine
+    from patchgen.train.progress import Progress
+
+    bars: list[Progress] = []  # made at the first file: only then is their number known
+    with ExitStack() as stack:
+
+        def progress(done: int, total: int) -> None:
+            if not bars:
+                bars.append(stack.enter_context(Progress("reading images", total)))
+            bars[0].advance()
+            if done % LINE_EVERY == 0 and not bars[0].live:
+                bars[0].say("")
+
+        return examine(data, benchmark=benchmark, decode=decode, progress=progress)
+
+
+def main(argv: list[str]) -> int:
+    return parse(examine, "doctor", argv)

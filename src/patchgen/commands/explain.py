@@ -1,0 +1,175 @@
+"""patchgen explain RUN IMAGES... --out DIR: a picture and a mask for each image, and a page that shows them all."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from urllib.parse import quote
+
+import tyro
+
+from patchgen.commands import parse
+from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+
+if TYPE_CHECKING:
+    from patchgen.explain import Explanation, Predictor, Unreadable
+
+
+@dataclass(frozen=True)
+class ExplainArguments:
+    """Show which patches decided: a picture (.png) and the mask (.npy) of each image, index.json and index.html."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as `patchgen train` prints it; its method must have a mask."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
+    out: str
+    """Folder for the pictures, masks and index; made when missing, files of the same name are replaced."""
+    checkpoint: Literal["selected", "swad"] = "selected"
+    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
+    relative: bool = False
+    """Stretch the colours to each mask's own range; the pictures then say so."""
+
+
+def output_names(paths: Sequence[Path]) -> list[str]:
+    """The stem of each path; a stem that is taken (in any case) gets -2, -3, ... in the order of the paths."""
+    taken: set[str] = set()
+    names = []
+    for path in paths:
+        name, number = path.stem, 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{path.stem}-{number}"
+        taken.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write under a temporary name in the same folder, then rename."""
+    temporary = path.with_name(f".{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as handle:
+            write(handle)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_one(found: Explanation, name: str, out: Path, relative: bool) -> dict[str, Any]:
+    """Picture and mask of one image; returns its entry in the index."""
+    import numpy as np
+
+    picture = found.overlay(relative=relative)
+    write_file(out / f"{name}.png", lambda handle: picture.save(handle, "PNG"))
+    write_file(out / f"{name}.npy", lambda handle: np.save(handle, found.mask.astype(np.float32), allow_pickle=False))
+    label, confidence = found.top[0]
+    return {
+        "path": str(found.path),
+        "picture": f"{name}.png",
+        "mask_file": f"{name}.npy",
+        "label": label,
+        "confidence": confidence,
+        "top": [{"class": one, "probability": probability} for one, probability in found.top],
+        "mask": {"grid": list(found.mask.shape), **found.mask_statistics},
+    }
+
+
+def explain_all(
+    predictor: Predictor, paths: Sequence[Path], out: Path, relative: bool, tick: Callable[[int], None]
+) -> tuple[list[dict[str, Any]], list[Unreadable]]:
+    """Write every picture and mask; the entries of the index, and what could not be read."""
+    from patchgen.data.images import UnreadableImage
+    from patchgen.explain import Unreadable
+
+    entries, failed = [], []
+    for path, name in zip(paths, output_names(paths), strict=True):
+        try:
+            entries.append(_write_one(predictor.explain(path), name, out, relative))
+        except UnreadableImage as error:
+            failed.append(Unreadable.because(path, error))
+        tick(1)
+    return entries, failed
+
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 100rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; margin: 0; } header p { margin: .3rem 0; max-width: 50rem; }
+main { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); }
+figure { margin: 0; border: 1px solid #8886; border-radius: .5rem; overflow: hidden; }
+img { display: block; width: 100%; height: auto; background: #fff; }
+figcaption { padding: .6rem .9rem; overflow-wrap: anywhere; } ol { margin: .3rem 0; padding-left: 1.4rem; }
+.path, .mask { font-size: .85rem; opacity: .8; } .number { font-variant-numeric: tabular-nums; }
+"""
+
+
+def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -> str:
+    """One HTML page beside the pictures: no script, nothing from the network."""
+    from patchgen.explain import NOTICE
+
+    scale = "stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected"
+    figures = "\n".join(map(_figure, entries))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{html.escape(title)}</title><style>{STYLE}</style>
+</head>
+<body>
+<header><h1>{html.escape(title)}</h1>
+<p>{len(entries)} images. {NOTICE.capitalize()}: it shows what the model read, not where something is.
+The colour scale is {scale}.</p></header>
+<main>
+{figures}
+</main>
+</body>
+</html>
+"""
+
+
+def _figure(entry: dict[str, Any]) -> str:
+    mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"])
+    path, label = html.escape(shown(entry["path"])), html.escape(entry["label"])
+    alt = f"{path}: predicted {label} with {entry['confidence']:.1%}; selection mask beside the image, {mask}"
+    source = quote(entry["picture"], errors="surrogateescape")
+    top = "".join(
+        f'<li>{html.escape(one["class"])} <span class="number">{one["probability"]:.1%}</span></li>'
+        for one in entry["top"]
+    )
+    return (
+        f'<figure><a href="{source}"><img src="{source}" alt="{alt}" loading="lazy"></a>'
+        f'<figcaption><div class="path">{path}</div><ol>{top}</ol><div class="mask">mask {mask}</div></figcaption>'
+        "</figure>"
+    )
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(ExplainArguments, "explain", argv)
+    paths, out = find_images(arguments.images), Path(arguments.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, but {out} is a file")
+    from patchgen.explain import load_run
+    from patchgen.train.progress import Progress
+
+    predictor = load_run(arguments.run, arguments.checkpoint)
+    predictor.require_mask()
+    out.mkdir(parents=True, exist_ok=True)
+    with Progress("explaining", len(paths)) as bar:
+        entries, failed = explain_all(predictor, paths, out, arguments.relative, ticker(bar))
+    facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
+    title = f"{predictor.config.method}, run {facts['run']} ({arguments.checkpoint})"
+    unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]
+    index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
+    text = json.dumps({**index, "unreadable": unreadable}, indent=2) + "\n"
+    page = render_page(title, entries, arguments.relative)
+    write_file(out / "index.json", lambda handle: handle.write(text.encode()))
+    write_file(out / "index.html", lambda handle: handle.write(page.encode("utf-8", "backslashreplace")))
+    report_unreadable(failed, len(paths))
+    print(out)
+    return 0

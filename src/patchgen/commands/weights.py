@@ -1,0 +1,78 @@
+"""patchgen weights list | fetch [NAME]: the pretrained weights that have a name, and getting them."""
+
+from __future__ import annotations
+
+import difflib
+import json as to_json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import tyro
+
+from patchgen.commands import parse
+from patchgen.commands.benchmarks import print_table
+
+
+def list_weights(json: bool = False) -> None:
+    """List the named weights: where they come from, licence, note, and where they lie if they are here already.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    rows = list(named_weights().values())
+    if json:
+        print(to_json.dumps(rows, indent=2))
+    else:
+        print_table(list(rows[0]), [[str(value or "") for value in row.values()] for row in rows])
+
+
+def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> None:
+    """Get weights, verify them and print the file or folder; at once when they are here already.
+
+    Args:
+        name: A name of `patchgen weights list`; `registry` arrives through the package registry, the others need a
+            model hub.
+    """
+    from patchgen.model.weights import PACKAGES, fetch, hub_folder
+
+    known = named_weights()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no weights are called {name!r}{hint} (known: {', '.join(known)})")
+    if name in PACKAGES:
+        print(fetch(name, progress=lambda text: print(text, file=sys.stderr, flush=True)))
+    else:
+        print(hub_folder(known[name]["source"]))
+
+
+def named_weights() -> dict[str, dict[str, Any]]:
+    """Every backbone name that stands for weights; `cached` is a path on this machine, or None."""
+    from patchgen.model.backbone import BACKBONES
+    from patchgen.model.weights import PACKAGES, cached, cached_hub_folder
+
+    rows = {}
+    for name, spec in BACKBONES.items():
+        if name in PACKAGES:
+            package = PACKAGES[name]
+            source, place = f"package {package.package} {package.version}", cached(name)
+        elif spec.hub_id:
+            source, place = spec.hub_id, cached_hub_folder(spec.hub_id)
+        else:
+            continue  # an architecture alone
+        note, here = spec.note, str(place) if place else None
+        rows[name] = {"name": name, "source": source, "licence": spec.licence, "note": note, "cached": here}
+    return rows
+
+
+ACTIONS: dict[str, Callable[..., None]] = {"list": list_weights, "fetch": fetch_weights}
+
+
+def main(argv: list[str]) -> int:
+    from patchgen.commands.bench import choose
+
+    action, rest = choose(ACTIONS, "weights", argv)
+    if action is not None:
+        parse(action, f"weights {argv[0]}", rest)
+    return 0

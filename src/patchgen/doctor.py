@@ -1,0 +1,296 @@
+"""Checks of a data set and of the machine; each says what was found and, where something is wrong, the fix.
+
+    checks = examine("PACS") + examine_machine()
+    worst(checks)                                    # "pass", "warn" or "fail"
+
+A bad data set is never an exception here: it is a failed check.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.splits import make_splits
+from patchgen.data.table import Table, read_table
+
+Status = Literal["pass", "warn", "fail"]
+SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
+TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
+SHOWN = 3  # examples in a detail
+CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
+EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `fix` is empty when nothing has to be done."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What reading one image file gave; `size` is (width, height), None without decoding."""
+
+    digest: bytes = b""
+    size: tuple[int, int] | None = None
+    error: str = ""
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    """The most severe status of the checks; "pass" for none."""
+    return max((check.status for check in checks), key=SEVERITY.index, default="pass")
+
+
+def examine(
+    data: str | Path,
+    *,
+    benchmark: str | None = None,
+    options: Mapping[str, str] | None = None,
+    decode: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Check]:
+    """Check a data set: names first, then the content of every file.
+
+    Args:
+        data: what `read_table` takes, with the same `benchmark` and `options`.
+        decode: decode every image; without it files are only read and hashed (no pixel sizes, damage goes unseen).
+        progress: called as progress(files done, files in all).
+    """
+    try:
+        table = read_table(data, benchmark=benchmark, options=options)
+    except (ValueError, OSError) as error:
+        return [Check("layout", "fail", str(error), "Mend what the text names, then run the doctor again.")]
+    size = f"{len(table):,} images, {len(table.domains)} domains, {len(table.classes)} classes"
+    checks = [Check("layout", "pass", size), *_check_counts(table), *_check_classes(table), *_check_groups(table)]
+    facts = list(_inspect_files([table.file(i) for i in range(len(table))], decode, progress))
+    checks += [_check_readable(table, facts, decode), *_check_duplicates(table, facts), *_check_sizes(table, facts)]
+    return [*checks, _check_disk(len(table))]
+
+
+def examine_machine() -> list[Check]:
+    """Check Python, torch, transformers, a torchvision that cannot be imported, and the optional packages."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    fits = sys.version_info >= (3, 11)
+    python = Check("python", "pass" if fits else "fail", version, "" if fits else "Use Python 3.11 or newer.")
+    return [python, _check_torch(), *_check_torchvision(), _check_import("transformers"), _check_extras()]
+
+
+def _check_counts(table: Table) -> Iterator[Check]:
+    """Images per domain against the registered versions of the benchmark."""
+    if table.benchmark is None:
+        return
+    entry = BENCHMARKS[table.benchmark]
+    images = {domain: len(table.rows_of(domain)) for domain in table.domains}
+    absent = [domain for domain in entry.domains if domain not in images]
+    if absent:
+        yield Check("domains", "warn", f"{entry.name} without {', '.join(absent)}", f"Source: {entry.source}.")
+    if len(table.classes) != entry.num_classes:
+        detail = f"{len(table.classes)} class names where {entry.name} has {entry.num_classes}"
+        yield Check("class names", "warn", detail, "Look for renamed or lost class folders.")
+    version = entry.version_of(images)
+    if version is not None:
+        known = [domain for domain in images if domain in entry.counts[version]]
+        yield Check("counts", "pass", f"{entry.name}, version {version} ({', '.join(known)} as registered)")
+        return
+    apart = [(sum(map(abs, off.values())), name, off) for name, off in _differences(images, entry.counts) if off]
+    if not apart:
+        yield Check("counts", "pass", f"no count of {', '.join(images)} is registered: nothing to compare")
+        return
+    _, nearest, off = min(apart, key=lambda item: item[:2])
+    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
+    detail = f"no registered version of {entry.name}; against version {nearest}: {text}"
+    yield Check("counts", "warn", detail, "Unpack the data again, or report the counts beside the results.")
+
+
+def _differences(
+    images: Mapping[str, int], versions: Mapping[str, Mapping[str, int]]
+) -> Iterator[tuple[str, dict[str, int]]]:
+    for name, known in versions.items():
+        yield name, {domain: n - known[domain] for domain, n in images.items() if domain in known}
+
+
+def _check_classes(table: Table) -> Iterator[Check]:
+    """Classes that a domain lacks, or has hardly any image of."""
+    missing = table.missing()
+    text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in missing.items())
+    fix = "Legal, but a class that no source shows cannot be learned: read its accuracy separately." if missing else ""
+    yield Check("missing classes", "warn" if missing else "pass", text or "every domain has every class", fix)
+    tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
+    text = _some(tiny) or f"every class of a domain has {TINY_CLASS} images or more"
+    fix = "Add images, or expect a validation without these classes." if tiny else ""
+    yield Check("tiny classes", "warn" if tiny else "pass", text, fix)
+
+
+def _check_groups(table: Table) -> Iterator[Check]:
+    """How many groups (patients) a random split would put on both sides."""
+    if table.group is None:
+        if table.benchmark and BENCHMARKS[table.benchmark].group_pattern:
+            fix = "Restore the original file names, or pass a manifest with a group column."
+            yield Check("groups", "warn", "the file names hold no patient, so a split by patient is impossible", fix)
+        return
+    try:
+        held_out = make_splits(table).part
+    except ValueError as error:
+        yield Check("groups", "fail", str(error), "Give every domain at least two images.")
+        return
+    sides: dict[tuple[int, str], set[bool]] = defaultdict(set)
+    for domain, group, out in zip(table.domain.tolist(), table.group, held_out.tolist(), strict=True):
+        sides[domain, group].add(out)
+    torn = sum(len(side) == 2 for side in sides.values())
+    detail = f"a random split puts {torn:,} of {len(sides):,} groups on both sides"
+    yield Check("groups", "warn" if torn else "pass", detail, "Train with --split group." if torn else "")
+
+
+def _inspect_files(
+    files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
+) -> Iterator[FileFacts]:
+    """Facts of every file, in order, read in threads; a chunk at a time, so that a large set makes no large queue."""
+    chunk = 512
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(files), chunk):
+            part = files[start : start + chunk]
+            for done, facts in enumerate(pool.map(lambda file: _inspect(file, decode), part), start + 1):
+                yield facts
+                if progress is not None:
+                    progress(done, len(files))
+
+
+def _inspect(file: Path, decode: bool) -> FileFacts:
+    from PIL import Image
+
+    from patchgen.data import images
+
+    try:
+        content = file.read_bytes()
+        if not content:
+            return FileFacts(error="empty file")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if not decode:
+            return FileFacts(digest)
+        images.decode(file, 224)  # what training does with the file decides whether it is readable
+        with Image.open(file) as image:
+            return FileFacts(digest, image.size)
+    except (OSError, ValueError) as error:
+        return FileFacts(error=str(error))
+
+
+def _check_readable(table: Table, facts: Sequence[FileFacts], decode: bool) -> Check:
+    bad = [f"{table.paths[i]} ({fact.error})" for i, fact in enumerate(facts) if fact.error]
+    if bad:
+        fix = "Replace these files or remove them (from the manifest as well)."
+        return Check("readable images", "fail", f"{len(bad):,} of {len(facts):,}: {_some(bad)}", fix)
+    return Check("readable images", "pass", f"all {len(facts):,} {'decoded' if decode else 'read, none decoded'}")
+
+
+def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Files of the same content: with two labels one is wrong, in one or two domains the test is not independent."""
+    rows: dict[bytes, list[int]] = defaultdict(list)
+    for i, fact in enumerate(facts):
+        if fact.digest:
+            rows[fact.digest].append(i)
+    found: dict[str, list[str]] = {"different labels": [], "across domains": [], "within a domain": []}
+    for same in (same for same in rows.values() if len(same) > 1):
+        labels, domains = {table.label_name(i) for i in same} - {""}, table.domain[same]
+        text = " = ".join(table.paths[i] for i in same[:SHOWN])
+        kinds = (len(labels) > 1, len(set(domains)) > 1, len(set(domains)) < len(domains))
+        for kind, applies in zip(found, kinds, strict=True):
+            found[kind] += [text] * applies
+    fixes = (
+        "The same picture cannot have two labels: remove the wrong one.",
+        "Remove them from one domain, or the unseen domain has been seen.",
+        "Remove the copies, or give them one group and train with --split group.",
+    )
+    for (kind, texts), fix in zip(found.items(), fixes, strict=True):
+        status: Status = "pass" if not texts else "fail" if kind == "different labels" else "warn"
+        detail = f"{len(texts):,} pictures: {_some(texts)}" if texts else "none"
+        yield Check(f"duplicates, {kind}", status, detail, fix if texts else "")
+
+
+def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Pixel sizes; a domain at another resolution can be told by its blur alone."""
+    short: dict[str, float] = {}  # domain -> median of the shorter side
+    texts = []
+    for domain in table.domains:
+        sizes = np.array([size for i in table.rows_of(domain) if (size := facts[i].size)]).reshape(-1, 2)
+        if len(sizes):
+            short[domain] = float(np.median(sizes.min(axis=1)))
+            (w, h), (least, most) = np.median(sizes, axis=0), (sizes.min(), sizes.max())
+            texts.append(f"{domain} {w:.0f}x{h:.0f} ({least}-{most})")
+    if not short:
+        return
+    uneven = max(short.values()) >= 2 * min(short.values())
+    fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut." if uneven else ""
+    yield Check("image sizes", "warn" if uneven else "pass", f"median (least-most): {', '.join(texts)}", fix)
+
+
+def _check_disk(images: int) -> Check:
+    """Free space where decoded images are cached."""
+    cache = Path(os.environ.get("PATCHGEN_CACHE") or Path("~/.cache/patchgen").expanduser())
+    place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
+    free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
+    detail = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
+    enough = free > needed
+    fix = "" if enough else "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
+    return Check("cache space", "pass" if enough else "warn", detail, fix)
+
+
+def _check_import(name: str) -> Check:
+    try:
+        importlib.import_module(name)
+        return Check(name, "pass", importlib.metadata.version(name))
+    except Exception as error:  # a half-installed package can raise anything at import, and any of it is the finding
+        return Check(name, "fail", f"{type(error).__name__}: {error}", f"pip install --force-reinstall {name}")
+
+
+def _check_torch() -> Check:
+    check = _check_import("torch")
+    if check.status == "fail":
+        return check
+    import torch
+
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    elif torch.backends.mps.is_available():
+        device = "mps"
+    return Check("torch", "pass", f"{check.detail}, {torch.get_num_threads()} threads, device {device}")
+
+
+def _check_torchvision() -> Iterator[Check]:
+    """It is not needed, but one built for another torch breaks transformers: only then is it worth a line."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    check = _check_import("torchvision")
+    fix = "pip uninstall torchvision (nothing here needs it, and a broken one breaks transformers)"
+    yield check if check.status == "pass" else Check(check.name, "fail", check.detail, fix)
+
+
+def _check_extras() -> Check:
+    found = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
+    absent = [name for name in EXTRAS if name not in found]
+    return Check("extras", "pass", f"found: {', '.join(found) or 'none'}; not installed: {', '.join(absent) or 'none'}")
+
+
+def _some(texts: Sequence[str]) -> str:
+    """The first few of the texts, and how many more there are."""
+    more = f", and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more

@@ -1,0 +1,1 @@
+"""Tables from run folders; nothing here imports the trainer."""

@@ -1,0 +1,232 @@
+"""`patchgen predict` and `patchgen explain` as a user calls them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.commands.explain import output_names
+from patchgen.commands.predict import find_images, shown
+from patchgen.explain import load_run
+from patchgen.train.records import RunFolder
+
+MakeRun = Callable[..., RunFolder]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def photos(image_folder: Path, tmp_path: Path) -> Path:
+    """Two readable images (one in a sub-folder), a broken one, and a text file."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    (folder / "a.png").write_bytes((image_folder / "studio/cross/00.png").read_bytes())
+    (folder / "more" / "a.png").write_bytes((image_folder / "studio/square/00.png").read_bytes())
+    (folder / "broken.JPG").write_bytes(b"not an image")
+    (folder / "readme.txt").write_text("hello")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run: MakeRun) -> str:
+    return str(tiny_run().path)
+
+
+def test_words_become_files(photos: Path) -> None:
+    everything = [photos / "a.png", photos / "broken.JPG", photos / "more/a.png"]
+    assert find_images([str(photos)]) == everything
+    assert find_images([f"{photos}/**/*"]) == everything
+    assert find_images([f"{photos}/**/a.png", str(photos)]) == [everything[0], everything[2], everything[1]]
+    assert find_images([str(photos / "readme.txt")]) == [photos / "readme.txt"]  # named by the user: tried as it is
+    odd = photos / "b[1].png"
+    odd.write_bytes(b"")
+    assert find_images([str(odd)]) == [odd]
+
+
+@pytest.mark.parametrize("word", ["nowhere/x.png", "*.png", "empty"])
+def test_a_word_that_leads_nowhere_is_an_error(
+    word: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos / "more" / "empty").mkdir()
+    monkeypatch.chdir(photos / "more" / "empty")
+    (photos / "more" / "empty" / "empty").mkdir()
+    assert main(["predict", run, str(photos / "a.png"), word]) == 2
+    error = capsys.readouterr().err
+    assert "no image found" in error and word in error and "Traceback" not in error
+
+
+def test_no_image_at_all(run: str, capsys: Captured) -> None:
+    assert main(["predict", run]) == 2
+    assert "no image given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_table_goes_to_stdout(
+    run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")  # a live bar on stderr must not swallow the rows
+    assert main(["predict", run, str(photos)]) == 0
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["path", "label", "confidence"]
+    expected = {str(p.path): p for p in load_run(run).predict([photos / "a.png", photos / "more/a.png"])}
+    assert [line[0] for line in lines[1:]] == list(expected)
+    for path, label, confidence in lines[1:]:
+        assert label == expected[path].label
+        assert float(confidence) == pytest.approx(expected[path].confidence, abs=1e-3)
+    assert "1 of 3 images could not be read" in err and "broken.JPG" in err
+
+
+def test_csv_file_is_whole_or_not_there(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "found.csv"
+    assert main(["predict", run, str(photos), "--csv", str(target), "--batch", "1", "--checkpoint", "swad"]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    rows = list(csv.DictReader(target.open()))
+    assert list(rows[0]) == ["path", "label", "confidence", "p_circle", "p_cross", "p_square"]
+    for row, found in zip(rows, load_run(run, "swad").predict([photos / "a.png", photos / "more/a.png"]), strict=True):
+        numbers = {name[2:]: float(row[name]) for name in row if name.startswith("p_")}
+        assert sum(numbers.values()) == pytest.approx(1, abs=1e-5)
+        assert row["label"] == max(numbers, key=numbers.__getitem__) == found.label
+        assert float(row["confidence"]) == max(numbers.values())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found.csv", "photos"]
+
+
+def test_csv_and_json_on_stdout_agree(run: str, photos: Path, capsys: Captured) -> None:
+    assert main(["predict", run, str(photos), "--csv", "-"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert main(["predict", run, str(photos), "--json"]) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert [r["path"] for r in rows] == [r["path"] for r in records] == [
+        str(photos / "a.png"), str(photos / "more/a.png")]  # fmt: skip
+    for row, record in zip(rows, records, strict=True):
+        assert float(row["p_cross"]) == pytest.approx(record["probabilities"]["cross"], abs=1e-5)
+
+
+def test_strict_fails_after_all_work(run: str, photos: Path, capsys: Captured) -> None:
+    assert main(["predict", run, str(photos), "--strict", "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)) == 2
+    assert main(["predict", run, str(photos / "a.png"), "--strict"]) == 0
+    capsys.readouterr()
+    assert main(["predict", run, str(photos / "broken.JPG"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--csv", "{here}"], "is a folder"),
+        (["--csv", "{here}/no/file.csv"], "does not exist"),
+        (["--csv", "-", "--json"], "exclude each other"),
+        (["--batch", "0"], "at least 1"),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    words: list[str], message: str, run: str, photos: Path, capsys: Captured
+) -> None:
+    assert main(["predict", run, str(photos), *(word.format(here=photos) for word in words)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run(photos: Path, capsys: Captured) -> None:
+    for command in (["predict"], ["explain", "--out", str(photos / "out")]):
+        assert main([*command, str(photos), str(photos)]) == 2
+        assert "not a run folder" in capsys.readouterr().err
+    assert not (photos / "out").exists()
+
+
+def test_paths_are_printable() -> None:
+    assert shown(b"a\xff\n.png".decode("utf-8", "surrogateescape")) == "a\\udcff\\n.png"
+
+
+# explain
+
+
+class Page(HTMLParser):
+    """What a reader of the page gets: pictures with their text, and whatever it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.images: list[dict[str, str | None]] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_explain_writes_pictures_masks_and_index(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    odd = photos / "<b>&#37; 'x'.png"
+    odd.write_bytes((photos / "a.png").read_bytes())
+    out = tmp_path / "deep" / "out"
+    assert main(["explain", run, str(photos), "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == str(out)
+    assert "1 of 4 images could not be read" in printed.err
+
+    names = ["<b>&#37; 'x'", "a", "a-2"]
+    files = [f"{name}.{end}" for name in names for end in ("npy", "png")]
+    assert sorted(p.name for p in out.iterdir()) == sorted([*files, "index.html", "index.json"])
+    index = json.loads((out / "index.json").read_text())
+    predictor = load_run(run)
+    assert [Path(e["path"]) for e in index["images"]] == [odd, photos / "a.png", photos / "more/a.png"]
+    for entry in index["images"]:
+        expected = predictor.explain(entry["path"])
+        mask = np.load(out / entry["mask_file"], allow_pickle=False)
+        assert mask.dtype == np.float32 and mask.shape == tuple(entry["mask"]["grid"]) == (4, 4)
+        np.testing.assert_allclose(mask, expected.mask, atol=1e-6)
+        assert entry["mask"]["mean"] == pytest.approx(mask.mean()) and entry["mask"]["max"] == pytest.approx(mask.max())
+        assert [(t["class"], pytest.approx(t["probability"], abs=1e-5)) for t in entry["top"]] == list(expected.top)
+        assert Image.open(out / entry["picture"]).width > 600
+    assert [Path(u["path"]).name for u in index["unreadable"]] == ["broken.JPG"]
+
+
+def test_the_page_works_alone(run: str, photos: Path, tmp_path: Path) -> None:
+    odd = photos / "<b>&#37; 'x'.png"
+    odd.write_bytes((photos / "a.png").read_bytes())
+    out = tmp_path / "out"
+    assert main(["explain", run, str(odd), str(photos / "a.png"), "--out", str(out), "--relative"]) == 0
+    text = (out / "index.html").read_text()
+    page = Page(text)
+    assert [unquote(image["src"] or "") for image in page.images] == [f"{odd.stem}.png", "a.png"]
+    for image in page.images:
+        assert (out / unquote(image["src"] or "")).is_file()
+        assert "predicted" in (image["alt"] or "")
+    assert odd.name in page.text and "b" not in page.tags  # names are text, never markup
+    assert not {"script", "link", "iframe"} & set(page.tags) and "http" not in text
+    assert "Selection map, not an annotation" in page.text and "stretched" in page.text
+
+
+def test_explain_with_a_baseline_says_why_not(tiny_run: MakeRun, photos: Path, capsys: Captured) -> None:
+    baseline = str(tiny_run("lp-ln").path)
+    assert main(["explain", baseline, str(photos), "--out", str(photos / "out")]) == 2
+    assert "'lp-ln' has no mask" in capsys.readouterr().err
+    assert not (photos / "out").exists()
+    assert main(["predict", baseline, str(photos / "a.png")]) == 0
+
+
+def test_out_must_be_a_folder(run: str, photos: Path, capsys: Captured) -> None:
+    assert main(["explain", run, str(photos / "a.png"), "--out", str(photos / "readme.txt")]) == 2
+    assert "must be a folder" in capsys.readouterr().err
+
+
+def test_names_never_meet() -> None:
+    paths = [Path(p) for p in ("x/a.png", "y/A.jpg", "z/a-2.png", "a.tif", "b.png")]
+    names = output_names(paths)
+    assert names == ["a", "A-2", "a-2-2", "a-3", "b"]
+    assert len({name.casefold() for name in names}) == len(paths)
+    assert output_names(paths) == names

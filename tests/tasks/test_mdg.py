@@ -1,0 +1,152 @@
+"""A fold: the unseen domain is in no training or validation row, and mistakes are named before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from patchgen.config import Config
+from patchgen.data.table import Table
+from patchgen.tasks.mdg import check_domain, fingerprint, make_fold
+
+
+def make_table(per_domain: int = 40, domains: tuple[str, ...] = ("art", "photo", "sketch"), **changes: Any) -> Table:
+    n = per_domain * len(domains)
+    settings: dict[str, Any] = {
+        "root": Path("photos"), "paths": tuple(f"{i:03d}.png" for i in range(n)), "domains": domains,
+        "classes": ("cat", "dog"), "domain": np.repeat(np.arange(len(domains)), per_domain), "label": np.arange(n) % 2,
+    }  # fmt: skip
+    return Table(**{**settings, **changes})
+
+
+def config(**changes: Any) -> Config:
+    return Config(**{"data": "photos", "unseen": "photo", **changes})
+
+
+@pytest.mark.parametrize("unseen", ["art", "photo", "sketch"])
+@pytest.mark.parametrize("holdout", [0.2, 0.5])
+def test_a_fold_is_a_partition_without_the_unseen_domain(unseen: str, holdout: float) -> None:
+    table = make_table()
+    fold = make_fold(config(unseen=unseen, holdout=holdout), table)
+    number = table.domains.index(unseen)
+    sources = [d for d in table.domains if d != unseen]
+    assert [table.domains[d] for d in fold.train] == list(fold.validation) == sources
+    for name in sources:
+        train, validation = fold.train[table.domains.index(name)], fold.validation[name]
+        assert sorted([*train, *validation]) == table.rows_of(name).tolist()  # disjoint, and nothing is lost
+        assert len(validation) == int(40 * holdout)
+        assert not fold.splits.part[train].any() and fold.splits.part[validation].all()
+    seen = np.concatenate([*fold.train.values(), *fold.validation.values()])
+    assert number not in table.domain[seen]
+    assert sorted([*fold.test["in"], *fold.test["out"]]) == table.rows_of(unseen).tolist()
+    assert len(fold.test["out"]) == int(40 * holdout) and fold.unseen == unseen
+
+
+def test_a_domains_split_does_not_depend_on_the_fold() -> None:
+    table = make_table()
+    one, other = make_fold(config(unseen="art"), table), make_fold(config(unseen="photo"), table)
+    assert one.validation["sketch"].tolist() == other.validation["sketch"].tolist()
+    assert one.test["out"].tolist() == other.validation["art"].tolist()
+
+
+def test_the_seed_decides_the_split() -> None:
+    table = make_table()
+    one, again, other = (make_fold(config(seed=seed), table).validation["art"].tolist() for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_the_validation_cap_is_deterministic_and_takes_nothing_from_training() -> None:
+    table = make_table()
+    free, capped, again = (make_fold(config(val_images=cap), table) for cap in (None, 3, 3))
+    for name, rows in capped.validation.items():
+        assert len(rows) == len(set(rows.tolist())) == 3 and set(rows) <= set(free.validation[name])
+        assert rows.tolist() == sorted(rows) == again.validation[name].tolist()
+    for domain, rows in capped.train.items():
+        assert rows.tolist() == free.train[domain].tolist()
+    assert {part: rows.tolist() for part, rows in capped.test.items()} == {
+        part: rows.tolist() for part, rows in free.test.items()
+    }
+    roomy = make_fold(config(val_images=100), table)
+    assert roomy.validation["art"].tolist() == free.validation["art"].tolist()
+    drawn = {tuple(make_fold(config(val_images=3, seed=seed), table).validation["art"]) for seed in range(5)}
+    assert len(drawn) > 1
+
+
+def test_rows_without_a_label_are_in_no_part() -> None:
+    label = np.arange(120) % 2
+    label[::3] = -1
+    table = make_table(label=label)
+    fold = make_fold(config(), table)
+    used = np.concatenate([*fold.train.values(), *fold.validation.values(), *fold.test.values()])
+    assert sorted(used) == np.flatnonzero(label >= 0).tolist()
+
+
+def test_a_source_without_enough_labels_is_named() -> None:
+    label = np.arange(120) % 2
+    label[:40] = -1
+    with pytest.raises(ValueError, match="domain 'art' has 0 labelled images: too few"):
+        make_fold(config(), make_table(label=label))
+
+
+@pytest.mark.parametrize("labelled", [0, 1])
+def test_an_unseen_domain_that_cannot_be_scored_is_refused_before_training(labelled: int) -> None:
+    label = np.arange(120) % 2
+    label[40 + labelled : 80] = -1
+    with pytest.raises(ValueError, match=f"unseen domain 'photo' has {labelled} labelled images: too few"):
+        make_fold(config(), make_table(label=label))
+
+
+def test_a_patient_is_never_on_both_sides() -> None:
+    group = tuple(f"patient {i // 5}" for i in range(120))
+    fold = make_fold(config(split="group"), make_table(group=group))
+    for number, rows in fold.train.items():
+        held_out = fold.validation[fold.table.domains[number]]
+        assert not {group[i] for i in rows} & {group[i] for i in held_out}
+
+
+def test_an_unknown_domain_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"--unseen 'skecth' .*; did you mean 'sketch'\? \(domains: art, photo, sketch"):
+        make_fold(config(unseen="skecth"), make_table())
+    with pytest.raises(ValueError, match=r"'zzz' is not a domain of this data \(domains"):
+        check_domain(make_table(), "zzz")
+
+
+def test_classes_that_no_source_has_are_named() -> None:
+    label = np.arange(120) % 2
+    label[40:50] = 2  # in photo alone
+    label[0:5] = 3  # in art alone
+    table = make_table(label=label, classes=("cat", "dog", "owl", "fox", "never"))
+    assert make_fold(config(), table).uncovered == ["owl"]
+    assert make_fold(config(unseen="art"), table).uncovered == ["fox"]
+    assert make_fold(config(unseen="sketch"), table).uncovered == []
+
+
+def test_metric_is_the_benchmarks() -> None:
+    assert make_fold(config(), make_table()).metric == "accuracy"
+    fold = make_fold(config(unseen="colon"), make_table(domains=("colon", "ovarian"), benchmark="histopantum"))
+    assert fold.metric == "f1" and fold.benchmark is not None and fold.benchmark.name == "histopantum"
+
+
+def test_fingerprint_is_of_the_rows_and_not_of_the_place() -> None:
+    table = make_table()
+    assert fingerprint(table) == fingerprint(make_table(root=Path("elsewhere")))
+    label = table.label.copy()
+    label[7] = 1 - label[7]
+    others = [
+        make_table(label=label),
+        make_table(domain=table.domain[::-1].copy()),
+        make_table(paths=("x.png", *table.paths[1:])),
+        make_table(classes=("cat", "cow")),
+        make_table(domains=("art", "photo", "drawing")),
+        make_table(group=tuple("p" * 120)),
+    ]
+    assert len({fingerprint(t) for t in [table, *others]}) == 7
+
+
+def test_a_folder_is_read_when_no_table_is_given(image_folder: Path) -> None:
+    fold = make_fold(config(data=str(image_folder), unseen="studio"))
+    assert {name: len(rows) for name, rows in fold.validation.items()} == {"clinic": 6, "field": 6}
+    assert {part: len(rows) for part, rows in fold.test.items()} == {"in": 24, "out": 6}

@@ -1,0 +1,94 @@
+"""The command table: every command is there, mistakes are one sentence, and help costs no heavy import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from patchgen import __version__, cli
+from patchgen.cli import COMMANDS, main
+
+
+def exit_code(argv: list[str]) -> int | str | None:
+    """What the shell would see: help leaves by SystemExit in some commands and by return in others."""
+    try:
+        return main(argv)
+    except SystemExit as stop:
+        return stop.code
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_that_answers_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert callable(import_module(f"patchgen.commands.{name}").main)
+    assert exit_code([name, "--help"]) == 0
+    assert f"patchgen {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
+def test_overview_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    for name, line in COMMANDS.items():
+        assert f"  {name} " in text and line in text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"patchgen {__version__}\n"
+
+
+@pytest.mark.parametrize(("word", "hint"), [("trian", "; did you mean 'train'?"), ("xyzzy", "")])
+def test_unknown_command_names_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"patchgen: unknown command {word!r}{hint}\n"
+
+
+@pytest.mark.parametrize("error", [ValueError("the rule, the value, the fix"), FileNotFoundError("no such folder")])
+def test_a_users_mistake_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=fail))
+    assert main(["train", "x"]) == 2
+    assert capsys.readouterr().err == f"patchgen train: {error}\n"
+
+
+def test_a_real_mistake_leaves_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no/such/folder", "--unseen", "a"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("patchgen train: ") and "no/such/folder" in text and "Traceback" not in text
+
+
+def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: list[str]) -> int:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=fail))
+    with pytest.raises(TypeError, match="a bug"):
+        main(["train"])
+
+
+def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=stop))
+    assert main(["train"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["train", "--help"]])
+def test_help_imports_neither_torch_nor_transformers(argv: list[str]) -> None:
+    code = (
+        "import sys\nfrom patchgen.cli import main\n"
+        f"try:\n    main({argv!r})\nexcept SystemExit:\n    pass\n"
+        "print('HEAVY', sorted({'torch', 'transformers', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"

@@ -1,0 +1,181 @@
+"""The doctor finds planted faults, names the file and the fix, and never raises."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import patchgen.doctor as doctor
+from patchgen.doctor import Check, examine, examine_machine, worst
+
+
+def paint(root: Path, name: str, seed: int, size: tuple[int, int] = (12, 8)) -> Path:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.RandomState(seed).randint(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(root / name)
+    return root / name
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> Path:
+    names = [f"{d}/{c}/{i}.png" for d in ("a", "b") for c in ("cat", "dog") for i in range(5)]
+    for seed, name in enumerate(names):
+        paint(tmp_path / "set", name, seed)
+    return tmp_path / "set"
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    assert len({check.name for check in checks}) == len(checks)
+    assert all(bool(check.fix) == (check.status != "pass") and check.detail for check in checks)
+    return {check.name: check for check in checks}
+
+
+def test_worst() -> None:
+    checks = {status: Check("x", status, "") for status in ("pass", "warn", "fail")}
+    assert worst([]) == "pass" and worst([checks["pass"]]) == "pass"
+    assert worst([checks["warn"], checks["pass"]]) == "warn"
+    assert worst([checks["pass"], checks["fail"], checks["warn"]]) == "fail"
+
+
+def test_healthy_set_passes(healthy: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    checks = examine(healthy, progress=lambda done, total: calls.append((done, total)))
+    found = by_name(checks)
+    assert worst(checks) == "pass"
+    assert found["layout"].detail == "20 images, 2 domains, 2 classes"
+    assert "a 12x8 (8-12), b 12x8 (8-12)" in found["image sizes"].detail
+    assert calls == [(i, 20) for i in range(1, 21)]
+
+
+def test_bad_layout_is_a_failed_check(tmp_path: Path) -> None:
+    (check,) = examine(tmp_path / "nowhere")
+    assert (check.name, check.status) == ("layout", "fail") and "No such data" in check.detail and check.fix
+    (check,) = examine(tmp_path, benchmark="pasc")
+    assert check.status == "fail" and "Did you mean 'pacs'" in check.detail
+
+
+def test_unreadable_images_are_named(healthy: Path) -> None:
+    whole = (healthy / "a/cat/0.png").read_bytes()
+    (healthy / "a/cat/0.png").write_bytes(whole[: len(whole) // 2])
+    (healthy / "a/cat/1.png").write_bytes(b"not an image")
+    (healthy / "b/dog/4.png").write_bytes(b"")
+    check = by_name(examine(healthy))["readable images"]
+    assert check.status == "fail" and check.detail.startswith("3 of 20")
+    assert all(name in check.detail for name in ("a/cat/0.png", "a/cat/1.png", "b/dog/4.png"))
+    fast = by_name(examine(healthy, decode=False))
+    assert fast["readable images"].detail.startswith("1 of 20: b/dog/4.png (empty file)")
+    assert "image sizes" not in fast
+
+
+def test_long_lists_are_cut(healthy: Path) -> None:
+    for i in range(5):
+        (healthy / f"a/cat/{i}.png").write_bytes(b"")
+    check = by_name(examine(healthy))["readable images"]
+    assert "a/cat/2.png" in check.detail and "a/cat/3.png" not in check.detail and "and 2 more" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("copy", "kind", "status"),
+    [
+        ("a/cat/9.png", "within a domain", "warn"),
+        ("b/cat/9.png", "across domains", "warn"),
+        ("a/dog/9.png", "different labels", "fail"),
+    ],
+)
+@pytest.mark.parametrize("decode", [True, False])
+def test_duplicates(healthy: Path, copy: str, kind: str, status: str, decode: bool) -> None:
+    shutil.copy(healthy / "a/cat/0.png", healthy / copy)
+    found = by_name(examine(healthy, decode=decode))
+    check = found[f"duplicates, {kind}"]
+    assert check.status == status and f"a/cat/0.png = {copy}" in check.detail and check.detail.startswith("1 pictures")
+    # a copy in another domain with the same label touches neither of the other two checks
+    others = {name: c.status for name, c in found.items() if name.startswith("duplicates") and c is not check}
+    wanted = {"within a domain": "pass", "across domains": "pass", "different labels": "pass"}
+    if kind == "different labels":
+        wanted["within a domain"] = "warn"  # a/cat and a/dog share the domain
+    assert others == {f"duplicates, {k}": v for k, v in wanted.items() if k != kind}
+
+
+def test_missing_and_tiny_classes(healthy: Path) -> None:
+    paint(healthy, "b/fox/1.png", 100)
+    found = by_name(examine(healthy))
+    assert found["missing classes"].status == "warn" and found["missing classes"].detail == "a lacks fox"
+    assert found["tiny classes"].status == "warn" and found["tiny classes"].detail == "b/fox (1)"
+
+
+def test_uneven_resolution_warns(healthy: Path) -> None:
+    for seed, (c, i) in enumerate((c, i) for c in ("cat", "dog") for i in range(5)):
+        paint(healthy, f"b/{c}/{i}.png", 50 + seed, size=(24, 16))
+    check = by_name(examine(healthy))["image sizes"]
+    assert check.status == "warn" and "a 12x8 (8-12), b 24x16 (16-24)" in check.detail
+
+
+def test_groups_on_both_sides(healthy: Path) -> None:
+    rows = [f"{p.relative_to(healthy).as_posix()},{p.parts[-3]},{p.parts[-2]}" for p in sorted(healthy.rglob("*.png"))]
+    manifest = healthy / "m.csv"
+
+    def groups(name: str) -> Check:
+        lines = [f"{row},{name.format(i)}" for i, row in enumerate(rows)]
+        manifest.write_text("path,domain,label,group\n" + "\n".join(lines))
+        return by_name(examine(manifest))["groups"]
+
+    torn = groups("p")  # one patient a domain: certainly on both sides
+    assert torn.status == "warn" and "2 of 2 groups" in torn.detail and "--split group" in torn.fix
+    assert groups("p{}").status == "pass"
+
+
+def test_benchmark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed, name in enumerate(["photo/dog/1.png", "sketch/dog/1.png", "sketch/horse/1.png"]):
+        paint(tmp_path / "PACS", name, seed)
+    found = by_name(examine(tmp_path / "PACS"))
+    assert found["counts"].status == "warn"
+    assert "photo 1 (-1,669), sketch 2 (-3,927)" in found["counts"].detail
+    assert found["domains"].detail == "pacs without art_painting, cartoon"
+    entry = doctor.BENCHMARKS["pacs"]
+    counts = {**entry.counts, "toy": {"photo": 1, "sketch": 2}}
+    monkeypatch.setitem(doctor.BENCHMARKS, "pacs", type(entry)(**{**vars(entry), "counts": counts}))
+    found = by_name(examine(tmp_path / "PACS"))
+    assert found["counts"].status == "pass" and "version toy" in found["counts"].detail
+
+
+def test_benchmark_without_known_counts_or_patients(tmp_path: Path) -> None:
+    for seed, name in enumerate(["ovarian/tumour/1.png", "uterus/non-tumour/1.png"]):
+        paint(tmp_path / "HISTOPANTUM", name, seed)
+    found = by_name(examine(tmp_path / "HISTOPANTUM"))
+    assert found["counts"].status == "pass" and "nothing to compare" in found["counts"].detail
+    assert found["groups"].status == "warn" and "hold no patient" in found["groups"].detail
+
+
+def test_cache_space(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "not" / "yet"))
+    usage = shutil.disk_usage(tmp_path)
+    seen: list[Path] = []
+
+    def disk(free: int) -> Check:
+        monkeypatch.setattr(shutil, "disk_usage", lambda place: (seen.append(place), usage._replace(free=free))[1])
+        return by_name(examine(healthy))["cache space"]
+
+    needed = 20 * 224 * 224 * 3
+    assert disk(needed).status == "warn" and disk(needed + 1).status == "pass"
+    assert set(seen) == {tmp_path}  # the nearest folder that exists
+
+
+def test_machine() -> None:
+    found = by_name(examine_machine())
+    assert set(found) >= {"python", "torch", "transformers", "extras"}
+    assert found["torch"].status == "pass" and "threads" in found["torch"].detail
+
+
+def test_broken_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision").mkdir()
+    error = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "torchvision" / "__init__.py").write_text(error)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    check = by_name(examine_machine())["torchvision"]
+    assert check.status == "fail" and "nms does not exist" in check.detail and "pip uninstall torchvision" in check.fix

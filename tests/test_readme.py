@@ -1,0 +1,89 @@
+"""The README keeps its word: its commands run, its targets exist, its links lead somewhere, its Python works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from patchgen.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
+# weights come over the network, which tests never use: of these only the help is asked
+OFFLINE = {"weights fetch"}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    """The words behind `program` of each command line in the shell blocks."""
+    lines = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
+    return [words[1:] for words in lines if words and words[0] == program]
+
+
+def test_something_is_checked() -> None:
+    assert {words[0] for words in commands("patchgen")} >= {"doctor", "train", "predict", "explain", "benchmark"}
+    assert ["test"] in commands("make") and blocks("python")
+
+
+@pytest.mark.parametrize("words", commands("patchgen"), ids=" ".join)
+def test_command_runs(
+    words: list[str],
+    image_folder: Path,
+    tiny_run: Callable[..., SimpleNamespace],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if " ".join(words) in OFFLINE:
+        with pytest.raises(SystemExit) as stop:
+            main([*words, "--help"])
+        assert stop.value.code == 0
+        return
+    run = str(tiny_run().path) if "runs/RUN" in words else ""
+    words = [word.replace("$PATCHGEN_DATA/photos", str(image_folder)).replace("runs/RUN", run) for word in words]
+    assert main([*words, *(CHEAP if words[0] in ("train", "benchmark") else [])]) == 0
+
+
+def test_run_folder_holds_what_the_readme_says(tiny_run: Callable[..., SimpleNamespace]) -> None:
+    run = tiny_run().path
+    table = re.search(r"## What a run folder contains\n(.*?)\n\n(?=The|#)", README, re.DOTALL)
+    assert table
+    for pattern in re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE):
+        assert list(Path(run).glob(pattern)), pattern
+
+
+def test_names_in_the_text_exist() -> None:
+    from patchgen.methods import METHODS
+
+    for name in re.findall(r"`patchgen ([a-z]+)", README):
+        assert name in COMMANDS, name
+    for name in ("lp-ln", "patchgen-no-losses"):
+        assert f"`{name}`" in README and name in METHODS
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {words[0] for words in commands("make")} | set(re.findall(r"`make ([a-z-]+)", README))
+    assert named and named <= targets
+
+
+def test_relative_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
+    assert links
+    missing = [link for link in links if not (ROOT / link).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("source", blocks("python"))
+def test_python_runs(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(source, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "torch.Size([8, 256]) torch.Size([8, 384]) torch.Size([8, 384])\n"

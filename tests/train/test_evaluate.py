@@ -1,0 +1,125 @@
+"""Scoring against a plain loop over single images, and a frozen backbone that reads each image once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from patchgen.config import Config
+from patchgen.data.augment import normalize
+from patchgen.data.images import ImageStore
+from patchgen.data.table import read_table
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model
+from patchgen.model.losses import mask_health
+from patchgen.train import evaluate
+from patchgen.train.evaluate import Evaluator, Reader
+
+SIZE = 28  # 2 x 2 patches of the tiny backbone
+
+
+class CountingStore(ImageStore):
+    """Counts how often each row was asked for."""
+
+    def load(self, rows: np.ndarray) -> torch.Tensor:  # type: ignore[override]
+        self.asked = getattr(self, "asked", Counter())
+        self.asked.update(np.asarray(rows).tolist())
+        return super().load(rows)
+
+
+def make(folder: Path, method: str, batch: int = 128) -> Evaluator:
+    table = read_table(folder)
+    config = Config(data=str(folder), unseen="studio", backbone="tiny", image_size=SIZE, method=method)
+    model = build_model(config, make_method(config), len(table.classes))
+    store = CountingStore([table.file(i) for i in range(len(table))], SIZE, None)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    return Evaluator(Reader(fabric, model, store), table.label, len(table.classes), batch)
+
+
+ROWS = np.array([0, 4, 11, 29, 33, 41, 55, 60, 71, 89, 17])
+
+
+@pytest.mark.parametrize("method", ["lp", "lp-ln", "patchgen"])
+@pytest.mark.parametrize("batch", [4, 128])
+def test_scores_equal_a_plain_loop(method: str, batch: int, image_folder: Path) -> None:
+    evaluator = make(image_folder, method, batch)
+    model, store = evaluator.reader.model, evaluator.reader.store
+    confusion, losses, health = np.zeros((3, 3), dtype=int), [], []
+    for row in ROWS.tolist():
+        image = normalize(store.load(np.array([row])).float() / 255, model.backbone.mean, model.backbone.std)
+        with torch.no_grad():
+            out = model(image)
+        true = int(evaluator.label[row])
+        confusion[true, int(out.logits[0].argmax())] += 1
+        losses.append(-float(out.logits[0].log_softmax(0)[true]))
+        health.append({k: float(v) for k, v in mask_health(out.mask).items()} if out.mask is not None else {})
+    ticks: list[int] = []
+    found = evaluator(ROWS, ticks.append)
+    assert found.confusion.tolist() == confusion.tolist() and found.confusion.dtype == np.int64
+    assert found.loss == pytest.approx(np.mean(losses), abs=1e-5)
+    assert set(found.mask) == set(health[0])
+    for name, value in found.mask.items():
+        assert value == pytest.approx(np.mean([h[name] for h in health]), abs=1e-5)
+    assert sum(ticks) == len(ROWS) and max(ticks) <= batch
+    assert found.record() == {
+        "accuracy": pytest.approx(np.trace(confusion) / len(ROWS)), "f1": found.record()["f1"], "images": len(ROWS),
+        "loss": found.loss,
+    }  # fmt: skip
+
+
+def test_nothing_learns_or_keeps_a_graph_while_scoring(image_folder: Path) -> None:
+    evaluator = make(image_folder, "lp-ln")
+    evaluator(ROWS)
+    assert all(parameter.grad is None for parameter in evaluator.reader.model.parameters())
+
+
+@pytest.mark.parametrize(("method", "times"), [("lp", 1), ("lp-ln", 3)])
+def test_a_frozen_backbone_reads_each_image_once(method: str, times: int, image_folder: Path) -> None:
+    evaluator = make(image_folder, method, batch=4)
+    first = evaluator(ROWS)
+    evaluator(ROWS[::-1])
+    again = evaluator(ROWS)
+    store = evaluator.reader.store
+    assert isinstance(store, CountingStore) and store.asked == dict.fromkeys(ROWS.tolist(), times)
+    assert again.confusion.tolist() == first.confusion.tolist() and again.loss == pytest.approx(first.loss, abs=1e-6)
+
+
+def test_repeated_rows_are_read_once_and_in_their_order(image_folder: Path) -> None:
+    reader = make(image_folder, "lp").reader
+    features = reader(np.array([7, 3, 7, 7]))
+    assert isinstance(reader.store, CountingStore) and reader.store.asked == {3: 1, 7: 1}
+    assert torch.equal(features[0], features[2]) and torch.equal(features[0], features[3])
+    torch.testing.assert_close(reader(np.array([3, 7])), features[[1, 0]], rtol=0, atol=0)
+    torch.testing.assert_close(features[1:2], reader.model.read(reader.images(np.array([3]))), atol=1e-5, rtol=0)
+
+
+def test_memory_is_limited(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dim, kept = 64, 3
+    monkeypatch.setattr(evaluate, "MEMORY", kept * dim * 4 + 5)  # bytes: three float32 vectors and a bit
+    evaluator = make(image_folder, "lp", batch=2)
+    first = evaluator(ROWS)
+    reader = evaluator.reader
+    assert set(reader.memory) == set(ROWS[:kept].tolist()) and reader.room == 5
+    assert sum(t.untyped_storage().nbytes() for t in reader.memory.values()) == kept * dim * 4  # no batch hangs on them
+    assert evaluator(ROWS).confusion.tolist() == first.confusion.tolist()
+    assert isinstance(reader.store, CountingStore)
+    assert reader.store.asked == {row: 1 if row in ROWS[:kept] else 2 for row in ROWS.tolist()}
+
+
+def test_kept_features_do_not_hide_a_new_head(image_folder: Path) -> None:
+    evaluator = make(image_folder, "lp")
+    evaluator(ROWS)
+    with torch.no_grad():
+        evaluator.reader.model.head.weight.zero_()
+        evaluator.reader.model.head.bias.copy_(torch.tensor([0.0, 9.0, 0.0]))
+    assert evaluator(ROWS).confusion.sum(0).tolist() == [0, len(ROWS), 0]
+
+
+def test_no_rows_score_nothing(image_folder: Path) -> None:
+    found = make(image_folder, "patchgen")(np.array([], dtype=np.int64))
+    assert found.confusion.sum() == 0 and found.loss == 0 and found.record()["images"] == 0

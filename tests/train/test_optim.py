@@ -1,0 +1,118 @@
+"""Which parameters learn at which rate, and an optimiser state that goes on exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from patchgen.config import Config
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model, load_trained, trained_tensors
+from patchgen.model.classifier import Classifier
+from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.records import load_tensors, save_tensors
+
+
+def settings(**changes: Any) -> Config:
+    return Config(data="photos", unseen="site_c", backbone="tiny", image_size=56, lr=0.1, **changes)
+
+
+def make(config: Config) -> Classifier:
+    return build_model(config, make_method(config), 3)
+
+
+def groups(model: Classifier, config: Config) -> dict[str, tuple[float, set[str]]]:
+    """name -> (rate, names of its parameters)"""
+    name_of = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = make_optimizer(model, config).param_groups
+    return {group["name"]: (group["lr"], {name_of[id(p)] for p in group["params"]}) for group in found}
+
+
+def expected(model: Classifier, method: str) -> dict[str, set[str]]:
+    """By module types, not by requires_grad."""
+    every = {name for name, _ in model.named_parameters()}
+    norms = {
+        f"{where}.{name}" for where, module in model.named_modules() if isinstance(module, nn.LayerNorm)
+        for name, _ in module.named_parameters() if where.startswith("backbone.")
+    }  # fmt: skip
+    tuned = {"lp": set(), "full": {name for name in every if name.startswith("backbone.")}}.get(method, norms)
+    parts = {"head": {"head.weight", "head.bias"}, "select": {n for n in every if n.startswith("select.")}}
+    return {name: names for name, names in (parts | {"backbone": tuned}).items() if names}
+
+
+@pytest.mark.parametrize("method", ["lp", "lp-ln", "full", "patchgen", "patchgen-no-losses"])
+def test_groups_hold_exactly_what_the_method_trains(method: str) -> None:
+    config = settings(method=method, lr_module=0.2, lr_backbone=0.3, weight_decay=0.01)
+    model = make(config)
+    found, wanted = groups(model, config), expected(model, method)
+    assert {name: names for name, (_, names) in found.items()} == wanted
+    rates = {"head": 0.1, "select": 0.2, "backbone": 0.3}
+    assert {name: rate for name, (rate, _) in found.items()} == {name: rates[name] for name in wanted}
+    assert all(group["weight_decay"] == 0.01 for group in make_optimizer(model, config).param_groups)
+
+
+def test_rates_left_out_are_the_heads_and_zero_is_a_rate() -> None:
+    config = settings(method="patchgen")
+    assert {rate for rate, _ in groups(make(config), config).values()} == {0.1}
+    config = settings(method="patchgen", lr_module=0.0, lr_backbone=0.0)
+    assert {name: rate for name, (rate, _) in groups(make(config), config).items()} == {
+        "head": 0.1, "select": 0.0, "backbone": 0.0,
+    }  # fmt: skip
+
+
+def step(model: Classifier, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    images = torch.randn(2, 3, 56, 56, generator=torch.Generator().manual_seed(seed))
+    nn.functional.cross_entropy(model(images).logits, torch.tensor([0, 2])).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("method", ["lp", "patchgen", "full"])
+def test_a_restored_optimizer_takes_the_identical_next_step(method: str, tmp_path: Path) -> None:
+    config = settings(method=method, weight_decay=0.01)
+    model = make(config)
+    optimizer = make_optimizer(model, config)
+    for number in range(2):
+        step(model, optimizer, number)
+    both = {f"m.{k}": v for k, v in trained_tensors(model).items()}
+    both |= {f"o.{k}": v for k, v in optimizer_tensors(optimizer).items()}
+    save_tensors(tmp_path / "state.safetensors", both, {})
+    saved = load_tensors(tmp_path / "state.safetensors")[0]
+
+    other = make(config)
+    load_trained(other, {k[2:]: v for k, v in saved.items() if k.startswith("m.")})
+    again = make_optimizer(other, config)
+    restore_optimizer(again, {k[2:]: v for k, v in saved.items() if k.startswith("o.")})
+    step(model, optimizer, 2)
+    step(other, again, 2)
+    for name, tensor in trained_tensors(model).items():
+        assert torch.equal(tensor, trained_tensors(other)[name]), name
+    one, two = optimizer_tensors(optimizer), optimizer_tensors(again)
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_fresh_state_would_take_another_step() -> None:
+    """The test above can fail: without the memory Adam's next step is a different one."""
+    config = settings(method="lp")
+    model, other = make(config), make(config)
+    optimizer = make_optimizer(model, config)
+    step(model, optimizer, 0)
+    load_trained(other, trained_tensors(model))
+    step(model, optimizer, 1)
+    step(other, make_optimizer(other, config), 1)
+    assert not torch.equal(model.head.weight, other.head.weight)
+
+
+def test_the_current_rates_stay_in_force() -> None:
+    config = settings(method="lp")
+    model = make(config)
+    optimizer = make_optimizer(model, config)
+    step(model, optimizer, 0)
+    slower = make_optimizer(model, settings(method="lp", lr_backbone=0.5))
+    slower.param_groups[0]["lr"] = 0.025
+    restore_optimizer(slower, optimizer_tensors(optimizer))
+    assert slower.param_groups[0]["lr"] == 0.025

@@ -1,0 +1,210 @@
+"""The run folder under a kill, a full disk, damaged files and a second process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from patchgen.config import Config
+from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors, write_text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, Config(data="photos", unseen="site_c", seed=3), "abc")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.name.endswith(".tmp")]
+
+
+def test_create_writes_the_settings_once(run: RunFolder, tmp_path: Path) -> None:
+    again = RunFolder.create(tmp_path, Config(data="moved", unseen="site_c", seed=3), "abc")
+    assert again.path == run.path == tmp_path / "abc"
+    assert again.config == Config(data="photos", unseen="site_c", seed=3)
+    assert not run.done and run.checkpoint("state") == run.path / "checkpoints" / "state.safetensors"
+    assert RunFolder.open(run.path).config == run.config
+    with pytest.raises(ValueError, match=r"made with other settings, seed 3 \(now 4\); train into another --out"):
+        RunFolder.create(tmp_path, Config(data="photos", unseen="site_c", seed=4), "abc")
+
+
+def test_open_says_what_is_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a run folder .*`patchgen train` prints one"):
+        RunFolder.open(tmp_path)
+
+
+# Records
+
+
+def test_records_come_back_in_order_and_by_kind(run: RunFolder) -> None:
+    written = [{"kind": "evaluation", "step": 0}, {"kind": "test", "class": "Öl"}, {"kind": "evaluation", "step": 2}]
+    assert run.records() == []
+    for record in written:
+        run.append(record)
+    assert run.records() == written
+    assert run.records("evaluation") == [written[0], written[2]] and run.records("other") == []
+
+
+@pytest.mark.parametrize("keep", range(0, 24, 5))
+def test_a_torn_last_line_is_left_out(run: RunFolder, keep: int) -> None:
+    run.append({"kind": "evaluation", "step": 0})
+    line = json.dumps({"kind": "evaluation", "step": 15})
+    assert keep < len(line)
+    with open(run.path / "records.jsonl", "a") as handle:
+        handle.write(line[:keep])
+    assert run.records() == [{"kind": "evaluation", "step": 0}]
+
+
+def test_rewind_forgets_what_came_after_the_state(run: RunFolder) -> None:
+    run.rewind_records(0)  # nothing is there yet
+    run.append({"step": 0})
+    size = run.records_size()
+    assert size == len('{"step": 0}\n')
+    run.append({"step": 1})
+    with open(run.path / "records.jsonl", "a") as handle:
+        handle.write('{"st')
+    run.rewind_records(size)
+    run.append({"step": 2})
+    assert (run.path / "records.jsonl").read_text() == '{"step": 0}\n{"step": 2}\n'
+    run.rewind_records(10**6)
+    assert run.records() == [{"step": 0}, {"step": 2}]
+
+
+# Atomic writes
+
+
+def full_disk(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["replace", "fsync"])
+def test_a_failed_text_write_keeps_the_old_file(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.md"
+    write_text(path, "old\n")
+    monkeypatch.setattr(os, call, full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(path, "new\n")
+    assert path.read_text() == "old\n" and not leftovers(tmp_path)
+
+
+def test_a_failed_checkpoint_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "state.safetensors"
+    save_tensors(path, {"w": torch.ones(3)}, {"step": 1})
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_tensors(path, {"w": torch.zeros(3)}, {"step": 2})
+    tensors, facts = load_tensors(path)
+    assert torch.equal(tensors["w"], torch.ones(3)) and facts == {"step": 1} and not leftovers(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_fit_the_disk_is_an_oserror(tmp_path: Path) -> None:
+    path = tmp_path / "state.safetensors"
+    save_tensors(path, {"w": torch.ones(3)}, {"step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # a write beyond this fails as on a full disk
+    try:
+        with pytest.raises(OSError, match="state.safetensors cannot be written .*; free some space"):
+            save_tensors(path, {"w": torch.zeros(10_000)}, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert load_tensors(path)[1] == {"step": 1} and not leftovers(tmp_path)
+
+
+def test_finish_closes_the_run_and_drops_the_state(run: RunFolder) -> None:
+    for name in ("state", "selected"):
+        save_tensors(run.checkpoint(name), {"w": torch.ones(1)}, {})
+    run.finish("# summary of Öl\n")
+    assert run.done and (run.path / "summary.md").read_text(encoding="utf-8") == "# summary of Öl\n"
+    assert not run.checkpoint("state").exists() and run.checkpoint("selected").exists()
+
+
+def test_an_unfinished_finish_is_not_done(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tensors(run.checkpoint("state"), {"w": torch.ones(1)}, {})
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        run.finish("# summary\n")
+    assert not run.done and run.checkpoint("state").exists()
+
+
+# Checkpoints
+
+
+def test_tensors_and_facts_round_trip(tmp_path: Path) -> None:
+    weight = torch.randn(3, 4, requires_grad=True)
+    tensors = {"a": weight, "view": weight.T, "step": torch.tensor(7.0), "half": torch.ones(2, dtype=torch.bfloat16)}
+    facts = {"classes": ["Öl", "b"], "grid": [4, 4], "best": 0.5, "swad": {"threshold": None}}
+    save_tensors(tmp_path / "x.safetensors", tensors, facts)
+    found, about = load_tensors(tmp_path / "x.safetensors")
+    assert about == facts and found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor.detach()) and found[name].dtype == tensor.dtype
+        assert not found[name].requires_grad
+
+
+def test_damaged_and_foreign_files_are_refused_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    save_tensors(path, {"a": torch.ones(100)}, {"step": 1})
+    whole = path.read_bytes()
+    cases = {size: whole[:size] for size in (0, 4, 8, 50, len(whole) - 1)}
+    cases[-1] = b"\xff" * 300
+    for content in cases.values():
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="x.safetensors is damaged .*delete it and run the same command again"):
+            load_tensors(path)
+    for metadata in (None, {"format": "pt"}, {"patchgen": "{torn"}):
+        save_file({"a": torch.ones(2)}, path, metadata=metadata)
+        with pytest.raises(ValueError, match="not a checkpoint of ours"):
+            load_tensors(path)
+
+
+@pytest.mark.parametrize("name", ["nothing.safetensors", "."])
+def test_a_missing_checkpoint_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no checkpoint"):
+        load_tensors(tmp_path / name)
+
+
+# The lock
+
+HOLD = """
+import fcntl, sys
+handle = open(sys.argv[1], "w")
+fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_has_ended(run: RunFolder) -> None:
+    command = [sys.executable, "-c", HOLD, str(run.path / ".lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdin is not None and other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="is being trained by another process"), run.locked():
+            pass
+    finally:
+        other.kill()  # the lock goes with the process, however it ends
+        other.wait()
+        other.stdin.close()
+        other.stdout.close()
+    with run.locked():
+        refused = subprocess.run(command, input="", capture_output=True, text=True)
+        assert refused.returncode != 0 and "BlockingIOError" in refused.stderr
+    with run.locked():
+        pass
+
+
+def test_environment_names_what_numbers_depend_on() -> None:
+    found = environment(threads=3)
+    assert found["threads"] == 3 and found["packages"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,92 @@
+"""Scores against scikit-learn, and the named rules that choose a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
+
+from patchgen.train.metrics import accuracy, f1, per_class_accuracy, scores
+from patchgen.train.selection import RULES, best
+
+
+def labels(classes: int, seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, classes, n)
+    return true, np.where(rng.random(n) < 0.6, true, rng.integers(0, classes, n))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_scores_equal_scikit_learn(classes: int, seed: int) -> None:
+    true, predicted = labels(classes, seed)
+    confusion = confusion_matrix(true, predicted, labels=range(classes))
+    assert accuracy(confusion) == pytest.approx(accuracy_score(true, predicted))
+    average = "binary" if classes == 2 else "macro"  # HISTOPANTUM's F1 is that of the tumour class
+    assert f1(confusion) == pytest.approx(f1_score(true, predicted, average=average))
+    names = tuple(f"class {i}" for i in range(classes))
+    recall = recall_score(true, predicted, average=None, labels=range(classes))
+    assert list(per_class_accuracy(confusion, names).values()) == pytest.approx(recall)
+
+
+def test_classes_that_never_occur_do_not_count() -> None:
+    true, predicted = np.array([0, 0, 2, 2, 2]), np.array([0, 2, 2, 2, 4])
+    confusion = confusion_matrix(true, predicted, labels=range(6))
+    # scikit-learn takes the classes that are true or predicted: 0, 2 and 4
+    assert f1(confusion) == pytest.approx(f1_score(true, predicted, average="macro"))
+    assert f1(confusion) == pytest.approx((2 / 3 + 2 / 3 + 0) / 3)
+    assert per_class_accuracy(confusion, tuple("abcdef")) == {"a": 0.5, "c": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_nothing_scored_is_zero_and_says_so(classes: int) -> None:
+    assert scores(np.zeros((classes, classes), dtype=np.int64)) == {"accuracy": 0.0, "f1": 0.0, "images": 0}
+
+
+def test_no_positive_case_is_zero() -> None:
+    assert f1(np.array([[5, 0], [0, 0]])) == 0.0
+
+
+def test_scores_of_a_case_by_hand() -> None:
+    found = scores(np.array([[3, 1], [2, 4]]), loss=0.7)
+    assert found == {"accuracy": 0.7, "f1": pytest.approx(8 / 11), "images": 10, "loss": 0.7}
+
+
+def record(step: int, site_a: float, site_b: float, unseen: float) -> dict[str, Any]:
+    """Accuracies as given; F1 turns their order around."""
+    both = {name: {"accuracy": value, "f1": 1 - value} for name, value in (("site_a", site_a), ("site_b", site_b))}
+    return {"step": step, "validation": both, "oracle": {"accuracy": unseen, "f1": 1 - unseen}}
+
+
+RECORDS = [
+    record(0, 0.25, 0.25, 0.75),
+    record(10, 0.75, 0.5, 0.25),
+    record(20, 0.5, 0.75, 0.875),  # the same mean as step 10
+    record(30, 1.0, 0.0, 0.875),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "metric", "step"),
+    [
+        ("source-validation", "accuracy", 10),
+        ("source-validation", "f1", 0),
+        ("last", "accuracy", 30),
+        ("last", "f1", 30),
+        ("oracle", "accuracy", 20),
+        ("oracle", "f1", 10),
+    ],
+)
+def test_the_first_of_the_best_is_chosen(rule: str, metric: str, step: int) -> None:
+    assert best(RECORDS, rule, metric)["step"] == step
+    assert RULES[rule](best(RECORDS, rule, metric), metric) == max(RULES[rule](r, metric) for r in RECORDS)
+
+
+def test_source_validation_is_a_plain_mean_of_domains_and_blind_to_the_unseen() -> None:
+    one = record(0, 0.2, 0.6, 0.0)
+    one["validation"]["site_a"]["images"] = 1000  # a large domain weighs no more than a small one
+    assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)
+    del one["oracle"]
+    assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)

@@ -1,0 +1,193 @@
+"""The loop's promises: exact resume, the same numbers on one device and two, and no look at the unseen domain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.config import Config
+from patchgen.train import trainer as trainer_module
+from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.trainer import Trainer, train
+
+
+def plain(run: RunFolder) -> list[dict[str, Any]]:
+    """Records without what the clock decides."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
+
+
+def same_checkpoints(one: RunFolder, other: RunFolder) -> bool:
+    for name in ("selected", "swad"):
+        a, b = load_tensors(one.checkpoint(name))[0], load_tensors(other.checkpoint(name))[0]
+        if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
+            return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(Config(**tiny_settings), tmp_path_factory.mktemp("unbroken"), quiet=True)
+
+
+def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
+    names = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*") if p.is_file()}
+    expected = {"config.yaml", "env.json", "splits.csv", "records.jsonl", "summary.md", "done"}
+    assert expected | {"checkpoints/selected.safetensors", "checkpoints/swad.safetensors"} == names - {".lock"}
+    kinds = [r["kind"] for r in unbroken.records()]
+    assert kinds == ["evaluation"] * 3 + ["test"] * 2
+    test = unbroken.records("test")[0]
+    assert test["in"]["images"] + test["out"]["images"] == test["all"]["images"] == 30
+    assert {"mean", "spread", "weak", "strong"} == set(test["mask"]) == set(unbroken.records()[0]["mask"])
+    assert {"main", "L_ms", "L_conf", "L_sim", "L_neg", "weak_share"} <= set(unbroken.records()[0]["train"])
+    assert json.loads((unbroken.path / "env.json").read_text())["threads"] >= 1
+
+
+@pytest.mark.parametrize("moment", [("_step", 2), ("_step", 3), ("_save_state", 2), ("_test", 4)])
+def test_an_interrupted_run_goes_on_to_the_same_records(
+    moment: tuple[str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    name, count = moment
+    whole = getattr(Trainer, name)
+    calls = {"n": 0}
+
+    def breaks(self: Trainer, *args: Any) -> Any:
+        calls["n"] += 1
+        if calls["n"] == (count if name != "_test" else 2):
+            raise KeyboardInterrupt
+        return whole(self, *args)
+
+    monkeypatch.setattr(Trainer, name, breaks)
+    with pytest.raises(KeyboardInterrupt):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    monkeypatch.setattr(Trainer, name, whole)
+    run = train(Config(**tiny_settings), tmp_path, quiet=True)
+    assert plain(run) == plain(unbroken)
+    assert same_checkpoints(run, unbroken)
+
+
+def test_a_killed_run_goes_on_to_the_same_records(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "steps": 60, "eval_every": 3, "threads": 1}
+    code = (
+        "import json, sys; from patchgen.config import Config; from patchgen.train.trainer import train;"
+        "train(Config(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
+    )
+    command = [sys.executable, "-c", code, json.dumps(settings)]
+    victim = subprocess.Popen([*command, str(tmp_path / "killed")])
+    deadline = time.monotonic() + 120
+    while not any(p.read_text().count("\n") >= 3 for p in tmp_path.glob("killed/*/records.jsonl")):
+        assert victim.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    [path] = (tmp_path / "killed").iterdir()
+    assert not (path / "done").exists()
+    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    killed, whole = RunFolder(path), RunFolder(tmp_path / "whole" / path.name)
+    assert plain(killed) == plain(whole)
+    assert same_checkpoints(killed, whole)
+
+
+def test_two_processes_share_the_batch_of_one(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "steps": 3, "accelerator": "cpu", "threads": 1}
+    one = train(Config(**settings), tmp_path / "one", quiet=True)
+    two = train(Config(**settings, devices=2), tmp_path / "two", quiet=True)
+    for a, b in zip(one.records(), two.records(), strict=True):
+        assert a["kind"] == b["kind"]
+        if a["kind"] == "evaluation":
+            assert b["train"] == pytest.approx(a["train"], abs=2e-5)
+            for domain, scores in a["validation"].items():
+                assert b["validation"][domain] == pytest.approx(scores, abs=2e-4)
+    weights = [load_tensors(run.checkpoint("swad"))[0] for run in (one, two)]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
+
+
+def test_micro_batches_add_up_to_the_step(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "method": "lp-ln", "steps": 2, "eval_every": 1}
+    whole = train(Config(**settings), tmp_path, quiet=True)
+    parts = train(Config(**settings, accumulate=2), tmp_path, quiet=True)
+    for a, b in zip(whole.records("evaluation"), parts.records("evaluation"), strict=True):
+        assert b["train"]["main"] == pytest.approx(a["train"]["main"], abs=1e-5)
+
+
+def test_kept_features_change_nothing(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    settings = {**tiny_settings, "method": "lp", "augment": False, "steps": 6}
+    kept = train(Config(**settings), tmp_path / "kept", quiet=True)
+    monkeypatch.setattr("patchgen.train.evaluate.MEMORY", 0)
+    fresh = train(Config(**settings), tmp_path / "fresh", quiet=True)
+    for a, b in zip(kept.records("evaluation"), fresh.records("evaluation"), strict=True):
+        assert b["train"] == pytest.approx(a["train"], abs=1e-5)
+
+
+@pytest.mark.parametrize("select", ["source-validation", "oracle"])
+def test_the_unseen_domain_is_scored_only_for_what_is_reported(
+    select: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    seen: list[tuple[str, set[int]]] = []
+    for name in ("_evaluate", "_test"):
+        whole = getattr(Trainer, name)
+
+        def spy(self: Trainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
+            inner = self.evaluate
+            self.evaluate = lambda rows, *more: seen.append((_name, set(rows.tolist()))) or inner(rows, *more)
+            try:
+                return _whole(self, *args)
+            finally:
+                self.evaluate = inner
+
+        monkeypatch.setattr(Trainer, name, spy)
+    run = train(Config(**{**tiny_settings, "select": select, "swad": False}), tmp_path, quiet=True)
+    unseen = set(range(60, 90))  # "studio" is the last of three domains with 30 images each
+    during = [rows & unseen for name, rows in seen if name == "_evaluate"]
+    assert any(during) == (select == "oracle")
+    assert set().union(*(rows for name, rows in seen if name == "_test")) == unseen
+    assert run.records("test")[0]["rule"] == select
+    assert ("LOOKS AT THE UNSEEN" in (run.path / "summary.md").read_text()) == (select == "oracle")
+
+
+def test_training_learns(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "tune": "full", "batch_per_domain": 8, "steps": 61, "eval_every": 30}
+    run = train(Config(**settings, augment=False), tmp_path, quiet=True)
+    first, *_, last = run.records("evaluation")
+    assert last["train"]["main"] < 0.7 * first["train"]["main"]
+
+
+def test_a_damaged_state_is_refused_and_kept(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Trainer, "report", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    [state] = tmp_path.glob("*/checkpoints/state.safetensors")
+    cut = state.read_bytes()[:-100]
+    state.write_bytes(cut)
+    with pytest.raises(ValueError, match="damaged"):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    assert state.read_bytes() == cut
+
+
+def test_divergence_is_named(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(
+        trainer_module.Trainer, "_count", lambda self, values: self.sums.update(main=(torch.tensor(float("nan")), 1))
+    )
+    with pytest.raises(ValueError, match="diverged.*lower --lr"):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+
+
+def test_another_backbone_is_not_mixed_in(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    whole = Trainer.report
+    monkeypatch.setattr(Trainer, "report", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    monkeypatch.setattr(Trainer, "report", whole)
+    monkeypatch.setattr("patchgen.model.backbone.Backbone.digest", lambda self: "another")
+    with pytest.raises(ValueError, match="another backbone"):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
