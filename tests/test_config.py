@@ -17,8 +17,8 @@ BASE: dict[str, Any] = {"data": "photos", "unseen": "site_c"}
 OTHER: dict[str, Any] = {
     "data": "elsewhere", "unseen": "site_b", "method": "lp", "pool": "cls", "tune": "full", "backbone": "tiny",
     "benchmark": "pacs", "options": {"crctp_fold": "Fold1"}, "image_size": 112, "steps": 7, "batch_per_domain": 8,
-    "eval_every": 3, "val_images": 5, "augment": False, "normalization": "imagenet", "split": "group", "holdout": 0.5, "lr": 1e-4, "lr_module": 1e-2,
-    "lr_backbone": 1e-5, "weight_decay": 0.1, "accumulate": 4, "precision": "bf16-mixed", "lambda_ms": 0.5,
+    "eval_every": 3, "val_images": 5, "augment": False, "normalization": "imagenet", "split": "group", "holdout": 0.5,
+    "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1, "accumulate": 4, "precision": "bf16-mixed", "lambda_ms": 0.5,
     "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear", "swad": True, "swad_ratio": 1.2,
     "swad_compat": True, "select": "last", "seed": 2, "devices": 2, "accelerator": "cpu", "threads": 1, "cache": False,
 }  # fmt: skip
@@ -43,7 +43,7 @@ def test_hash_is_the_digest_of_the_settings_that_are_not_usual() -> None:
     assert Config(**BASE, weight_decay=0).hash("rows") == Config(**BASE).hash("rows")
 
 
-@pytest.mark.parametrize("settings", [BASE, {**BASE, **PRESETS["small"]}, OTHER, {**BASE, "unseen": "2016", "lr": 5e-5}])
+@pytest.mark.parametrize("settings", [BASE, {**BASE, **PRESETS["small"]}, OTHER, {**BASE, "unseen": "2016"}])
 def test_yaml_round_trip(settings: dict[str, Any], tmp_path: Path) -> None:
     config = Config(**settings)
     (tmp_path / "config.yaml").write_text(dump_config(config))
@@ -65,7 +65,7 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: a\nunseen: b\nbatch_per_domian: 3", "unknown setting 'batch_per_domian'; did you mean 'batch_per_domain'"),
+        ("data: a\nunseen: b\nevel_every: 3", "unknown setting 'evel_every'; did you mean 'eval_every'"),
         ("data: a\nunseen: b\nzzz: 3", "unknown setting 'zzz'$"),
         ("data: a\nunseen: b\n7: 3", "unknown setting 7"),
         ("data: a", "unseen are required"),

@@ -1,6 +1,6 @@
 """The command table. Each command is a module with one verb, imported only when it is called.
 
-    patchgen train photos --unseen site_c --method patchgen --preset small
+patchgen train photos --unseen site_c --method patchgen --preset small
 """
 
 from __future__ import annotations

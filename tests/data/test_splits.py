@@ -115,8 +115,13 @@ def test_group_rule_depends_on_the_seed_not_on_row_order() -> None:
 
     order = np.random.RandomState(0).permutation(200)
     mixed = Table(
-        table.root, tuple(table.paths[i] for i in order), table.domains, table.classes, table.domain[order],
-        table.label[order], tuple((group * 2)[i] for i in order),
+        table.root,
+        tuple(table.paths[i] for i in order),
+        table.domains,
+        table.classes,
+        table.domain[order],
+        table.label[order],
+        tuple((group * 2)[i] for i in order),
     )
     assert held(table, 1) == held(mixed, 1)
     assert held(table, 1) != held(table, 2)

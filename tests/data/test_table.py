@@ -167,8 +167,10 @@ MANIFEST_ERRORS = {
     "empty file": ("", "no column 'path' \\(found: nothing\\)"),
     "no rows": ("path,domain,label\n", "has no rows"),
     "column twice": ("path,domain,label,label\n", "column twice"),
-    "lost files": ("path,domain,label\n" + ROW + "".join(f"x{i}.jpg,b,cat\n" for i in range(5)),
-                   r"5 of 6 files do not exist \(line 3: x0.jpg; line 4: x1.jpg; line 5: x2.jpg; \.\.\.\)"),
+    "lost files": (
+        "path,domain,label\n" + ROW + "".join(f"x{i}.jpg,b,cat\n" for i in range(5)),
+        r"5 of 6 files do not exist \(line 3: x0.jpg; line 4: x1.jpg; line 5: x2.jpg; \.\.\.\)",
+    ),
     "empty cell": ("path,domain,label\n" + ROW + "b/cat/2.jpg,,cat\n", "line 3: the cell 'domain' is empty"),
     "empty group": ("path,domain,label,group\na/dog/0.tiff,a,dog,p\nb/cat/2.jpg,b,cat,\n", "line 3: the cell 'group'"),
     "two labels": ("path,domain,label\n" + ROW + "./a/dog/0.tiff,a,cat\n", "'dog' in line 2, but .*'cat' in line 3"),

@@ -108,7 +108,7 @@ def test_a_patient_is_never_on_both_sides() -> None:
 
 
 def test_an_unknown_domain_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"--unseen 'skecth' .*; did you mean 'sketch'\? \(domains: art, photo, sketch"):
+    with pytest.raises(ValueError, match=r"--unseen 'skecth' .*; did you mean 'sketch'\? \(domains: art, photo"):
         make_fold(config(unseen="skecth"), make_table())
     with pytest.raises(ValueError, match=r"'zzz' is not a domain of this data \(domains"):
         check_domain(make_table(), "zzz")

@@ -11,12 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from patchgen.config import Config
+from patchgen.data.table import Table
+from patchgen.tasks.mdg import make_fold
 from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors, write_text
+from patchgen.train.summary import summarize
+from patchgen.train.trainer import _first_process
 
 
 @pytest.fixture
@@ -202,6 +207,40 @@ def test_a_second_process_is_refused_until_the_first_has_ended(run: RunFolder) -
         assert refused.returncode != 0 and "BlockingIOError" in refused.stderr
     with run.locked():
         pass
+
+
+@pytest.mark.parametrize(
+    ("variables", "first"),
+    [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"SLURM_PROCID": "2"}, False)],
+)
+def test_of_a_launched_job_only_the_first_process_locks(
+    variables: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _first_process() == first
+
+
+# The summary
+
+
+def test_the_summary_is_one_table_with_its_notes_behind_it(run: RunFolder) -> None:
+    table = Table(
+        Path("photos"), tuple(f"{i}.png" for i in range(60)), ("site_a", "site_b", "site_c"), ("cat", "dog", "owl"),
+        np.repeat(np.arange(3), 20), np.where(np.arange(60) < 58, np.arange(60) % 2, 2),
+    )  # fmt: skip
+    score = {"accuracy": 0.5, "f1": 0.25, "images": 20}
+    shared = {"kind": "test", "in": score, "all": score, "covered": {"without": ["owl"], **score}}
+    run.append({**shared, "checkpoint": "selected", "step": 7})
+    run.append({**shared, "checkpoint": "swad", "start_step": 2, "end_step": 9})
+    text = summarize(run, run.config, make_fold(run.config, table))
+    rows = [i for i, line in enumerate(text.splitlines()) if line.startswith("|")]
+    assert len(rows) == 4 and rows == list(range(rows[0], rows[0] + 4))  # an empty line would end the table
+    assert "| selected | 7 | 0.5000 | 0.5000 | 0.2500 | 20 |" in text and "| swad | 2-9 |" in text
+    for checkpoint in ("selected", "swad"):
+        assert f"Without owl, which no source has, {checkpoint}: 0.5000" in text
 
 
 def test_environment_names_what_numbers_depend_on() -> None:

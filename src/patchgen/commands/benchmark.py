@@ -8,12 +8,12 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
 from patchgen.commands import option, parse, settings_of
-from patchgen.config import PRESETS, Config, Pool, Tune
+from patchgen.config import Config, Pool, Tune, preset_settings
 
 if TYPE_CHECKING:
     from patchgen.report.table import Cell
@@ -33,6 +33,8 @@ class BenchmarkArguments(Config):
     pool: tyro.conf.Suppress[Pool | None] = None
     tune: tyro.conf.Suppress[Tune | None] = None
     seed: tyro.conf.Suppress[int] = 1
+    lr: float = 0.0
+    """Adam's learning rate for every method; 0 takes the preset's own for each."""
     swad: bool = True
     """Report weight averaging beside the selected checkpoint."""
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
@@ -69,11 +71,15 @@ def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator
     for unseen in arguments.folds or domains:
         for seed in arguments.seeds:
             for label in arguments.methods:
-                for lr in arguments.lr_grid or (None,):
-                    changes: dict[str, Any] = {"unseen": unseen, "seed": seed, **method_settings(label)}
-                    if lr is not None:
-                        changes |= {"lr": lr, "lr_module": lr, "lr_backbone": lr}
+                chosen = method_settings(label)
+                for lr in arguments.lr_grid or rates(arguments, chosen["method"]):
+                    changes = {"unseen": unseen, "seed": seed, "lr": lr, **chosen}
                     yield Job(label, settings_of(arguments, Config, **changes))
+
+
+def rates(arguments: BenchmarkArguments, method: str) -> tuple[float, ...]:
+    """The learning rate given, or else the preset's own for this method."""
+    return (arguments.lr or preset_settings(arguments.preset, method).get("lr", Config.lr),)
 
 
 def method_settings(label: str) -> dict[str, str]:
@@ -92,7 +98,7 @@ def method_settings(label: str) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {})}
+    start = {"data": tyro.MISSING, **preset_settings(option(argv, "--preset", "small"), ""), "lr": 0.0}
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
     from patchgen.data.table import read_table
     from patchgen.methods import make_method

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import option, parse, settings_of
-from patchgen.config import PRESETS, Config, load_config
+from patchgen.config import Config, load_config, preset_settings
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def defaults(argv: list[str]) -> dict[str, Any]:
     path = option(argv, "--config", "")
     if path:
         return vars(load_config(path))
-    preset = option(argv, "--preset", "small")
-    return {"data": tyro.MISSING, "unseen": tyro.MISSING, **PRESETS.get(preset, {})}
+    preset = preset_settings(option(argv, "--preset", "small"), option(argv, "--method", Config.method))
+    return {"data": tyro.MISSING, "unseen": tyro.MISSING, **preset}
 
 
 def main(argv: list[str]) -> int:

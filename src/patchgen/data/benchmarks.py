@@ -165,7 +165,8 @@ class Benchmark:
 
 _ENTRIES = (
     Benchmark(
-        "pacs", "PACS",
+        "pacs",
+        "PACS",
         aliases=("kfold",),  # what the archive unpacks to
         domains=("art_painting", "cartoon", "photo", "sketch"),
         classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
@@ -176,7 +177,8 @@ _ENTRIES = (
         source="the authors' archive, which unpacks to kfold; place the folder yourself, public links change often",
     ),
     Benchmark(
-        "vlcs", "VLCS",
+        "vlcs",
+        "VLCS",
         domains=("Caltech101", "LabelMe", "SUN09", "VOC2007"),
         classes=("bird", "car", "chair", "dog", "person"),
         num_classes=5,
@@ -188,7 +190,8 @@ _ENTRIES = (
         notes="SUN09 has 20 birds and 30 dogs: a 20 % hold-out keeps some 4 and 6 of them, so its scores are noisy.",
     ),
     Benchmark(
-        "officehome", "office_home",
+        "officehome",
+        "office_home",
         aliases=("OfficeHomeDataset_10072016",),
         domains=("Art", "Clipart", "Product", "Real World"),
         num_classes=65,
@@ -197,7 +200,8 @@ _ENTRIES = (
         source="the authors' archive OfficeHomeDataset_10072016; place the folder yourself",
     ),
     Benchmark(
-        "terraincognita", "terra_incognita",
+        "terraincognita",
+        "terra_incognita",
         domains=("location_100", "location_38", "location_43", "location_46"),
         classes=("bird", "bobcat", "cat", "coyote", "dog", "empty", "opossum", "rabbit", "raccoon", "squirrel"),
         num_classes=10,
@@ -210,7 +214,8 @@ _ENTRIES = (
         notes="Most published numbers use 24,788 images, no longer obtainable; today's download has 24,330.",
     ),
     Benchmark(
-        "domainnet", "domain_net",
+        "domainnet",
+        "domain_net",
         domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
         num_classes=345,
         counts={
@@ -227,7 +232,8 @@ _ENTRIES = (
         notes="Published results use 586,575 images; 'raw' still holds the duplicates.",
     ),
     Benchmark(
-        "histopantum", "HISTOPANTUM",
+        "histopantum",
+        "HISTOPANTUM",
         domains=("colon", "ovarian", "stomach", "uterus"),
         classes=("non-tumour", "tumour"),
         num_classes=2,
@@ -241,7 +247,8 @@ _ENTRIES = (
         notes="140,569 tiles of 224 px from TCGA slides. Tiles of a patient share its look: split by group.",
     ),
     Benchmark(
-        "histocolon", "HISTOCOLON",
+        "histocolon",
+        "HISTOCOLON",
         domains=("CRC-TP", "K-16", "K-19"),
         domain_aliases={
             "K-16": ("Kather16", "Kather_texture_2016_image_tiles_5000"),
@@ -250,14 +257,21 @@ _ENTRIES = (
         classes=("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM", "CSTR"),
         num_classes=10,
         class_rules=(
-            (r"(07)?adipose", "ADI"), (r"(08)?empty|background", "BACK"),
-            (r"(05)?debris", "DEB"), (r"mucus", "MUC"),  # K-16's debris also holds mucus
-            (r"(02)?stroma", "STR"), (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
-            (r"(04)?lympho|inflammatory", "LYM"), (r"(06)?mucosa|benign|normal", "NORM"),
-            (r"(01)?tumou?r", "TUM"), (r"(03)?complex(stroma)?", "CSTR"),
+            (r"(07)?adipose", "ADI"),
+            (r"(08)?empty|background", "BACK"),
+            (r"(05)?debris", "DEB"),
+            (r"mucus", "MUC"),  # K-16's debris also holds mucus
+            (r"(02)?stroma", "STR"),
+            (r"muscle", "MUS"),  # K-16 keeps muscle inside its stroma
+            (r"(04)?lympho|inflammatory", "LYM"),
+            (r"(06)?mucosa|benign|normal", "NORM"),
+            (r"(01)?tumou?r", "TUM"),
+            (r"(03)?complex(stroma)?", "CSTR"),
         ),
         parts={
-            "CRC-TP": "{crctp_fold}/{crctp_part}", "K-16": "Kather_texture_2016_image_tiles_5000", "K-19": "{k19_part}",
+            "CRC-TP": "{crctp_fold}/{crctp_part}",
+            "K-16": "Kather_texture_2016_image_tiles_5000",
+            "K-19": "{k19_part}",
         },
         options={"crctp_fold": "Fold2", "crctp_part": "Training", "k19_part": "NCT-CRC-HE-100K"},
         counts={

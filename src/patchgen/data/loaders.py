@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,8 @@ from patchgen.data.augment import Augment, AugmentDraw, draw
 from patchgen.data.images import ImageStore
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     image: Tensor  # (B, 3, S, S) uint8 from the store; float and normalised once it is on the device
     label: Tensor  # (B,)  -1 where there is none
     domain: Tensor  # (B,)

@@ -1,8 +1,8 @@
 """Which images of a domain are held out: named rules, written down beside the results.
 
-    splits = make_splits(table, rule="domainbed", seed=1)      # DomainBed's indices, bit for bit
-    splits = make_splits(table, rule="group")                  # a patient is never on both sides
-    write_splits("run/splits.csv", table, splits)
+splits = make_splits(table, rule="domainbed", seed=1)      # DomainBed's indices, bit for bit
+splits = make_splits(table, rule="group")                  # a patient is never on both sides
+write_splits("run/splits.csv", table, splits)
 """
 
 from __future__ import annotations

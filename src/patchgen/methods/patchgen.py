@@ -17,11 +17,12 @@ class PatchGenWithoutLosses(Method):
     @no_grad()
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """The complementary reference p(y | z-) of the appendix, and L_neg = p(y | z-) - p(y | z+)."""
-        rest = label_probability(out.complementary_logits, batch.label)
+        mask, complementary = out.masked()
+        rest = label_probability(complementary, batch.label)
         return {
             "complementary_confidence": rest,
             "L_neg": rest - label_probability(out.logits, batch.label),
-            "weak_share": (out.mask < self.config.tau).float().mean(),
+            "weak_share": (mask < self.config.tau).float().mean(),
         }
 
 
@@ -29,9 +30,9 @@ class PatchGenMethod(PatchGenWithoutLosses):
     summary = "the mask module with L_ms, L_conf and L_sim (the paper's method)"
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        c = self.config
+        c, (mask, _) = self.config, out.masked()
         return super().losses(out, batch) | {
-            "L_ms": c.lambda_ms * mask_suppression(out.mask, c.tau),
+            "L_ms": c.lambda_ms * mask_suppression(mask, c.tau),
             "L_conf": c.lambda_conf * selected_confidence(out.logits, batch.label),
             "L_sim": c.lambda_sim * class_similarity(out.features, batch.label, out.logits.shape[1]),
         }

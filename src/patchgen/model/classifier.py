@@ -22,6 +22,12 @@ class Output(NamedTuple):
     mask: Tensor | None = None  # (B, P)
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
 
+    def masked(self) -> tuple[Tensor, Tensor]:
+        """The mask and the complementary logits of a model that has them."""
+        if self.mask is None or self.complementary_logits is None:
+            raise ValueError("this model has no mask: only the pool 'patchgen' makes one")
+        return self.mask, self.complementary_logits
+
 
 class Classifier(nn.Module):
     """Images in, logits (and a mask) out.
@@ -31,7 +37,13 @@ class Classifier(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, num_classes: int, *, image_size: int, pool: str = "patchgen", refine: str = "ln-linear"
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        *,
+        image_size: int,
+        pool: str = "patchgen",
+        refine: str = "ln-linear",
     ) -> None:
         super().__init__()
         if pool not in POOLS:

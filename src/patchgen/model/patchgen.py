@@ -90,8 +90,9 @@ class PatchGen(nn.Module):
         of 0.35 to 0.65 and a supervised ViT-Ti masks that are saturated before the first step.
         """
         q, k, _ = self._heads(tokens)
-        scale = (spread / self._mask(q, k).logit().std().clamp(min=1e-6)).sqrt()  # scores are bilinear in q and k
-        self.qkv.weight[: 2 * tokens.shape[-1]] *= scale
+        found = self._mask(q, k).logit().std()
+        if found > 1e-3:  # blank images say nothing about the scale
+            self.qkv.weight[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
 
     def forward(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> PatchGenOutput:
         """Select. ``grid`` is needed only for images whose patch layout is neither the trained one nor a square."""
@@ -110,8 +111,8 @@ class PatchGen(nn.Module):
 
     def _mask(self, q: Tensor, k: Tensor) -> Tensor:
         """Eq. 3. The mean over targets q of <q_p, k_q> is <q_p, mean k>, so P x P scores are never formed."""
-        mean_key = k.float().mean(2, keepdim=True)  # (B, H, 1, d_k)
-        score = (q.float() * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
+        mean_key = _wide(k).mean(2, keepdim=True)  # (B, H, 1, d_k)
+        score = (_wide(q) * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
         return score.mean(1).sigmoid()
 
     def _context(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -121,10 +122,10 @@ class PatchGen(nn.Module):
 
     def _aggregate(self, context: Tensor, mask: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         """A_rho for m and for 1 - m at once: linear in the mask, so the rest is the whole less the selected."""
-        with torch.autocast(context.device.type, enabled=False):  # sums over P stay in float32
-            weighted = context.float() * rho.float().T  # (B, P, D)
+        with torch.autocast(context.device.type, enabled=False):  # half precision is not for sums over P
+            weighted = _wide(context) * _wide(rho).T  # (B, P, D)
             selected = (mask.unsqueeze(1) @ weighted).squeeze(1)
-            return selected, weighted.sum(1) - selected
+            return selected.to(rho.dtype), (weighted.sum(1) - selected).to(rho.dtype)
 
     def _grid_of(self, num_patches: int) -> tuple[int, int]:
         return self.grid if num_patches == self.rho.shape[1] else square_grid(num_patches)
@@ -133,7 +134,7 @@ class PatchGen(nn.Module):
         """The aggregator on another patch grid: (D, h * w), bicubic, and scaled so that a sum stays a sum."""
         if tuple(grid) == self.grid:
             return self.rho
-        image = self.rho.float().unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
+        image = self.rho.unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
         resized = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False)[0].flatten(1)
         return resized * (self.rho.shape[1] / resized.shape[1])
 
@@ -150,6 +151,11 @@ def square_grid(num_patches: int) -> tuple[int, int]:
 def default_heads(dim: int) -> int:
     """H = D / 64, or else the fewest heads whose width d_k divides D and is at most 64."""
     return next(heads for heads in range(math.ceil(dim / 64), dim + 1) if dim % heads == 0)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """At least float32: half precision is for the matrix products, not for sums over patches."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _refinement(kind: str, dim: int) -> nn.Module:

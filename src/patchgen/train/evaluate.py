@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,7 +95,7 @@ class Evaluator:
         fabric = self.reader.fabric
         names = ["loss", "mean", "spread", "weak", "strong"] if self.reader.model.pool == "patchgen" else ["loss"]
         sums = torch.stack([totals.get(name, torch.zeros((), device=fabric.device)) for name in names])
-        whole = fabric.all_reduce(torch.cat([confusion, sums]), reduce_op="sum").cpu().numpy()
+        whole = cast(Tensor, fabric.all_reduce(torch.cat([confusion, sums]), reduce_op="sum")).cpu().numpy()
         mean = dict(zip(names, (whole[len(confusion) :] / max(count, 1)).tolist(), strict=True))
         square = whole[: len(confusion)].reshape(self.num_classes, self.num_classes).round().astype(np.int64)
         return Evaluation(square, mean.pop("loss"), mean)

@@ -18,7 +18,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         f"{config.batch_per_domain} images a domain, lr {config.lr:g}",
         f"- checkpoint chosen by: {config.select}" + (" (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle")),
         "",
-        "| checkpoint | step | accuracy, 80 % part | accuracy, whole domain | F1, whole | images | mask mean | spread |",
+        "| checkpoint | step | accuracy, 80 % part | accuracy, whole | F1, whole | images | mask mean | spread |",
         "|---|---|---|---|---|---|---|---|",
     ]
     notes = []

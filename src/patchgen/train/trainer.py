@@ -11,13 +11,13 @@ same numbers. The unseen domain is looked at only for the checkpoints that are r
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -51,9 +51,7 @@ def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
         return run
     with run.locked() if _first_process() else nullcontext():
         write_splits(run.path / "splits.csv", fold.table, fold.splits)
-        fabric = _fabric(config)
-        # To other processes the settings travel as a plain dict, and each reads the data itself.
-        fabric.launch(_work, dataclasses.asdict(config), run.path, None if config.devices > 1 else fold, quiet)
+        _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
     return run
 
 
@@ -66,16 +64,13 @@ def _fabric(config: Config) -> Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
     external = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
     strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
-    return Fabric(
-        accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
-    )
+    return Fabric(accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision)
 
 
-def _work(fabric: Fabric, settings: dict[str, Any], path: Path, fold: Fold | None, quiet: bool) -> None:
-    config = Config(**settings)
+def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
-    trainer = Trainer(fabric, config, RunFolder(path), fold or make_fold(config), quiet)
+    trainer = Trainer(fabric, config, run, fold, quiet)
     trainer.fit()
     trainer.report()
 
@@ -99,7 +94,8 @@ class Trainer:
         self.reader = Reader(fabric, self.model, store)
         self.evaluate = Evaluator(self.reader, table.label, len(table.classes))
         self.swad = self._make_swad()
-        self.start, self.best, self.sums = 0, -math.inf, {}
+        self.start, self.best = 0, -math.inf
+        self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
         self._resume()
 
     def _make_swad(self) -> Swad | None:
@@ -119,7 +115,7 @@ class Trainer:
                 self._step(step)
                 bar.advance()
                 if bar.live and step % 5 == 0:
-                    bar.show({name: float(value / n) for name, (value, n) in self.sums.items() if name[:2] != "c."})
+                    bar.show({k: v for k, v in self._means().items() if k in ("main", "L_conf")})
                 if step % self.config.eval_every == 0 or step == last:
                     record = self._evaluate(step, time.monotonic() - clock)
                     bar.say(_line(record))
@@ -132,7 +128,7 @@ class Trainer:
             with self.fabric.no_backward_sync(self.parallel, enabled=micro < parts - 1):
                 out = self.parallel(batch.image)
                 losses = self.method.losses(out, batch)
-                self.fabric.backward(sum(losses.values()) / parts)
+                self.fabric.backward(torch.stack(list(losses.values())).sum() / parts)
             self._count(losses | self.method.watch(out, batch))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -164,13 +160,20 @@ class Trainer:
     def _count(self, values: dict[str, torch.Tensor]) -> None:
         """Add up on the device; nothing waits for a number before the next evaluation."""
         for name, value in values.items():
-            total, count = self.sums.get(name, (0, 0))
+            total, count = self.sums.get(name, (torch.zeros_like(value), 0))
             self.sums[name] = (total + value.detach(), count + 1)
+
+    def _means(self, all_ranks: bool = False) -> dict[str, float]:
+        """The named values, averaged since the last evaluation. Reading them makes the device catch up."""
+        values = torch.stack([total / count for total, count in self.sums.values()])
+        if all_ranks:
+            values = cast(torch.Tensor, self.fabric.all_reduce(values))
+        return dict(zip(self.sums, values.tolist(), strict=True))
 
     # Evaluation and state
 
     def _evaluate(self, step: int, seconds: float) -> dict[str, Any]:
-        means = {name: float(self.fabric.all_reduce(total / n)) for name, (total, n) in self.sums.items()}
+        means = self._means(all_ranks=True)
         self.sums = {}
         self._check_finite(means, step)
         found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}

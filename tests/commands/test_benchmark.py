@@ -1,0 +1,175 @@
+"""`patchgen benchmark` from the command line on a tiny data set: runs, skips, tables, JSON and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.commands.benchmark import BenchmarkArguments, jobs_of, method_settings
+from patchgen.train import trainer
+from patchgen.train.records import RunFolder
+
+DOMAINS = ("clinic", "field", "studio")
+METHODS = ("lp", "patchgen")
+SMALL = (
+    "--backbone tiny --image-size 28 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 3 --threads 1 --quiet"
+)
+
+
+def words(folder: Path, out: Path, *more: str) -> list[str]:
+    return ["benchmark", str(folder), *SMALL.split(), "--out", str(out), "--methods", *METHODS, *more]
+
+
+@pytest.fixture(scope="module")
+def runs(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("benchmark")
+    assert main(words(image_folder, out)) == 0
+    return out
+
+
+def test_every_fold_of_every_method_is_a_finished_run(runs: Path) -> None:
+    done = [RunFolder.open(path) for path in runs.iterdir()]
+    assert all(run.done for run in done)
+    found = {(run.config.method, run.config.unseen) for run in done}
+    assert found == {(method, domain) for method in METHODS for domain in DOMAINS} and len(done) == 6
+
+
+def test_finished_runs_are_skipped(
+    runs: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a finished run was trained again")
+
+    monkeypatch.setattr(trainer.Trainer, "fit", refuse)
+    assert main(words(image_folder, runs)) == 0
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+    text = capsys.readouterr().out
+    assert text.count("| method ") == 5 and "not there yet" not in text  # 2 checkpoints x 2 parts, and validation
+
+
+def test_json_cells_are_the_records(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(image_folder, runs, "--table-only", "--json")) == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert len(cells) == 6 * 2 * 2
+    for cell in cells:
+        run = RunFolder.open(runs / cell["run"])
+        [record] = [r for r in run.records("test") if r["checkpoint"] == cell["checkpoint"]]
+        scores = record[cell["part"]]
+        assert (cell["accuracy"], cell["f1"], cell["images"]) == (scores["accuracy"], scores["f1"], scores["images"])
+        assert (cell["method"], cell["unseen"]) == (run.config.method, run.config.unseen)
+        assert (cell["mask_mean"] is None) == (cell["method"] == "lp")
+        assert cell["images"] == (24 if cell["part"] == "in" else 30)
+
+
+def test_the_table_holds_the_cells(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(image_folder, runs, "--table-only", "--json")) == 0
+    cells = json.loads(capsys.readouterr().out)
+    assert main(words(image_folder, runs, "--table-only")) == 0
+    text = capsys.readouterr().out
+    section = text.split("Accuracy, selected checkpoint, on the whole unseen domain (%)")[1].split("Accuracy")[0]
+    [line] = [line for line in section.splitlines() if line.startswith("| lp ")]
+    mine = {c["unseen"]: c["accuracy"] for c in cells
+            if (c["method"], c["checkpoint"], c["part"]) == ("lp", "selected", "all")}  # fmt: skip
+    shown = [*(mine[domain] for domain in DOMAINS), sum(mine.values()) / 3]
+    assert [word.strip() for word in line.split("|")[2:-1]] == [f"{100 * value:.1f}" for value in shown]
+
+
+@pytest.mark.parametrize("flag", ["--table-only", "--table_only"])
+def test_table_only_names_what_is_missing_and_trains_nothing(
+    flag: str, runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(runs.iterdir())
+    assert main(words(image_folder, runs, flag, "--seeds", "1", "2", "--folds", "field")) == 0
+    text = capsys.readouterr().out
+    assert set(runs.iterdir()) == before
+    assert "2 of 4 runs are not there yet:" in text
+    for method in METHODS:
+        assert f"\n  {method}, unseen field, seed 2, lr 0.001\n" in text
+    assert "seed 1" not in text
+    command = text.splitlines()[-1]
+    assert command.startswith("  patchgen benchmark ") and "only" not in command and command.endswith("--folds field")
+
+
+def test_json_stays_json_when_runs_are_missing(
+    tmp_path: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(image_folder, tmp_path, "--table-only", "--json")) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == [] and "6 of 6 runs are not there yet" in said.err
+
+
+def test_a_failed_run_does_not_stop_the_others(
+    tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, seen = trainer.train, []
+
+    def fails(config: Any, *args: Any, **more: Any) -> Any:
+        seen.append(config.method)
+        if config.method == "lp":
+            raise ValueError("training diverged")
+        return whole(config, *args, **more)
+
+    monkeypatch.setattr(trainer, "train", fails)
+    assert main(words(image_folder, tmp_path, "--folds", "studio")) == 1
+    said = capsys.readouterr()
+    assert seen == ["lp", "patchgen"] and "run 1 failed: training diverged" in said.err
+    assert "1 of 2 runs are not there yet:\n  lp, unseen studio" in said.out
+
+
+# From options to runs
+
+
+@pytest.mark.parametrize(
+    ("label", "settings"),
+    [
+        ("lp", {"method": "lp"}),
+        ("lp-ln@mean", {"method": "lp-ln", "pool": "mean"}),
+        ("patchgen@full", {"method": "patchgen", "tune": "full"}),
+        ("lp-ln@mean@last_block", {"method": "lp-ln", "pool": "mean", "tune": "last_block"}),
+    ],
+)
+def test_method_labels(label: str, settings: dict[str, str]) -> None:
+    assert method_settings(label) == settings
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("lp-ln@maen", "'maen' is neither a pool nor a tuning mode (cls, mean, patchgen, head, layernorm"),
+        ("lp-ln@", "'' is neither a pool nor a tuning mode"),
+        ("patchgne", "unknown method 'patchgne'; did you mean 'patchgen'?"),
+        ("patchgen@cls", "pool 'cls' does not fit method 'patchgen'"),
+    ],
+)
+def test_a_wrong_method_is_refused_before_anything_is_trained(
+    method: str, message: str, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["benchmark", str(image_folder), *SMALL.split(), "--out", str(tmp_path), "--methods", "lp", method]
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_fold_is_refused(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(image_folder, tmp_path, "--folds", "studoi")) == 2
+    assert "did you mean 'studio'" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_jobs_are_fold_by_fold_under_identical_settings() -> None:
+    arguments = BenchmarkArguments(
+        data="photos", methods=("lp", "lp-ln@mean"), seeds=(1, 2), lr_grid=(0.1, 0.2), lr_backbone=0.5, steps=7
+    )
+    jobs = list(jobs_of(arguments, ("art", "photo")))
+    order = [(j.config.unseen, j.config.seed, j.label, j.config.lr) for j in jobs]
+    wanted = [
+        (unseen, seed, label, lr) for unseen in ("art", "photo") for seed in (1, 2) for label in ("lp", "lp-ln@mean")
+        for lr in (0.1, 0.2)
+    ]  # fmt: skip
+    assert order == wanted
+    assert all(j.config.lr == j.config.lr_module == j.config.lr_backbone and j.config.steps == 7 for j in jobs)
+    assert {(j.config.method, j.config.pool) for j in jobs} == {("lp", None), ("lp-ln", "mean")}

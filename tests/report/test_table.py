@@ -1,0 +1,110 @@
+"""The benchmark's tables, with means, standard errors and choices worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.report.table import Cell, accuracy_table, best_by_validation, cells_of, markdown, validation_table
+from patchgen.train.records import RunFolder
+
+DOMAINS = ("art", "photo")
+
+
+def cell(**changes: Any) -> Cell:
+    usual = Cell("lp", "art", 1, "selected", "all", 0.5, 0.4, 10, 0.8, None, None, 1e-3, "source-validation", "abc")
+    return dataclasses.replace(usual, **changes)
+
+
+def body(table: str) -> list[list[str]]:
+    return [[word.strip() for word in line.strip("| ").split("|")] for line in table.splitlines()[2:]]
+
+
+def test_mean_and_standard_error_over_seeds() -> None:
+    cells = [cell(seed=seed, accuracy=accuracy) for seed, accuracy in ((1, 0.70), (2, 0.80), (3, 0.84))]
+    cells += [cell(seed=seed, unseen="photo", accuracy=accuracy) for seed, accuracy in ((1, 0.9), (2, 0.9), (3, 0.9))]
+    # art: mean 78; deviations -8, 2, 6; variance (64 + 4 + 36) / 2 = 52; error sqrt(52 / 3) = 4.163
+    # averages of the seeds 80, 85, 87: mean 84; variance (16 + 1 + 9) / 2 = 13; error sqrt(13 / 3) = 2.082
+    [row] = body(accuracy_table(cells, ["lp"], DOMAINS, "selected", "all"))
+    assert row == ["lp", "78.0 ± 4.2", "90.0 ± 0.0", "84.0 ± 2.1"]
+
+
+def test_one_seed_has_no_error() -> None:
+    cells = [cell(accuracy=0.25), cell(unseen="photo", accuracy=0.5)]
+    assert body(accuracy_table(cells, ["lp"], DOMAINS, "selected", "all")) == [["lp", "25.0", "50.0", "37.5"]]
+
+
+def test_average_takes_only_seeds_that_have_every_domain() -> None:
+    cells = [cell(accuracy=0.5), cell(seed=2, accuracy=0.7), cell(seed=2, unseen="photo", accuracy=0.9)]
+    assert body(accuracy_table(cells, ["lp"], DOMAINS, "selected", "all"))[0][2:] == ["90.0", "80.0"]
+    lines = accuracy_table(cells[:2], ["lp", "full"], DOMAINS, "selected", "all").splitlines()
+    assert [word.strip() for word in lines[2].split("|")[1:-1]] == ["lp", "60.0 ± 10.0", "", ""]
+    assert [word.strip() for word in lines[3].split("|")[1:-1]] == ["full", "", "", ""]
+
+
+def test_checkpoint_part_and_method_are_not_mixed() -> None:
+    cells = [
+        cell(accuracy=0.1),
+        cell(accuracy=0.2, part="in"),
+        cell(accuracy=0.3, checkpoint="swad"),
+        cell(accuracy=0.4, method="lp-ln"),
+    ]
+    assert body(accuracy_table(cells, ["lp"], ("art",), "selected", "all")) == [["lp", "10.0", "10.0"]]
+    assert body(accuracy_table(cells, ["lp"], ("art",), "selected", "in")) == [["lp", "20.0", "20.0"]]
+    assert body(accuracy_table(cells, ["lp"], ("art",), "swad", "all")) == [["lp", "30.0", "30.0"]]
+
+
+def test_learning_rates_are_chosen_by_validation_fold_by_fold() -> None:
+    cells = [
+        cell(lr=1e-2, validation=0.7, accuracy=0.99),  # better on the unseen domain, which must not count
+        cell(lr=1e-3, validation=0.9, accuracy=0.50),
+        cell(lr=1e-4, validation=0.9, accuracy=0.60),  # a tie: the first stays
+        cell(lr=1e-2, validation=0.8, unseen="photo"),
+        cell(lr=1e-3, validation=0.6, unseen="photo"),
+        cell(lr=1e-4, validation=0.1, seed=2),
+    ]
+    chosen = {(c.unseen, c.seed): c.lr for c in best_by_validation(cells)}
+    assert chosen == {("art", 1): 1e-3, ("photo", 1): 1e-2, ("art", 2): 1e-4}
+
+
+def test_validation_table_shows_the_choice_and_the_mask() -> None:
+    cells = [
+        cell(method="patchgen", validation=0.75, mask_mean=0.456, mask_spread=0.123),
+        cell(method="patchgen", validation=0.5, unseen="photo", mask_mean=0.6, mask_spread=0.2),
+        cell(method="patchgen", validation=0.1, part="in", mask_mean=0.9, mask_spread=0.9),
+        cell(validation=0.8),
+    ]
+    lines = validation_table(cells, ["lp", "patchgen"], DOMAINS).splitlines()
+    assert [word.strip() for word in lines[2].split("|")[1:-1]] == ["lp", "80.0", "", ""]
+    assert body("\n".join(lines))[1] == ["patchgen", "75.0", "50.0", "0.46/0.12, 0.60/0.20"]
+
+
+def test_markdown_is_aligned() -> None:
+    assert markdown(["a", "long"], [["wide one", "1"], ["", "22"]]) == (
+        "| a        | long |\n| -------- | ---- |\n| wide one | 1    |\n|          | 22   |"
+    )
+
+
+def scored(accuracy: float) -> dict[str, Any]:
+    return {"accuracy": accuracy, "f1": accuracy / 2, "images": 8}
+
+
+def test_cells_of_a_run_carry_the_validation_of_the_chosen_evaluation(tmp_path: Path) -> None:
+    config = Config(data="photos", unseen="art", seed=4, lr=0.01, select="last")
+    run = RunFolder.create(tmp_path, config, "abc123")
+    for step, accuracies in ((0, (0.9, 0.7)), (5, (0.5, 0.25))):
+        validation = {name: scored(value) for name, value in zip(("photo", "sketch"), accuracies, strict=True)}
+        run.append({"kind": "evaluation", "step": step, "validation": validation})
+    parts = {"in": scored(0.3), "out": scored(0.1), "all": scored(0.2)}
+    run.append({"kind": "test", "checkpoint": "selected", "step": 5, **parts, "mask": {"mean": 0.4, "spread": 0.1}})
+    run.append({"kind": "test", "checkpoint": "swad", "start_step": 0, "end_step": 5, **parts})
+    shared = {"unseen": "art", "seed": 4, "lr": 0.01, "select": "last", "run": "abc123", "images": 8}
+    wanted = [
+        cell(method="lp@x", checkpoint=checkpoint, part=part, accuracy=accuracy, f1=accuracy / 2, validation=0.375,
+             mask_mean=mean, mask_spread=spread, **shared)
+        for checkpoint, mean, spread in (("selected", 0.4, 0.1), ("swad", None, None))
+        for part, accuracy in (("in", 0.3), ("all", 0.2))
+    ]  # fmt: skip
+    assert cells_of(run, "lp@x") == wanted
