@@ -14,18 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen.explain import (
-    LONGEST,
-    OPACITY,
-    Explanation,
-    Prediction,
-    Predictor,
-    Unreadable,
-    _scale,
-    load_run,
-    original,
-    upsample,
-)
+from patchgen.explain import Prediction, Predictor, Unreadable, load_run
+from patchgen.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
 from patchgen.train.records import RunFolder, load_tensors, save_tensors
 
 MakeRun = Callable[..., RunFolder]

@@ -5,9 +5,10 @@ patchgen train photos --unseen site_c --method patchgen --preset small
 
 from __future__ import annotations
 
-import difflib
 import sys
 from importlib import import_module
+
+from patchgen.names import did_you_mean
 
 COMMANDS = {
     "train": "train one method with one domain unseen; prints the run folder",
@@ -36,8 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        print(f"patchgen: unknown command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""), file=sys.stderr)
+        print(f"patchgen: unknown command {name!r}{did_you_mean(name, COMMANDS)}", file=sys.stderr)
         return 2
     try:
         return import_module(f"patchgen.commands.{name}").main(rest)

@@ -7,12 +7,13 @@ numbers; the others (``NOT_HASHED``) say only where and how it is computed.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from patchgen.names import did_you_mean
 
 Pool = Literal["cls", "mean", "patchgen"]
 Tune = Literal["head", "layernorm", "last_block", "full"]
@@ -176,9 +177,7 @@ def _known(settings: dict[str, Any], where: str) -> dict[str, Any]:
     names = [f.name for f in dataclasses.fields(Config)]
     for key in settings:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{where}: unknown setting {key!r}{hint}")
+            raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), names)}")
     missing = [name for name in ("data", "unseen") if name not in settings]
     if missing:
         raise ValueError(f"{where}: the settings {', '.join(missing)} are required")
@@ -216,9 +215,8 @@ def _check_kinds(config: Config) -> None:
         if value is None and kind is not hint:
             continue
         if get_origin(kind) is Literal and value not in get_args(kind):
-            near = difflib.get_close_matches(str(value), get_args(kind), 1)
-            hint_text = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{hint_text}")
+            fix = did_you_mean(str(value), get_args(kind))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{fix}")
         if kind in KINDS and not _fits(value, kind):
             fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
             raise ValueError(f"{name} must be {KINDS[kind]}, not {value!r}{fix}")

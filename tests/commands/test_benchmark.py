@@ -89,8 +89,8 @@ def test_table_only_names_what_is_missing_and_trains_nothing(
     text = capsys.readouterr().out
     assert set(runs.iterdir()) == before
     assert "2 of 4 runs are not there yet:" in text
-    for method in METHODS:
-        assert f"\n  {method}, unseen field, seed 2, lr 0.001\n" in text
+    for method, lr in zip(METHODS, ("0.003", "0.001"), strict=True):  # each at the preset's own rate
+        assert f"\n  {method}, unseen field, seed 2, lr {lr}\n" in text
     assert "seed 1" not in text
     command = text.splitlines()[-1]
     assert command.startswith("  patchgen benchmark ") and "only" not in command and command.endswith("--folds field")
@@ -171,5 +171,5 @@ def test_jobs_are_fold_by_fold_under_identical_settings() -> None:
         for lr in (0.1, 0.2)
     ]  # fmt: skip
     assert order == wanted
-    assert all(j.config.lr == j.config.lr_module == j.config.lr_backbone and j.config.steps == 7 for j in jobs)
+    assert all(j.config.lr_module is None and j.config.lr_backbone == 0.5 and j.config.steps == 7 for j in jobs)
     assert {(j.config.method, j.config.pool) for j in jobs} == {("lp", None), ("lp-ln", "mean")}

@@ -31,8 +31,12 @@ def make(seed: int = 1, augment: Augment | None = None) -> DomainBatches:
     return DomainBatches(Store(), LABEL, ROWS, PER_DOMAIN, seed, augment)  # type: ignore[arg-type]
 
 
+def tensors(batch: Batch) -> tuple[torch.Tensor, ...]:
+    return batch.image, batch.label, batch.domain, batch.index
+
+
 def same(one: Batch, other: Batch) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one[:4], other[:4], strict=True))
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))
 
 
 def test_a_batch_is_balanced_and_says_what_it_holds() -> None:
@@ -80,7 +84,7 @@ def test_parts_partition_the_batch_and_each_is_balanced(parts: int) -> None:
     for part in range(parts):
         mine, where = batches.at(7, part, parts), torch.from_numpy(batches._slice(part, parts))
         assert mine.domain.bincount(minlength=6).tolist() == [6 // parts, 0, 6 // parts, 0, 0, 6 // parts]
-        for found, everything in zip(mine[:4], whole[:4], strict=True):
+        for found, everything in zip(tensors(mine), tensors(whole), strict=True):
             assert torch.equal(found, everything[where])
         assert mine.draw is not None and whole.draw is not None
         for field in fields(mine.draw):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import json as to_json
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from patchgen.commands import parse
-from patchgen.commands.benchmarks import print_table
+from patchgen.commands import choose, parse, print_table
 
 
 def bench_step(
@@ -78,21 +76,6 @@ def _print_step(found: Mapping[str, Any]) -> None:
 
 
 SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step}
-
-
-def choose(
-    actions: Mapping[str, Callable[..., None]], command: str, argv: list[str]
-) -> tuple[Callable[..., None] | None, list[str]]:
-    """The function that the first word names, and the words after it; None when only the list was asked for."""
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<8} {(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]
-        print(f"usage: patchgen {command} {{{','.join(actions)}}} ...\n\n" + "\n".join(lines))
-        return None, []
-    if argv[0] not in actions:
-        near = difflib.get_close_matches(argv[0], actions, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown word {argv[0]!r}{hint} (known: {', '.join(actions)})")
-    return actions[argv[0]], argv[1:]
 
 
 def main(argv: list[str]) -> int:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json as to_json
-import sys
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import parse
+from patchgen.commands import parse, print_table
 
 if TYPE_CHECKING:
     from patchgen.data.benchmarks import Benchmark
 
 SHOWN = 12  # class names in the layout and the text before the rest is a number
-FILE_WIDTH = 160
 
 
 def show_benchmarks(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
@@ -94,20 +91,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return "not known, ask the owner" if value is None else str(value)
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:
-    """A table on stdout: as wide as the terminal, or `FILE_WIDTH` columns in a file; `styles` has one per row."""
-    from rich.console import Console
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    console = Console() if sys.stdout.isatty() else Console(width=FILE_WIDTH)
-    table = Table(Column(header[0], no_wrap=True), *header[1:], header_style="bold")
-    for i, row in enumerate(rows):
-        # Text, because a plain string's [brackets] would be read as markup
-        table.add_row(*(Text(cell, overflow="fold") for cell in row), style=styles[i] if styles else None)
-    console.print(table)
 
 
 def main(argv: list[str]) -> int:

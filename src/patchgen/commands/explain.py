@@ -111,7 +111,7 @@ figcaption { padding: .6rem .9rem; overflow-wrap: anywhere; } ol { margin: .3rem
 
 def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -> str:
     """One HTML page beside the pictures: no script, nothing from the network."""
-    from patchgen.explain import NOTICE
+    from patchgen.overlay import NOTICE
 
     scale = "stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected"
     figures = "\n".join(map(_figure, entries))

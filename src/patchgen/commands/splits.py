@@ -9,8 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from patchgen.commands import parse
-from patchgen.commands.benchmarks import print_table
+from patchgen.commands import parse, print_table
 from patchgen.config import SplitRule
 
 

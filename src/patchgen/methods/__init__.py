@@ -6,13 +6,13 @@ line in ``METHODS``.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from patchgen.config import Config
 from patchgen.methods.erm import Erm, Full, LinearProbe
 from patchgen.methods.method import Method
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenWithoutLosses
+from patchgen.names import did_you_mean
 
 METHODS: Mapping[str, type[Method]] = {
     "lp": LinearProbe,
@@ -26,8 +26,7 @@ METHODS: Mapping[str, type[Method]] = {
 def make_method(config: Config) -> Method:
     """The method that the settings name, with their pool and tuning mode where given."""
     if config.method not in METHODS:
-        near = difflib.get_close_matches(config.method, METHODS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(config.method, METHODS)
         raise ValueError(f"unknown method {config.method!r}{hint} (known: {', '.join(METHODS)})")
     return METHODS[config.method](config)
 

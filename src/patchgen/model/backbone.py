@@ -9,7 +9,6 @@ Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` say
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from patchgen.model import weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
 from patchgen.model.weights import WeightsError
+from patchgen.names import did_you_mean
 
 SEED = 0  # of every randomly initialised backbone
 
@@ -188,8 +188,7 @@ def set_tuning(backbone: Backbone, mode: str) -> list[str]:
             `last_block` the last transformer block (last stage) and the final norm; `full` everything.
     """
     if mode not in TUNING:
-        near = difflib.get_close_matches(mode, TUNING, n=1) or ["layernorm"]
-        raise ValueError(f"tuning must be one of {sorted(TUNING)}, got {mode!r}; did you mean {near[0]!r}?")
+        raise ValueError(f"tuning must be one of {sorted(TUNING)}, got {mode!r}{did_you_mean(mode, TUNING)}")
     backbone.requires_grad_(False)
     for module in TUNING[mode](backbone):
         module.requires_grad_(True)
@@ -231,8 +230,7 @@ def _load(source: str, pretrained: bool) -> Backbone:
 
 
 def _unknown(source: str) -> str:
-    near = difflib.get_close_matches(source, [*BACKBONES, "auto"], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(source, [*BACKBONES, "auto"])
     return (
         f"backbone must be one of {['auto', *BACKBONES]}, a hub id 'org/name', an existing folder or a .safetensors "
         f"file, got {source!r}{hint}"

@@ -62,13 +62,13 @@ class Classifier(nn.Module):
             return tokens.cls
         return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches
 
-    def classify(self, read: Tensor) -> Output:
+    def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
         if self.select is None:
             return Output(self.head(read), read)
-        chosen = self.select(read)
+        chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
         return Output(self.head(chosen.selected), chosen.selected, chosen.mask, rest)
 
-    def forward(self, inputs: Tensor) -> Output:
-        """Images (four dimensions), or what ``read`` made of them earlier (two or three)."""
-        return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs)
+    def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
+        """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
+        return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)

@@ -94,11 +94,19 @@ class PatchGen(nn.Module):
         if found > 1e-3:  # blank images say nothing about the scale
             self.qkv.weight[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
 
-    def forward(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> PatchGenOutput:
-        """Select. ``grid`` is needed only for images whose patch layout is neither the trained one nor a square."""
+    def forward(
+        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
+    ) -> PatchGenOutput:
+        """Select.
+
+        Args:
+            tokens: (B, P, D).
+            grid: Needed only for images whose patch layout is neither the trained one nor a square.
+            mask: (B, P) to use instead of the learned one, such as the truth where it is known.
+        """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
-        mask = self._mask(q, k)  # (B, P)
+        mask = self._mask(q, k) if mask is None else mask.to(tokens.dtype)  # (B, P)
         context = self._context(q, k, v)  # (B, P, D)
         selected, rest = self._aggregate(context, mask, rho)  # (B, D) each
         gate = self.gate(selected)  # (B, D)

@@ -6,7 +6,6 @@ because the field reports it so, on its "in" part (80 %).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
 from patchgen.data.splits import Splits, make_splits
 from patchgen.data.table import Table, read_table
+from patchgen.names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
 def check_domain(table: Table, name: str) -> None:
     if name in table.domains:
         return
-    near = difflib.get_close_matches(name, table.domains, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, table.domains)
     raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(table.domains)})")
 
 

@@ -1,0 +1,235 @@
+"""The oracle benchmark: images in several domains whose predictive patches C* are known.
+
+    oracle = Oracle(SUITE["oracle-shortcut"])
+    oracle.sample(7).mask                              # (6,6) bool: C*
+    oracle.sample(7, domain="mist")                    # the same draw in another domain's style
+    table = read_table(suite_folder("oracle-shortcut"))
+    truth = true_masks(table, grid=(6, 6))             # (N,36) bool
+
+The class is the motif in C* and nothing else. Backgrounds follow the class in the source domains and leave it in the
+unseen one. Pixels are a function of the spec alone, on every machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.data import oracle_draw as draw
+from patchgen.data.oracle_draw import Dice
+from patchgen.data.table import Table
+from patchgen.names import did_you_mean
+
+KINDS, LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE = range(6)  # each has its own stream: changing one moves no other
+LAYOUT_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain: how far its background follows the class, and how strong its style is."""
+
+    name: str
+    correlation: float  # P(background = the class's own kind)
+    style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
+    turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
+
+
+@dataclass(frozen=True)
+class OracleSpec:
+    """The law of the data; equal specs give equal pixels."""
+
+    domains: tuple[Domain, ...]
+    unseen: str
+    predictive: int  # |C*| in patches, 1..P
+    classes: int = 4
+    image_size: int = 84
+    patch_size: int = 14
+    objects: int = 1  # connected groups that C* is divided into
+    distractors: int = 0  # patches outside C* with a pattern of no class
+    noise: int = 8  # pixels move by at most this, of 255
+    per_class: int = 100  # images per domain and class
+    held_out: int = 0  # the last classes, meant to have no labels in training (discovery)
+    local: bool = False  # style and noise stay off C*, so that (C* pixels, label) has one law in all domains
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        _check_domains(self)
+
+    @property
+    def grid(self) -> int:
+        """Patches along a side; P is its square."""
+        return self.image_size // self.patch_size
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' motifs, sorted, so that labels are the ids `read_table` gives."""
+        return tuple(sorted(list(draw.MOTIFS)[: self.classes]))
+
+    @property
+    def held_out_names(self) -> tuple[str, ...]:
+        """The classes meant to be unlabelled."""
+        return self.class_names[self.classes - self.held_out :]
+
+    @property
+    def background_names(self) -> tuple[str, ...]:
+        """Background kind k is class k's own."""
+        return tuple(draw.BACKDROPS)[: self.classes]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One image with its truth."""
+
+    image: np.ndarray  # (S,S,3) uint8
+    mask: np.ndarray  # (h,w) bool, True = in C*
+    label: int
+    domain: int
+    background: int
+
+
+class Oracle:
+    """The images of a spec, in the order domain, class, number; any one can be asked for alone."""
+
+    def __init__(self, spec: OracleSpec) -> None:
+        self.spec = spec
+        cells = [(d, c) for d in range(len(spec.domains)) for c in range(spec.classes)]
+        self._kinds = {cell: _background_kinds(spec, *cell) for cell in cells}
+
+    def __len__(self) -> int:
+        return len(self._kinds) * self.spec.per_class
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.sample(i) for i in range(len(self)))
+
+    def place(self, i: int) -> tuple[int, int, int]:
+        """Domain, class and number of image i."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"image {i} of {len(self)}")
+        rest, number = divmod(i, self.spec.per_class)
+        return *divmod(rest, self.spec.classes), number
+
+    def sample(self, i: int, *, domain: str | None = None, background: int | None = None) -> Sample:
+        """Image i; `domain` and `background` show the same draw in another domain's style or before another kind."""
+        spec, (home, label, number) = self.spec, self.place(i)
+        shown = home if domain is None else _position(spec, domain)
+        kind = int(self._kinds[home, label][number]) if background is None else background
+        if not 0 <= kind < spec.classes:
+            raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
+        dice = [Dice(spec.seed, purpose, home, label, number) for purpose in range(6)]
+        order = _layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
+        mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)
+        image = _picture(spec, dice, mask, order[spec.predictive :], label, kind, shown)
+        return Sample(draw.to_uint8(image), mask, label, shown, kind)
+
+    def name(self, i: int) -> str:
+        """Where `write` puts image i below `images/` and its mask below `masks/`."""
+        domain, label, number = self.place(i)
+        return f"{self.spec.domains[domain].name}/{self.spec.class_names[label]}/{number:04d}.png"
+
+    def digest(self) -> str:
+        """Twelve hex digits of the spec and the version of the drawing."""
+        text = json.dumps([draw.DRAW_VERSION, asdict(self.spec)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
+        """Write `images/<domain>/<class>/<nnnn>.png`, equally named `masks/` (S x S, 0 or 255) and `oracle.json`.
+
+        The folder appears complete or not at all; one that holds this very spec is returned at once.
+
+        Args:
+            progress: called with 1 after each image.
+        """
+        target = Path(os.path.abspath(os.path.expanduser(folder)))
+        if self._is_at(target):
+            return target
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            for i in range(len(self)):
+                self._write_sample(i, temporary)
+                if progress:
+                    progress(1)
+            (temporary / "oracle.json").write_text(json.dumps(self.facts(), indent=2) + "\n", encoding="utf-8")
+            _move(temporary, target, self._is_at)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return target
+
+    def facts(self) -> dict[str, object]:
+        """What `oracle.json` holds: the spec, its digest and the names."""
+        names = {"class_names": self.spec.class_names, "held_out_names": self.spec.held_out_names}
+        return {"digest": self.digest(), "spec": asdict(self.spec), **names, "backgrounds": self._background_facts()}
+
+    def _background_facts(self) -> dict[str, str]:
+        kinds = self.spec.background_names
+        return {self.name(i): kinds[self._kinds[d, c][k]] for i in range(len(self)) for d, c, k in [self.place(i)]}
+
+    def _write_sample(self, i: int, folder: Path) -> None:
+        from PIL import Image
+
+        sample, patch = self.sample(i), self.spec.patch_size
+        mask = sample.mask.repeat(patch, 0).repeat(patch, 1).astype(np.uint8) * 255
+        for kind, pixels in (("images", sample.image), ("masks", mask)):
+            path = folder / kind / self.name(i)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(path)
+
+    def _is_at(self, folder: Path) -> bool:
+        """Whether the folder holds this data set; a ValueError if it holds something else."""
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return False
+        try:
+            same = json.loads((folder / "oracle.json").read_text(encoding="utf-8"))["digest"] == self.digest()
+        except (OSError, ValueError, KeyError, TypeError):
+            same = False
+        if not same:
+            raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")
+        names = {self.name(i) for i in range(len(self))}
+        lost = [n for n in sorted(names) for kind in ("images", "masks") if not (folder / kind / n).is_file()]
+        if lost:
+            raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
+        return True
+
+
+def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
+    """C* of a table's rows on any patch grid (h,w): (N,P) bool, or None for a data set without masks.
+
+    The mask of `images/<domain>/<class>/x.png` is `masks/<domain>/<class>/x.png`. A patch is predictive when at least
+    half of its area is.
+    """
+    files = [_mask_file(table.file(i)) for i in range(len(table))]
+    lost = [file for file in files if not file.is_file()]
+    if len(lost) == len(files):
+        return None
+    if lost:
+        raise ValueError(f"{len(lost)} of {len(files)} masks are missing, first '{lost[0]}'; write the data set again")
+    return np.stack([_on_grid(file, grid) for file in files])
+
+
+def _mask_file(image: Path) -> Path:
+    images = image.parents[2] if len(image.parents) > 2 else image.parent
+    return (images.with_name("masks") / image.relative_to(images)).with_suffix(".png")
+
+
+def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
+    """(P,) bool of one mask file."""
+    from PIL import Image
+
+    with Image.open(file) as image:
+        pixels = (np.asarray(image.convert("L")) > 127).astype(np.int64)  # (H,W)
+    rows, columns = (_overlaps(cells, length) for cells, length in zip(grid, pixels.shape, strict=True))
+    return (2 * rows @ pixels @ columns.T >= pixels.size).ravel()
+
+
+def _overlaps(cells: int, length: int) -> np.ndarray:
+    """(cells, length): how much of each pixel lies in each cell, in units of 1/cells pixel; rows sum to length."""
+    cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
+    return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)

@@ -1,0 +1,248 @@
+"""How the oracle benchmark's pictures are drawn: integers only, so that every machine draws the same pixels.
+
+    dice = Dice(1, 2, 3)                               # a stream named by a key of integers
+    spots = motif("rings", dice, size=84, patch=14)    # (84,84,3): the texture that makes a class
+    field = backdrop("grass", dice, size=84)           # (84,84,3): what the class must not be read from
+
+All pixels are int64 until `to_uint8`; divisions are floor divisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+DRAW_VERSION = 1  # raise it when any pixel changes: folders of the old drawing are then left alone
+Colour = tuple[int, int, int]
+Field = np.ndarray  # (S,S) integers
+
+
+class Dice:
+    """Integers from the raw PCG64 stream of a key: numpy freezes that stream, but not `Generator.integers`."""
+
+    def __init__(self, *key: int) -> None:
+        self.bits = np.random.PCG64(np.random.SeedSequence(key))
+
+    def below(self, bound: int) -> int:
+        """One integer in [0, bound)."""
+        return (int(self.bits.random_raw()) >> 32) * bound >> 32
+
+    def between(self, low: int, high: int) -> int:
+        """One integer in [low, high], both ends included."""
+        return low + self.below(high - low + 1)
+
+    def field(self, low: int, high: int, *shape: int) -> np.ndarray:
+        """Integers in [low, high] of a shape, int64."""
+        raw = np.asarray(self.bits.random_raw(int(np.prod(shape))), dtype=np.uint64) >> np.uint64(32)
+        return low + ((raw * np.uint64(high - low + 1)) >> np.uint64(32)).astype(np.int64).reshape(shape)
+
+    def order(self, n: int) -> np.ndarray:
+        """A permutation of range(n)."""
+        return np.argsort(np.asarray(self.bits.random_raw(n), dtype=np.uint64), kind="stable")
+
+
+# Motifs: (u, v, period) -> bool field. u runs right, v down. Each is its own mirror image up to the random phase, since
+# training flips images: "/" and "\" are therefore one class.
+
+
+def _centred(u: Field, v: Field, period: int) -> tuple[Field, Field]:
+    """Twice the distance to the middle of the cell, for even and odd periods alike."""
+    return 2 * (u % period) - period + 1, 2 * (v % period) - period + 1
+
+
+def _dots(u: Field, v: Field, period: int) -> Field:
+    x, y = _centred(u, v, period)
+    return 2 * (x * x + y * y) <= period * period
+
+
+def _rings(u: Field, v: Field, period: int) -> Field:
+    wide = 2 * period
+    x, y = _centred(u, v, wide)
+    radius = 16 * (x * x + y * y)  # in units of wide^2 / 16: dark rings end at 0.25, 0.5 and 0.75, 1 of the half-width
+    return (radius < wide * wide) | ((radius >= 4 * wide * wide) & (radius < 10 * wide * wide))
+
+
+def _crosses(u: Field, v: Field, period: int) -> Field:
+    wide = period + 2
+    x, y = _centred(u, v, wide)
+    arm, thick = wide - 3, 1 + wide % 2
+    return ((abs(x) <= thick) & (abs(y) <= arm)) | ((abs(y) <= thick) & (abs(x) <= arm))
+
+
+def _zigzag(u: Field, v: Field, period: int) -> Field:
+    return (v + abs(u % (2 * period) - period)) % period < period // 2
+
+
+def _diamonds(u: Field, v: Field, period: int) -> Field:
+    wide = period + 3
+    return ((u + v) % wide < 2) | ((u - v) % wide < 2)
+
+
+MOTIFS: dict[str, Callable[[Field, Field, int], Field]] = {
+    "bars": lambda u, v, period: v % period < period // 2,
+    "rings": _rings,
+    "checks": lambda u, v, period: (u // (period // 2) + v // (period // 2)) % 2 == 0,
+    "crosses": _crosses,
+    "pillars": lambda u, v, period: u % period < period // 2,
+    "dots": _dots,
+    "zigzag": _zigzag,
+    "diamonds": _diamonds,
+    "slopes": lambda u, v, period: (u + v) % period < period // 2,
+    "net": lambda u, v, period: (u % period < 1) | (v % period < 1),
+}
+DARKS: tuple[Colour, ...] = (
+    (24, 20, 44), (70, 16, 30), (16, 56, 36), (18, 36, 92), (84, 40, 10), (64, 18, 84), (14, 62, 74), (40, 40, 40),
+)  # fmt: skip
+LIGHTS: tuple[Colour, ...] = (
+    (250, 244, 226), (255, 214, 92), (158, 232, 255), (255, 176, 186), (176, 246, 152), (224, 192, 255),
+    (255, 190, 128), (228, 232, 236),
+)  # fmt: skip
+
+
+def two_colours(inside: Field, dice: Dice) -> np.ndarray:
+    """A bool field (S,S) in a dark and a light colour, whichever is inside: colour says nothing about the class."""
+    pair = np.array([DARKS[dice.below(len(DARKS))], LIGHTS[dice.below(len(LIGHTS))]])
+    return pair[inside.astype(np.int64) ^ dice.below(2)]
+
+
+def motif(name: str, dice: Dice, size: int, patch: int) -> np.ndarray:
+    """The texture of a class over the whole image (S,S,3), with a random phase, mirror, period and pair of colours."""
+    y, x = np.mgrid[:size, :size]
+    period = dice.between(max(4, 5 * patch // 14), max(4, patch // 2))
+    u = (x if dice.below(2) else -x) + dice.below(12 * period)
+    return two_colours(MOTIFS[name](u, y + dice.below(12 * period), period), dice)
+
+
+def distractor(dice: Dice, patch: int) -> np.ndarray:
+    """A patch (p,p,3) in motif colours whose pattern belongs to no class: specks, one edge, or one bent band."""
+    y, x = np.mgrid[:patch, :patch] - patch // 2
+    kind, a, b = dice.below(3), dice.between(-3, 3), dice.between(-3, 3)
+    if kind == 0:
+        half = dice.field(0, 1, -(-patch // 2), -(-patch // 2))
+        return two_colours(half.repeat(2, 0).repeat(2, 1)[:patch, :patch] == 1, dice)
+    across = a * x + b * y if a or b else x
+    if kind == 1:
+        return two_colours(across > 0, dice)
+    return two_colours((2 * abs(x) + y + a) // (patch // 3) % 4 == 0, dice)
+
+
+# Backgrounds: a soft texture 0..255 between two near colours of one hue
+
+
+def soft_noise(dice: Dice, size: int, tall: int, wide: int) -> Field:
+    """Smooth random hills 0..255 whose grid has cells of tall x wide pixels."""
+    hills = dice.field(0, 255, size // tall + 2, size // wide + 2)
+    return _blend(_blend(hills, size, tall).T, size, wide).T
+
+
+def _blend(values: np.ndarray, size: int, cell: int) -> np.ndarray:
+    """Rows of `values` spread to `size` rows by an integer smoothstep."""
+    at, t = np.arange(size) // cell, np.arange(size) % cell
+    weight = (t * t * (3 * cell - 2 * t) // (cell * cell))[:, None]
+    return (values[at] * (cell - weight) + values[at + 1] * weight) // cell
+
+
+def _triangle(values: Field, period: int) -> Field:
+    """A triangle wave 0..255."""
+    return abs(2 * (values % period) - period) * 255 // period
+
+
+def _bricks(dice: Dice, size: int) -> Field:
+    tall, wide = max(4, size // 7), max(8, 2 * size // 7)
+    y, x = np.mgrid[:size, :size] + np.array([dice.below(tall), dice.below(wide)])[:, None, None]
+    row = y // tall
+    x = x + row % 2 * (wide // 2)
+    shade = dice.field(90, 210, size // tall + 3, size // wide + 3)[row, x // wide]
+    return np.where((y % tall < 2) | (x % wide < 2), 0, shade)
+
+
+def _dunes(dice: Dice, size: int) -> Field:
+    y, _ = np.mgrid[:size, :size]
+    return _triangle(4 * y + soft_noise(dice, size, size // 3, size // 2), 4 * size // 3)
+
+
+def _sky(dice: Dice, size: int) -> Field:
+    y, _ = np.mgrid[:size, :size]
+    return (y * 255 // size + soft_noise(dice, size, size // 6, size // 3)) // 2
+
+
+def _wood(dice: Dice, size: int) -> Field:
+    _, x = np.mgrid[:size, :size]
+    grain = soft_noise(dice, size, size, max(2, size // 28))
+    return (_triangle(3 * x + soft_noise(dice, size, size // 2, size // 3), size) + grain) // 2
+
+
+def _stars(dice: Dice, size: int) -> Field:
+    cloud = soft_noise(dice, size, size // 3, size // 3) // 2
+    specks = dice.field(0, 160, size // 2 + 1, size // 2 + 1).repeat(2, 0).repeat(2, 1)[:size, :size]
+    return np.where(specks == 0, 255, cloud)
+
+
+@dataclass(frozen=True)
+class Backdrop:
+    """A background kind: the two colours its texture moves between."""
+
+    low: Colour
+    high: Colour
+    texture: Callable[[Dice, int], Field]
+
+
+BACKDROPS: dict[str, Backdrop] = {
+    "grass": Backdrop((52, 104, 44), (146, 188, 84), lambda d, s: soft_noise(d, s, max(3, s // 7), 2)),
+    "brick": Backdrop((196, 176, 160), (158, 74, 54), _bricks),
+    "water": Backdrop((34, 92, 152), (118, 178, 214), lambda d, s: soft_noise(d, s, max(2, s // 28), s // 5)),
+    "sand": Backdrop((196, 158, 92), (238, 214, 158), _dunes),
+    "heather": Backdrop((104, 62, 122), (188, 140, 190), lambda d, s: soft_noise(d, s, s // 14 + 1, s // 14 + 1)),
+    "stone": Backdrop((104, 106, 108), (176, 176, 172), lambda d, s: soft_noise(d, s, s // 6, s // 5)),
+    "night": Backdrop((18, 24, 58), (124, 134, 190), _stars),
+    "wood": Backdrop((98, 62, 38), (164, 114, 72), _wood),
+    "sky": Backdrop((146, 206, 226), (232, 242, 244), _sky),
+    "blossom": Backdrop((214, 118, 146), (246, 206, 214), lambda d, s: soft_noise(d, s, s // 9, s // 9)),
+}
+
+
+def backdrop(name: str, dice: Dice, size: int) -> np.ndarray:
+    """A background of one kind (S,S,3)."""
+    kind = BACKDROPS[name]
+    low, high = np.array(kind.low), np.array(kind.high)
+    return low + (high - low) * kind.texture(dice, size)[:, :, None] // 255
+
+
+def stain(image: np.ndarray, name: str) -> np.ndarray:
+    """The image tinted with a background's hue: the shortcut where C* leaves no background to see."""
+    kind = BACKDROPS[name]
+    return (5 * image + 3 * (np.array(kind.low) + np.array(kind.high)) // 2) // 8
+
+
+@dataclass(frozen=True)
+class Look:
+    """A domain's style at full strength; contrast in 1/256."""
+
+    tint: Colour
+    contrast: int
+    brightness: int
+
+
+LOOKS: dict[str, Look] = {
+    "amber": Look((48, 6, -52), 250, 6),
+    "dusk": Look((10, -22, 34), 200, -50),
+    "jade": Look((-46, 26, -14), 300, 0),
+    "mist": Look((-8, 4, 16), 128, 44),
+    "rose": Look((44, -20, 8), 210, 20),
+    "steel": Look((-24, -6, 26), 320, -20),
+}
+
+
+def styled(image: np.ndarray, look: Look, strength: float) -> np.ndarray:
+    """Tint, contrast about mid-gray and brightness of a look, at a strength in [0,1]."""
+    share = int(strength * 256 + 0.5)
+    contrast = 256 + (look.contrast - 256) * share // 256
+    shift = (np.array(look.tint) + look.brightness) * share // 256
+    return (image - 128) * contrast // 256 + 128 + shift
+
+
+def to_uint8(image: np.ndarray) -> np.ndarray:
+    """Clipped to 0..255."""
+    return np.clip(image, 0, 255).astype(np.uint8)
