@@ -44,7 +44,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("word", "hint"), [("trian", "; did you mean 'train'?"), ("xyzzy", "")])
 def test_unknown_command_names_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
-    assert capsys.readouterr().err == f"patchgen: unknown command {word!r}{hint}\n"
+    assert capsys.readouterr().err == f"patchgen: unknown command {word!r}{hint} (--help lists all)\n"
 
 
 @pytest.mark.parametrize("error", [ValueError("the rule, the value, the fix"), FileNotFoundError("no such folder")])

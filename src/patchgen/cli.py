@@ -5,6 +5,7 @@ patchgen train photos --unseen site_c --method patchgen --preset small
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -37,15 +38,19 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        print(f"patchgen: unknown command {name!r}{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        print(f"patchgen: unknown command {name!r}{did_you_mean(name, COMMANDS)} (--help lists all)", file=sys.stderr)
         return 2
     try:
         return import_module(f"patchgen.commands.{name}").main(rest)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
         print(f"patchgen {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("patchgen: stopped; the same command goes on from the last evaluation", file=sys.stderr)
+        resumes = name in ("train", "benchmark")
+        print("patchgen: stopped" + "; the same command goes on from the last evaluation" * resumes, file=sys.stderr)
         return 130
 
 

@@ -130,20 +130,28 @@ def test_metric_is_the_benchmarks() -> None:
     assert fold.metric == "f1" and fold.benchmark is not None and fold.benchmark.name == "histopantum"
 
 
-def test_fingerprint_is_of_the_rows_and_not_of_the_place() -> None:
-    table = make_table()
-    assert fingerprint(table) == fingerprint(make_table(root=Path("elsewhere")))
+def test_fingerprint_is_of_the_rows_and_not_of_the_place(tmp_path: Path) -> None:
+    def on_disk(place: str, size: int = 3, **changes: Any) -> Table:
+        table = make_table(root=tmp_path / place, **changes)
+        for row in range(len(table)):
+            table.file(row).parent.mkdir(parents=True, exist_ok=True)
+            table.file(row).write_bytes(b"x" * size)
+        return table
+
+    table = on_disk("here")
+    assert fingerprint(table) == fingerprint(on_disk("elsewhere"))
     label = table.label.copy()
     label[7] = 1 - label[7]
     others = [
-        make_table(label=label),
-        make_table(domain=table.domain[::-1].copy()),
-        make_table(paths=("x.png", *table.paths[1:])),
-        make_table(classes=("cat", "cow")),
-        make_table(domains=("art", "photo", "drawing")),
-        make_table(group=tuple("p" * 120)),
+        on_disk("a", label=label),
+        on_disk("b", domain=table.domain[::-1].copy()),
+        on_disk("c", paths=("x.png", *table.paths[1:])),
+        on_disk("d", classes=("cat", "cow")),
+        on_disk("e", domains=("art", "photo", "drawing")),
+        on_disk("f", group=tuple("p" * 120)),
+        on_disk("g", size=4),  # other pictures under the same names
     ]
-    assert len({fingerprint(t) for t in [table, *others]}) == 7
+    assert len({fingerprint(t) for t in [table, *others]}) == 8
 
 
 def test_a_folder_is_read_when_no_table_is_given(image_folder: Path) -> None:

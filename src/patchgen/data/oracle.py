@@ -24,64 +24,12 @@ import numpy as np
 
 from patchgen.data import oracle_draw as draw
 from patchgen.data.oracle_draw import Dice
+from patchgen.data.oracle_spec import SUITE, Domain, OracleSpec
 from patchgen.data.table import Table
 from patchgen.names import did_you_mean
 
+__all__ = ["SUITE", "Domain", "Oracle", "OracleSpec", "Sample", "suite_folder", "suite_spec", "true_masks"]
 KINDS, LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE = range(6)  # each has its own stream: changing one moves no other
-LAYOUT_ATTEMPTS = 1000
-
-
-@dataclass(frozen=True)
-class Domain:
-    """One domain: how far its background follows the class, and how strong its style is."""
-
-    name: str
-    correlation: float  # P(background = the class's own kind)
-    style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
-    turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
-
-
-@dataclass(frozen=True)
-class OracleSpec:
-    """The law of the data; equal specs give equal pixels."""
-
-    domains: tuple[Domain, ...]
-    unseen: str
-    predictive: int  # |C*| in patches, 1..P
-    classes: int = 4
-    image_size: int = 84
-    patch_size: int = 14
-    objects: int = 1  # connected groups that C* is divided into
-    distractors: int = 0  # patches outside C* with a pattern of no class
-    noise: int = 8  # pixels move by at most this, of 255
-    per_class: int = 100  # images per domain and class
-    held_out: int = 0  # the last classes, meant to have no labels in training (discovery)
-    local: bool = False  # style and noise stay off C*, so that (C* pixels, label) has one law in all domains
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        _check_sizes(self)
-        _check_domains(self)
-
-    @property
-    def grid(self) -> int:
-        """Patches along a side; P is its square."""
-        return self.image_size // self.patch_size
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes' motifs, sorted, so that labels are the ids `read_table` gives."""
-        return tuple(sorted(list(draw.MOTIFS)[: self.classes]))
-
-    @property
-    def held_out_names(self) -> tuple[str, ...]:
-        """The classes meant to be unlabelled."""
-        return self.class_names[self.classes - self.held_out :]
-
-    @property
-    def background_names(self) -> tuple[str, ...]:
-        """Background kind k is class k's own."""
-        return tuple(draw.BACKDROPS)[: self.classes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +72,7 @@ class Oracle:
         if not 0 <= kind < spec.classes:
             raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
         dice = [Dice(spec.seed, purpose, home, label, number) for purpose in range(6)]
-        order = _layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
+        order = draw.layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
         mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)
         image = _picture(spec, dice, mask, order[spec.predictive :], label, kind, shown)
         return Sample(draw.to_uint8(image), mask, label, shown, kind)
@@ -199,6 +147,21 @@ class Oracle:
         return True
 
 
+def suite_spec(name: str) -> OracleSpec:
+    """A spec of the suite; a ValueError with the nearest name otherwise."""
+    if name not in SUITE:
+        raise ValueError(f"no oracle set is called {name!r}{did_you_mean(name, SUITE)} (known: {', '.join(SUITE)})")
+    return SUITE[name]
+
+
+def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
+    """The images folder of a suite member in the user's cache, written there the first time: what `read_table` reads."""
+    from patchgen.model.weights import cache_dir
+
+    oracle = Oracle(suite_spec(name))
+    return oracle.write(cache_dir() / "oracle" / f"{name}-{oracle.digest()}", progress) / "images"
+
+
 def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     """C* of a table's rows on any patch grid (h,w): (N,P) bool, or None for a data set without masks.
 
@@ -233,3 +196,50 @@ def _overlaps(cells: int, length: int) -> np.ndarray:
     """(cells, length): how much of each pixel lies in each cell, in units of 1/cells pixel; rows sum to length."""
     cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
     return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)
+
+
+def _background_kinds(spec: OracleSpec, domain: int, label: int) -> np.ndarray:
+    """(per_class,) background kinds of one domain and class: exact shares, rounded once, in random order."""
+    law, dice = spec.domains[domain], Dice(spec.seed, KINDS, domain, label)
+    own = int(law.correlation * spec.per_class + 0.5)
+    others = (label + 1 + np.arange(spec.classes - 1)) % spec.classes
+    others = others[:1] if law.turned else others[dice.order(len(others))]
+    kinds = np.concatenate([np.full(own, label), np.resize(others, spec.per_class - own)])
+    return kinds[dice.order(spec.per_class)]
+
+
+def _picture(
+    spec: OracleSpec, dice: list[Dice], mask: np.ndarray, rest: np.ndarray, label: int, kind: int, domain: int
+) -> np.ndarray:
+    """The pixels (S,S,3), not yet clipped; `rest` are the patches outside C* in random order."""
+    size, patch, background = spec.image_size, spec.patch_size, spec.background_names[kind]
+    texture = draw.motif(spec.class_names[label], dice[MOTIF], size, patch)
+    inside = mask.repeat(patch, 0).repeat(patch, 1)[:, :, None]
+    if mask.all():
+        image = draw.stain(texture, background)
+    else:
+        canvas = draw.backdrop(background, dice[BACKDROP], size)
+        for y, x in zip(*np.divmod(rest[: spec.distractors], spec.grid), strict=True):
+            tile = draw.distractor(dice[DISTRACTOR], patch)
+            canvas[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch] = tile
+        image = np.where(inside, texture, canvas)
+    look = list(draw.LOOKS.values())[domain]
+    noise = dice[NOISE].field(-spec.noise, spec.noise, size, size, 3)
+    shifted = draw.styled(image, look, spec.domains[domain].style) + noise
+    return np.where(inside, image, shifted) if spec.local else shifted
+
+
+def _position(spec: OracleSpec, domain: str) -> int:
+    names = [d.name for d in spec.domains]
+    if domain not in names:
+        raise ValueError(f"no domain is called {domain!r}{did_you_mean(domain, names)} (known: {', '.join(names)})")
+    return names.index(domain)
+
+
+def _move(temporary: Path, target: Path, is_there: Callable[[Path], bool]) -> None:
+    """Rename; whoever lost a race against a writer of the same data is content with the other's folder."""
+    try:
+        os.replace(temporary, target)
+    except OSError:
+        if not is_there(target):
+            raise

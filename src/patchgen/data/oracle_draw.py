@@ -43,6 +43,44 @@ class Dice:
         return np.argsort(np.asarray(self.bits.random_raw(n), dtype=np.uint64), kind="stable")
 
 
+LAYOUT_ATTEMPTS = 1000  # a layout of several groups can block itself and is then drawn again
+
+
+def layout(dice: Dice, grid: int, size: int, groups: int) -> np.ndarray:
+    """All patches (P,) in a random order whose first `size` are C*: `groups` connected groups that do not touch.
+
+    Groups grow by random neighbours from a start that is uniform over the patches still free.
+    """
+    for _ in range(LAYOUT_ATTEMPTS):
+        chosen = _grow_groups(dice, grid, [size // groups + (g < size % groups) for g in range(groups)])
+        if chosen is not None:
+            rest = np.setdiff1d(np.arange(grid * grid), chosen)
+            return np.concatenate([np.array(chosen), rest[dice.order(len(rest))]])
+    raise ValueError(f"{groups} separate groups of {size} patches in all do not fit in {grid} x {grid} patches")
+
+
+def _grow_groups(dice: Dice, grid: int, sizes: list[int]) -> list[int] | None:
+    free, chosen = set(range(grid * grid)), []
+    for size in sizes:
+        group: list[int] = []
+        edge = set(free)
+        for _ in range(size):
+            if not edge:
+                return None
+            group.append(sorted(edge)[dice.below(len(edge))])
+            edge = {n for p in group for n in neighbours(p, grid)} & free - set(group)
+        chosen += group
+        free -= set(group) | edge
+    return chosen
+
+
+def neighbours(patch: int, grid: int) -> list[int]:
+    """The patches above, below, left and right."""
+    y, x = divmod(patch, grid)
+    around = ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1))
+    return [a * grid + b for a, b in around if 0 <= a < grid and 0 <= b < grid]
+
+
 # Motifs: (u, v, period) -> bool field. u runs right, v down. Each is its own mirror image up to the random phase, since
 # training flips images: "/" and "\" are therefore one class.
 
