@@ -142,7 +142,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 # One search for every method alike, on source validation: docs/decisions.md, "Learning rates of the small preset".
-SMALL_LR = {"patchgen": 1e-3, "patchgen-no-losses": 1e-3}
+SMALL_LR = {"patchgen": 1e-3, "patchgen-no-losses": 1e-3, "patchgen-true-mask": 1e-3}
 SMALL_LR_OTHERS = 3e-3
 
 

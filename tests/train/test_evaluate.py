@@ -68,7 +68,7 @@ def test_scores_equal_a_plain_loop(method: str, batch: int, image_folder: Path) 
     assert sum(ticks) == len(ROWS) and max(ticks) <= batch
     assert found.record() == {
         "accuracy": pytest.approx(np.trace(confusion) / len(ROWS)), "f1": found.record()["f1"], "images": len(ROWS),
-        "loss": found.loss,
+        "loss": found.loss, **({"mask": found.mask} if found.mask else {}),
     }  # fmt: skip
 
 
@@ -123,3 +123,18 @@ def test_kept_features_do_not_hide_a_new_head(image_folder: Path) -> None:
 def test_no_rows_score_nothing(image_folder: Path) -> None:
     found = make(image_folder, "patchgen")(np.array([], dtype=np.int64))
     assert found.confusion.sum() == 0 and found.loss == 0 and found.record()["images"] == 0
+
+
+def test_masks_are_scored_against_the_truth_and_can_be_replaced_by_it(image_folder: Path) -> None:
+    evaluator = make(image_folder, "patchgen")
+    evaluator.truth = np.random.default_rng(0).random((90, 4)) < 0.5
+    evaluator.truth[ROWS[0]] = True  # ranking is undefined there: AUROC leaves it out
+    learned, given = evaluator(ROWS), evaluator(ROWS, mask="true")
+    assert set(learned.mask) == {"mean", "spread", "weak", "strong", "auroc", "iou", "error", "kept"}
+    perfect = {"auroc": 1, "error": 0}
+    assert {name: given.mask[name] for name in perfect} == pytest.approx(perfect)
+    inside = evaluator.truth[ROWS].mean()
+    assert given.mask["mean"] == pytest.approx(inside) and learned.mask["mean"] != pytest.approx(inside)
+    random = evaluator.given_mask(ROWS, "random")
+    assert random is not None and random.sum(1).tolist() == evaluator.truth[ROWS].sum(1).tolist()
+    assert torch.equal(random, evaluator.given_mask(ROWS, "random"))  # type: ignore[arg-type]

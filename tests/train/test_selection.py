@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
-from patchgen.train.metrics import accuracy, f1, per_class_accuracy, scores
+from patchgen.train.metrics import accuracy, f1, mask_recovery, per_class_accuracy, scores
 from patchgen.train.selection import RULES, best
 
 
@@ -90,3 +92,22 @@ def test_source_validation_is_a_plain_mean_of_domains_and_blind_to_the_unseen() 
     assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)
     del one["oracle"]
     assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_mask_recovery_equals_the_plain_definitions(inside: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.integers(0, 5, (3, 8)) / 4  # ties, and values at the threshold
+    truth = np.stack([rng.permutation(8) < inside for _ in range(3)])
+    found = mask_recovery(mask, truth)
+    for i in range(3):
+        assert found["auroc"][i] == pytest.approx(roc_auc_score(truth[i], mask[i]))
+        chosen, true = {p for p in range(8) if mask[i, p] >= 0.5}, set(np.flatnonzero(truth[i]))
+        assert found["iou"][i] == pytest.approx(len(chosen & true) / len(chosen | true))
+        assert found["kept"][i] == pytest.approx(len(chosen & true) / len(true))
+        assert found["error"][i] == pytest.approx(sum(abs(mask[i, p] - (p in true)) for p in range(8)) / 8)
+
+
+def test_a_ranking_of_all_patches_is_undefined() -> None:
+    assert np.isnan(mask_recovery(np.full((1, 4), 0.7), np.ones((1, 4), dtype=bool))["auroc"]).all()

@@ -106,7 +106,9 @@ def test_two_processes_share_the_batch_of_one(tiny_settings: dict[str, Any], tmp
         if a["kind"] == "evaluation":
             assert b["train"] == pytest.approx(a["train"], abs=2e-5)
             for domain, scores in a["validation"].items():
-                assert b["validation"][domain] == pytest.approx(scores, abs=2e-4)
+                found = b["validation"][domain]
+                assert found.pop("mask") == pytest.approx(scores.pop("mask"), abs=2e-4)
+                assert found == pytest.approx(scores, abs=2e-4)
     weights = [load_tensors(run.checkpoint("swad"))[0] for run in (one, two)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
@@ -139,11 +141,15 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
 
         def spy(self: Trainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
             inner = self.evaluate
-            self.evaluate = lambda rows, *more: seen.append((_name, set(rows.tolist()))) or inner(rows, *more)
-            try:
+            whole_call = type(inner).__call__
+
+            def note(evaluator: Any, rows: Any, *more: Any, **named: Any) -> Any:
+                seen.append((_name, set(rows.tolist())))
+                return whole_call(evaluator, rows, *more, **named)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(type(inner), "__call__", note)
                 return _whole(self, *args)
-            finally:
-                self.evaluate = inner
 
         monkeypatch.setattr(Trainer, name, spy)
     run = train(Config(**{**tiny_settings, "select": select, "swad": False}), tmp_path, quiet=True)

@@ -155,7 +155,7 @@ def suite_spec(name: str) -> OracleSpec:
 
 
 def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
-    """The images folder of a suite member in the user's cache, written there the first time: what `read_table` reads."""
+    """The images folder of a suite member, for `read_table`; written into the user's cache the first time."""
     from patchgen.model.weights import cache_dir
 
     oracle = Oracle(suite_spec(name))

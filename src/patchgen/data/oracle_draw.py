@@ -105,7 +105,7 @@ def _rings(u: Field, v: Field, period: int) -> Field:
 def _crosses(u: Field, v: Field, period: int) -> Field:
     wide = period + 2
     x, y = _centred(u, v, wide)
-    arm, thick = wide - 3, 1 + wide % 2
+    arm, thick = wide - 3, 1 - wide % 2  # arms one pixel thick in odd cells, two in even ones
     return ((abs(x) <= thick) & (abs(y) <= arm)) | ((abs(y) <= thick) & (abs(x) <= arm))
 
 
@@ -154,16 +154,16 @@ def motif(name: str, dice: Dice, size: int, patch: int) -> np.ndarray:
 
 
 def distractor(dice: Dice, patch: int) -> np.ndarray:
-    """A patch (p,p,3) in motif colours whose pattern belongs to no class: specks, one edge, or one bent band."""
+    """A patch (p,p,3) in motif colours whose pattern belongs to no class: specks, camouflage, one edge or one disc."""
     y, x = np.mgrid[:patch, :patch] - patch // 2
-    kind, a, b = dice.below(3), dice.between(-3, 3), dice.between(-3, 3)
-    if kind == 0:
-        half = dice.field(0, 1, -(-patch // 2), -(-patch // 2))
-        return two_colours(half.repeat(2, 0).repeat(2, 1)[:patch, :patch] == 1, dice)
-    across = a * x + b * y if a or b else x
-    if kind == 1:
-        return two_colours(across > 0, dice)
-    return two_colours((2 * abs(x) + y + a) // (patch // 3) % 4 == 0, dice)
+    patterns: list[Callable[[int, int], Field]] = [
+        lambda a, b: dice.field(0, 1, patch, patch)[y // 2, x // 2] == 1,
+        lambda a, b: soft_noise(dice, patch, patch // 3, patch // 3) > 127,
+        lambda a, b: (a * x + b * y if a or b else x) > 0,
+        lambda a, b: 9 * ((x - a) ** 2 + (y - b) ** 2) < patch * patch,
+    ]
+    pattern = patterns[dice.below(len(patterns))]
+    return two_colours(pattern(dice.between(-3, 3), dice.between(-3, 3)), dice)
 
 
 # Backgrounds: a soft texture 0..255 between two near colours of one hue
@@ -251,7 +251,7 @@ def backdrop(name: str, dice: Dice, size: int) -> np.ndarray:
 def stain(image: np.ndarray, name: str) -> np.ndarray:
     """The image tinted with a background's hue: the shortcut where C* leaves no background to see."""
     kind = BACKDROPS[name]
-    return (5 * image + 3 * (np.array(kind.low) + np.array(kind.high)) // 2) // 8
+    return (2 * image + np.array(kind.low) + np.array(kind.high)) // 4
 
 
 @dataclass(frozen=True)

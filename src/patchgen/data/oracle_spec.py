@@ -102,8 +102,8 @@ def _check_domains(spec: OracleSpec) -> None:
             (0 <= domain.correlation <= 1, f"correlation of {domain.name} must be in [0,1], got {domain.correlation}"),
             (0 <= domain.style <= 1, f"style of {domain.name} must be in [0,1], got {domain.style}"),
         ]  # fmt: skip
-    rules += [(spec.unseen in names,
-               f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{did_you_mean(spec.unseen, names)}")]  # fmt: skip
+    near = did_you_mean(spec.unseen, names)
+    rules.append((spec.unseen in names, f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{near}"))
     _refuse_first(rules)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from patchgen.config import Config
 from patchgen.methods.erm import Erm, Full, LinearProbe
 from patchgen.methods.method import Method
-from patchgen.methods.patchgen import PatchGenMethod, PatchGenWithoutLosses
+from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.names import did_you_mean
 
 METHODS: Mapping[str, type[Method]] = {
@@ -20,6 +20,7 @@ METHODS: Mapping[str, type[Method]] = {
     "full": Full,
     "patchgen": PatchGenMethod,
     "patchgen-no-losses": PatchGenWithoutLosses,
+    "patchgen-true-mask": PatchGenTrueMask,
 }
 
 

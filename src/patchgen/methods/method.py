@@ -17,6 +17,7 @@ class Method:
 
     pool: ClassVar[str] = "cls"
     tune: ClassVar[str] = "layernorm"
+    mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
     summary: ClassVar[str] = ""
 
     def __init__(self, config: Config) -> None:

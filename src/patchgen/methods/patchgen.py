@@ -36,3 +36,8 @@ class PatchGenMethod(PatchGenWithoutLosses):
             "L_conf": c.lambda_conf * selected_confidence(out.logits, batch.label),
             "L_sim": c.lambda_sim * class_similarity(out.features, batch.label, out.logits.shape[1]),
         }
+
+
+class PatchGenTrueMask(PatchGenMethod):
+    mask = "true"
+    summary = "PatchGen with the true mask in place of the learned one (upper line; oracle data only)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from torch.nn import functional as F
 
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
-from patchgen.model.classifier import Classifier
+from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
-from patchgen.train.metrics import scores
+from patchgen.train.metrics import mask_recovery, scores
 
+HEALTH = ("mean", "spread", "weak", "strong")
+RECOVERY = ("auroc", "iou", "error", "kept")
 MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
 
 
@@ -25,10 +27,11 @@ MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
 class Evaluation:
     confusion: np.ndarray  # (C, C) true x predicted
     loss: float  # mean cross-entropy
-    mask: dict[str, float] = field(default_factory=dict)  # mask health, where there is a mask
+    mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery where the truth is known
 
-    def record(self) -> dict[str, float]:
-        return scores(self.confusion, self.loss)
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = scores(self.confusion, self.loss)
+        return {**found, "mask": self.mask} if self.mask else found
 
 
 class Reader:
@@ -67,35 +70,80 @@ class Reader:
 
 
 class Evaluator:
-    def __init__(self, reader: Reader, label: np.ndarray, num_classes: int, batch: int = 128) -> None:
+    """Scores rows with the model as it is.
+
+    Args:
+        reader: Where a row's pixels or kept features come from.
+        label: (N,) class id of each row of the table.
+        truth: (N, P) predictive patches where they are known; masks are then scored against them.
+        mask: Which mask the model uses: its "learned" one, or in its place the "true" or a "random" one.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        label: np.ndarray,
+        num_classes: int,
+        batch: int = 128,
+        truth: np.ndarray | None = None,
+        mask: str = "learned",
+    ) -> None:
         self.reader, self.label, self.num_classes, self.batch = reader, label, num_classes, batch
+        self.truth, self.mask = truth, mask
 
     @torch.no_grad()
-    def __call__(self, rows: np.ndarray, tick: Callable[[int], None] | None = None) -> Evaluation:
-        """Score rows with the model as it is; several devices take every n-th row and add up."""
+    def __call__(
+        self, rows: np.ndarray, tick: Callable[[int], None] | None = None, mask: str | None = None
+    ) -> Evaluation:
+        """Score rows; several devices take every n-th row and add up."""
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
-        totals: dict[str, Tensor] = {"loss": torch.zeros((), device=fabric.device)}
+        totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
         mine = rows[fabric.global_rank :: fabric.world_size]
         for start in range(0, len(mine), self.batch):
             part = mine[start : start + self.batch]
             label = fabric.to_device(torch.from_numpy(self.label[part]))
             with fabric.autocast():
-                out = model(self.reader(part))
+                out = model(self.reader(part), mask=self.given_mask(part, mask or self.mask))
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
-            totals["loss"] += F.cross_entropy(out.logits.float(), label, reduction="sum")
-            for name, value in mask_health(out.mask).items() if out.mask is not None else ():
-                totals[name] = totals.get(name, torch.zeros((), device=fabric.device)) + value.sum()
+            values = torch.stack(self._values(out, label, part))  # (names, B)
+            totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
             if tick:
                 tick(len(part) * fabric.world_size)
-        return self._collect(confusion, totals, len(rows))
+        return self._collect(confusion, totals)
 
-    def _collect(self, confusion: Tensor, totals: dict[str, Tensor], count: int) -> Evaluation:
-        fabric = self.reader.fabric
-        names = ["loss", "mean", "spread", "weak", "strong"] if self.reader.model.pool == "patchgen" else ["loss"]
-        sums = torch.stack([totals.get(name, torch.zeros((), device=fabric.device)) for name in names])
-        whole = cast(Tensor, fabric.all_reduce(torch.cat([confusion, sums]), reduce_op="sum")).cpu().numpy()
-        mean = dict(zip(names, (whole[len(confusion) :] / max(count, 1)).tolist(), strict=True))
-        square = whole[: len(confusion)].reshape(self.num_classes, self.num_classes).round().astype(np.int64)
-        return Evaluation(square, mean.pop("loss"), mean)
+    def given_mask(self, rows: np.ndarray, kind: str) -> Tensor | None:
+        """The mask to use instead of the learned one; a random one has as many patches as the true one."""
+        if kind == "learned" or self.truth is None:
+            return None
+        chosen = self.truth[rows]
+        if kind == "random":
+            shuffled = [np.random.default_rng([7, row]).permutation(self.truth[row]) for row in rows.tolist()]
+            chosen = np.stack(shuffled)
+        return self.reader.fabric.to_device(torch.from_numpy(chosen).float())
+
+    def _names(self) -> list[str]:
+        if self.reader.model.pool != "patchgen":
+            return ["loss"]
+        return ["loss", *HEALTH, *(RECOVERY if self.truth is not None else ())]
+
+    def _values(self, out: Output, label: Tensor, rows: np.ndarray) -> list[Tensor]:
+        """One (B,) tensor for each of the names."""
+        values = [F.cross_entropy(out.logits.float(), label, reduction="none")]
+        if out.mask is not None:
+            values += mask_health(out.mask).values()
+            if self.truth is not None:
+                found = mask_recovery(out.mask.float().cpu().numpy(), self.truth[rows])
+                values += [torch.from_numpy(found[name]).to(label.device, torch.float32) for name in RECOVERY]
+        return values
+
+    def _collect(self, confusion: Tensor, totals: Tensor) -> Evaluation:
+        whole = cast(Tensor, self.reader.fabric.all_reduce(torch.cat([confusion, totals.flatten()]), reduce_op="sum"))
+        square = whole[: len(confusion)].view(self.num_classes, -1).round().long().cpu().numpy()
+        means = {
+            name: total / count
+            for name, (total, count) in zip(self._names(), whole[len(confusion) :].view(-1, 2).tolist(), strict=True)
+            if count
+        }
+        return Evaluation(square, means.pop("loss", 0.0), means)

@@ -1,4 +1,4 @@
-"""Scores from a confusion matrix: rows are true classes, columns predictions."""
+"""Scores: of predictions from a confusion matrix (rows true, columns predicted), and of masks against the truth."""
 
 from __future__ import annotations
 
@@ -25,3 +25,26 @@ def per_class_accuracy(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[
 def scores(confusion: np.ndarray, loss: float | None = None) -> dict[str, float]:
     found = {"accuracy": accuracy(confusion), "f1": f1(confusion), "images": int(confusion.sum())}
     return found if loss is None else {**found, "loss": loss}
+
+
+def mask_recovery(mask: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
+    """How well masks (B, P) find the predictive patches ``truth`` (B, P); one value an image, NaN where undefined.
+
+    ``auroc``: does the mask rank predictive patches higher; undefined where all patches or none are predictive.
+    ``iou``: of {mask >= 0.5} and the truth. ``error``: mean |m - m*|, the paper's epsilon. ``kept``: share of the
+    predictive patches with a mask of at least 0.5.
+    """
+    from scipy.stats import rankdata
+
+    inside = truth.sum(1)
+    outside = truth.shape[1] - inside
+    ranks = np.where(truth, rankdata(mask, axis=1), 0).sum(1)  # ties share their mean rank
+    chosen = mask >= 0.5
+    both = (chosen & truth).sum(1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "auroc": (ranks - inside * (inside + 1) / 2) / (inside * outside),
+            "iou": both / (chosen | truth).sum(1),
+            "error": np.abs(mask - truth).mean(1),
+            "kept": both / inside,
+        }

@@ -27,6 +27,7 @@ from patchgen.config import Config
 from patchgen.data.augment import Augment, apply, normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import Batch, DomainBatches
+from patchgen.data.oracle import true_masks
 from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
 from patchgen.model.checkpoint import build_model, describe, load_trained, trained_tensors
@@ -92,11 +93,22 @@ class Trainer:
             store, table.label, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
         )
         self.reader = Reader(fabric, self.model, store)
-        self.evaluate = Evaluator(self.reader, table.label, len(table.classes))
+        truth = self._truth()
+        self.evaluate = Evaluator(self.reader, table.label, len(table.classes), truth=truth, mask=self.method.mask)
         self.swad = self._make_swad()
         self.start, self.best = 0, -math.inf
         self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
         self._resume()
+
+    def _truth(self) -> np.ndarray | None:
+        """The predictive patches, where the data says which they are: (N, P)."""
+        truth = true_masks(self.fold.table, self.model.grid) if self.model.select is not None else None
+        if self.method.mask == "true" and (truth is None or self.config.augment):
+            raise ValueError(
+                f"method {self.config.method!r} needs data whose predictive patches are known (`patchgen oracle list`) "
+                "and images that stay as they are (--no-augment)"
+            )
+        return truth
 
     def _make_swad(self) -> Swad | None:
         if not self.config.swad:
@@ -126,7 +138,7 @@ class Trainer:
         for micro in range(parts):
             batch = self._batch(step, micro)
             with self.fabric.no_backward_sync(self.parallel, enabled=micro < parts - 1):
-                out = self.parallel(batch.image)
+                out = self.parallel(batch.image, mask=self.evaluate.given_mask(batch.index.numpy(), self.method.mask))
                 losses = self.method.losses(out, batch)
                 self.fabric.backward(torch.stack(list(losses.values())).sum() / parts)
             self._count(losses | self.method.watch(out, batch))
@@ -286,6 +298,10 @@ class Trainer:
         if self.fold.uncovered:
             covered = [c not in self.fold.uncovered for c in self.fold.table.classes]
             record["covered"] = {"without": self.fold.uncovered, **scores(confusion * np.array(covered)[:, None])}
+        if self.evaluate.truth is not None and self.method.mask == "learned" and name == "selected":
+            rows = np.concatenate(list(self.fold.test.values()))
+            for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
+                record[f"{mask}_mask"] = {"accuracy": self.evaluate(rows, mask=mask).record()["accuracy"]}
         return record | _mask_record(parts)
 
 
@@ -295,7 +311,7 @@ def _mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
     if not with_mask:
         return {}
     weights = [result.confusion.sum() for result in with_mask]
-    names = with_mask[0].mask
+    names = [n for n in with_mask[0].mask if all(n in result.mask for result in with_mask)]
     return {"mask": {n: float(np.average([r.mask[n] for r in with_mask], weights=weights)) for n in names}}
 
 
