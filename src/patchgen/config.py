@@ -70,7 +70,7 @@ class Config:
     """Adam's weight decay."""
     accumulate: int = 1
     """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """Number format of the training step."""
 
     lambda_ms: float = 1e-3

@@ -164,7 +164,7 @@ def test_damaged_and_foreign_files_are_refused_with_the_fix(tmp_path: Path) -> N
     cases[-1] = b"\xff" * 300
     for content in cases.values():
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="x.safetensors is damaged .*delete it and run the same command again"):
+        with pytest.raises(ValueError, match="x.safetensors is damaged .*delete the run.s folder and train again"):
             load_tensors(path)
     for metadata in (None, {"format": "pt"}, {"patchgen": "{torn"}):
         save_file({"a": torch.ones(2)}, path, metadata=metadata)

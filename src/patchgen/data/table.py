@@ -96,12 +96,17 @@ def read_table(data: str | Path, *, benchmark: str | None = None, options: Mappi
     """Read a data set folder or a CSV manifest; whatever is wrong with it is a ValueError that says how to mend it.
 
     Args:
-        data: folder `domain/class/image`, or manifest. With `benchmark`, also the folder that contains its folder.
+        data: folder `domain/class/image`, or manifest; or a name of the oracle suite, which is drawn when first used.
+            With `benchmark`, also the folder that contains its folder.
         benchmark: a registered name; otherwise a folder called like a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
     """
     where = Path(os.path.abspath(os.path.expanduser(data)))
     entry = get_benchmark(benchmark) if benchmark else None
+    if str(data).startswith("oracle-") and not os.path.exists(where):
+        from patchgen.data.oracle import suite_folder
+
+        where = suite_folder(str(data))
     if not os.path.exists(where):
         parent = next(p for p in where.parents if os.path.exists(p))
         lost = where.relative_to(parent).parts[0]

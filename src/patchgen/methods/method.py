@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.model.classifier import Output
+from patchgen.model.losses import cross_entropy
 
 
 class Method:
@@ -32,7 +32,7 @@ class Method:
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: their sum is what the step minimises."""
-        return {"main": F.cross_entropy(out.logits.float(), batch.label, ignore_index=-1)}
+        return {"main": cross_entropy(out.logits, batch.label)}
 
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named values to log beside the losses; nothing is trained by them."""

@@ -1,4 +1,4 @@
-"""The three losses of PatchGen, each a mean over a set that spans the global batch.
+"""Cross-entropy and the three losses of PatchGen, each a mean over a set that spans the global batch.
 
 Targets are class ids; -1 means "no label and no pseudo-label" and is left out. Where nothing is left the loss is a
 differentiable zero. Under several devices sums and counts are gathered with gradients, so that every rank holds the
@@ -28,6 +28,17 @@ def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
     """
     weak = mask < tau
     return _mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """The main loss of classification: mean of -log p(y | z) over the labelled samples of the global batch.
+
+    Args:
+        logits: (B, C).
+        target: (B,) class ids, -1 for none.
+    """
+    total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
+    return _mean_over_ranks(total, (target >= 0).sum())
 
 
 def selected_confidence(logits: Tensor, target: Tensor) -> Tensor:

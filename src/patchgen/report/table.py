@@ -39,8 +39,9 @@ def cells_of(run: RunFolder, label: str) -> list[Cell]:
     """All reported numbers of a finished run."""
     config = run.config
     tests = run.records("test")
-    chosen = next(record["step"] for record in tests if record["checkpoint"] == "selected")
-    score = next(RULES["source-validation"](r, "accuracy") for r in run.records("evaluation") if r["step"] == chosen)
+    chosen = next(record for record in tests if record["checkpoint"] == "selected")
+    evaluation = next(record for record in run.records("evaluation") if record["step"] == chosen["step"])
+    score = RULES["source-validation"](evaluation, chosen.get("metric", "accuracy"))
     return [
         Cell(
             label, config.unseen, config.seed, record["checkpoint"], part, record[part]["accuracy"],

@@ -82,7 +82,7 @@ def fingerprint(table: Table) -> str:
     The sizes tell data sets apart that number their files alike.
     """
     digest = hashlib.sha256()
-    for part in (table.paths, table.domains, table.classes, table.group or ()):
+    for part in (table.paths, table.domains, table.classes, table.group or (), (table.benchmark or "",)):
         digest.update("\n".join(part).encode() + b"\0")
     sizes = np.array([table.file(row).stat().st_size for row in range(len(table))])
     for ids in (table.domain, table.label, sizes):

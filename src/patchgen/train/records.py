@@ -144,8 +144,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {name: handle.get_tensor(name) for name in handle.keys()}, meta  # noqa: SIM118
     except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
         raise ValueError(
-            f"{path} is damaged or not a checkpoint of ours ({error}); delete it and run the same command again, "
-            "or take another checkpoint of this run"
+            f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
+            "run, or delete the run's folder and train again"
         ) from error
 
 

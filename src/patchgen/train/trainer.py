@@ -22,6 +22,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning_fabric import Fabric
+from torch.multiprocessing import ProcessRaisedException
 
 from patchgen.config import Config
 from patchgen.data.augment import Augment, apply, normalize
@@ -52,7 +53,10 @@ def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
         return run
     with run.locked() if _first_process() else nullcontext():
         write_splits(run.path / "splits.csv", fold.table, fold.splits)
-        _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+        try:
+            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+        except ProcessRaisedException as error:  # a process of several failed: its last line says why
+            raise ValueError(str(error).strip().splitlines()[-1]) from error
     return run
 
 
@@ -292,6 +296,7 @@ class Trainer:
             parts = {part: self.evaluate(rows, bar.advance) for part, rows in self.fold.test.items() if len(rows)}
         confusion = np.sum([part.confusion for part in parts.values()], axis=0)
         record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": self.fold.unseen, **facts}
+        record["metric"] = self.fold.metric  # what the checkpoint was chosen by
         record |= {part: result.record() for part, result in parts.items()}
         record["all"] = scores(confusion)
         record["per_class"] = per_class_accuracy(confusion, self.fold.table.classes)
