@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 ALLOW_CUDA ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-slow check format bench clean
+.PHONY: help setup demo test test-slow check format bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		exit 1; \
 	fi
 	@touch $@
+
+demo: setup  ## train and compare on images whose answer is known: a table, and a page with the maps (about ten minutes)
+	$(BIN)/patchgen weights fetch
+	$(BIN)/patchgen demo
 
 test: setup  ## the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

@@ -49,7 +49,8 @@ LAYOUT_ATTEMPTS = 1000  # a layout of several groups can block itself and is the
 def layout(dice: Dice, grid: int, size: int, groups: int) -> np.ndarray:
     """All patches (P,) in a random order whose first `size` are C*: `groups` connected groups that do not touch.
 
-    Groups grow by random neighbours from a start that is uniform over the patches still free.
+    Groups grow by random neighbours from a start that is uniform over the patches still free. A patch at the border has
+    fewer neighbours to be reached from, so it counts for more: C* lies nearly evenly over the grid.
     """
     for _ in range(LAYOUT_ATTEMPTS):
         chosen = _grow_groups(dice, grid, [size // groups + (g < size % groups) for g in range(groups)])
@@ -63,12 +64,13 @@ def _grow_groups(dice: Dice, grid: int, sizes: list[int]) -> list[int] | None:
     free, chosen = set(range(grid * grid)), []
     for size in sizes:
         group: list[int] = []
-        edge = set(free)
+        urn = sorted(free)
         for _ in range(size):
-            if not edge:
+            if not urn:
                 return None
-            group.append(sorted(edge)[dice.below(len(edge))])
+            group.append(urn[dice.below(len(urn))])
             edge = {n for p in group for n in neighbours(p, grid)} & free - set(group)
+            urn = [n for n in sorted(edge) for _ in range(12 // len(neighbours(n, grid)))]
         chosen += group
         free -= set(group) | edge
     return chosen

@@ -112,7 +112,7 @@ def curves(runs: Mapping[str, RunFolder]) -> str:
         panel.spines[["top", "right"]].set_visible(False)
     panels[0].legend(frameon=False)
     if with_truth:
-        panels[2].set(title="mask AUROC against the truth (sources)", ylim=(0, 1))
+        panels[2].set(title="mask AUROC (sources)", ylim=(0, 1))
         panels[2].axhline(0.5, color="#9aa3ad", linewidth=0.8, linestyle=":")
     return svg(figure, "Loss curves of the runs over the training steps")
 
@@ -168,8 +168,11 @@ def gallery(figures: Sequence[tuple[str, str, str]]) -> str:
 
 
 def svg(figure: Figure, description: str) -> str:
+    from matplotlib import rc_context
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    with rc_context({"svg.hashsalt": description}):  # the same figure gives the same bytes
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     return f'<div role="img" aria-label="{escape(description)}">{text[text.index("<svg") :]}</div>'
 
