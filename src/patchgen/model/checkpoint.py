@@ -6,7 +6,7 @@ ViT-S is 4 MB instead of 90.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,11 @@ from patchgen.model.backbone import IMAGENET, load_backbone, set_tuning
 from patchgen.model.classifier import Classifier
 
 
-def build_model(config: Config, method: Method, num_classes: int) -> Classifier:
+def build_model(
+    config: Config, method: Method, num_classes: int, progress: Callable[[str], None] | None = None
+) -> Classifier:
     """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before."""
-    backbone = load_backbone(config.backbone)
+    backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress)
     if config.normalization == "imagenet":
         backbone.mean, backbone.std = IMAGENET
     set_tuning(backbone, method.chosen_tune)

@@ -147,3 +147,13 @@ class Evaluator:
             if count
         }
         return Evaluation(square, means.pop("loss", 0.0), means)
+
+
+def mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
+    """Mask health, each image counting once: {"mask": {"mean": ..., "spread": ..., ...}}."""
+    with_mask = [result for result in found.values() if result.mask]
+    if not with_mask:
+        return {}
+    weights = [result.confusion.sum() for result in with_mask]
+    names = [n for n in with_mask[0].mask if all(n in result.mask for result in with_mask)]
+    return {"mask": {n: float(np.average([r.mask[n] for r in with_mask], weights=weights)) for n in names}}

@@ -1,6 +1,10 @@
-"""``summary.md``: what a person reads first in a run folder."""
+"""What a person reads: one line an evaluation while a run goes on, and ``summary.md`` in its folder."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
 
 from patchgen.config import Config
 from patchgen.tasks.mdg import Fold
@@ -35,3 +39,14 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
             score = f"{record['covered']['accuracy']:.4f}"
             notes.append(f"\nWithout {names}, which no source has, {record['checkpoint']}: {score}")
     return "\n".join(lines + notes) + "\n"
+
+
+def progress_line(record: dict[str, Any]) -> str:
+    """One evaluation in one line."""
+    validation = record["validation"].values()
+    text = f"step {record['step']}: " + " ".join(f"{k} {v:.3g}" for k, v in record["train"].items())
+    text += f" | validation accuracy {np.mean([v['accuracy'] for v in validation]):.3f}"
+    text += f" loss {np.mean([v['loss'] for v in validation]):.3f}"
+    if "mask" in record:
+        text += f" | mask {record['mask']['mean']:.2f} spread {record['mask']['spread']:.3f}"
+    return text

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from contextlib import nullcontext
 from functools import partial
@@ -34,13 +35,13 @@ from patchgen.methods import make_method
 from patchgen.model.checkpoint import build_model, describe, load_trained, trained_tensors
 from patchgen.model.weights import cache_dir
 from patchgen.tasks.mdg import Fold, fingerprint, make_fold
-from patchgen.train.evaluate import Evaluation, Evaluator, Reader
+from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.metrics import per_class_accuracy, scores
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
 from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
 from patchgen.train.selection import RULES
-from patchgen.train.summary import summarize
+from patchgen.train.summary import progress_line, summarize
 from patchgen.train.swad import Swad
 
 
@@ -85,10 +86,18 @@ class Trainer:
         self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
         self.quiet = quiet or not fabric.is_global_zero
         self.method = make_method(config)
-        self.model = build_model(config, self.method, len(fold.table.classes))
+        self.model = build_model(config, self.method, len(fold.table.classes), self._say)
+        backbone = self.model.backbone
+        self._say(f"backbone: {backbone.resolved}" + (f" ({backbone.note})" if backbone.note else ""))
         self.about = describe(self.model, fold.table.classes)
         optimizer = make_optimizer(self.model, config)
         self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+
+        shares = fabric.world_size * config.accumulate
+        if config.batch_per_domain % shares:  # the settings know their own devices, not those of a whole cluster
+            raise ValueError(
+                f"batch_per_domain {config.batch_per_domain} must divide by processes x accumulate = {shares}"
+            )
 
         table = fold.table
         files = [table.file(i) for i in range(len(table))]
@@ -103,6 +112,10 @@ class Trainer:
         self.start, self.best = 0, -math.inf
         self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
         self._resume()
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
 
     def _truth(self) -> np.ndarray | None:
         """The predictive patches, where the data says which they are: (N, P)."""
@@ -134,7 +147,7 @@ class Trainer:
                     bar.show({k: v for k, v in self._means().items() if k in ("main", "L_conf")})
                 if step % self.config.eval_every == 0 or step == last:
                     record = self._evaluate(step, time.monotonic() - clock)
-                    bar.say(_line(record))
+                    bar.say(progress_line(record))
                     clock = time.monotonic()
 
     def _step(self, step: int) -> None:
@@ -195,7 +208,7 @@ class Trainer:
         found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
         record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
         record["validation"] = {name: result.record() for name, result in found.items()}
-        record |= _mask_record(found)
+        record |= mask_record(found)
         if self.config.select == "oracle":
             record["oracle"] = self.evaluate(self.fold.test["out"]).record()
         record["seconds"] = round(seconds, 2)
@@ -307,27 +320,7 @@ class Trainer:
             rows = np.concatenate(list(self.fold.test.values()))
             for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
                 record[f"{mask}_mask"] = {"accuracy": self.evaluate(rows, mask=mask).record()["accuracy"]}
-        return record | _mask_record(parts)
-
-
-def _mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
-    """Mask health, each image counting once: {"mask": {"mean": ..., "spread": ..., ...}}."""
-    with_mask = [result for result in found.values() if result.mask]
-    if not with_mask:
-        return {}
-    weights = [result.confusion.sum() for result in with_mask]
-    names = [n for n in with_mask[0].mask if all(n in result.mask for result in with_mask)]
-    return {"mask": {n: float(np.average([r.mask[n] for r in with_mask], weights=weights)) for n in names}}
-
-
-def _line(record: dict[str, Any]) -> str:
-    validation = record["validation"].values()
-    text = f"step {record['step']}: " + " ".join(f"{k} {v:.3g}" for k, v in record["train"].items())
-    text += f" | validation accuracy {np.mean([v['accuracy'] for v in validation]):.3f}"
-    text += f" loss {np.mean([v['loss'] for v in validation]):.3f}"
-    if "mask" in record:
-        text += f" | mask {record['mask']['mean']:.2f} spread {record['mask']['spread']:.3f}"
-    return text
+        return record | mask_record(parts)
 
 
 def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -1,0 +1,62 @@
+"""patchgen oracle: the list, writing a set, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchgen.commands.oracle import main
+from patchgen.data.oracle import SUITE, Oracle
+from patchgen.data.table import read_table
+
+
+def test_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in SUITE) and "36 of 36" in text and "mist 0.05 (turned)" in text
+
+
+def test_list_as_json_is_the_whole_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert list(facts) == list(SUITE)
+    assert facts["oracle-tiny"]["predictive"] == 1 and facts["oracle-unknown"]["held_out"] == 3
+    assert facts["oracle-shortcut"]["domains"][0] == {
+        "name": "amber", "correlation": 0.95, "style": 0.6, "turned": False
+    }  # fmt: skip
+
+
+def test_write_prints_the_images_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = replace(SUITE["oracle-tiny"], per_class=1)
+    monkeypatch.setitem(SUITE, "oracle-tiny", spec)
+    for _ in range(2):  # the second time it is there already
+        assert main(["write", "oracle-tiny", "--out", str(tmp_path / "set"), "--quiet"]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / 'set' / 'images'}\n"
+    assert len(read_table(tmp_path / "set" / "images")) == len(Oracle(spec)) == 16
+    assert json.loads((tmp_path / "set" / "oracle.json").read_text())["digest"] == Oracle(spec).digest()
+
+
+def test_mistakes_name_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'oracle-tiny'"):
+        main(["write", "oracle-tny", "--out", "x"])
+    with pytest.raises(ValueError, match="did you mean 'write'"):
+        main(["wirte"])
+
+
+def test_the_bare_command_tells_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: patchgen oracle {list,write}" in capsys.readouterr().out
+
+
+def test_list_imports_neither_torch_nor_sklearn() -> None:
+    code = "import sys\nfrom patchgen.commands.oracle import main\nmain(['list'])\n"
+    code += "print('HEAVY', sorted({'torch', 'transformers', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"

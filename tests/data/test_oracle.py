@@ -1,0 +1,427 @@
+"""The oracle benchmark: the same pixels everywhere, C* alone decides, the shortcut holds in the sources only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from patchgen.data.oracle import SUITE, Domain, Oracle, OracleSpec, Sample, suite_folder, suite_spec, true_masks
+from patchgen.data.oracle_draw import BACKDROPS, LOOKS, MOTIFS, Dice, layout, neighbours
+from patchgen.data.table import Table, read_table
+
+SMALL = replace(SUITE["oracle-shortcut"], per_class=2)
+# first 16 digits of the sha256 over image and mask of four samples
+GOLDEN = {
+    "oracle-easy": "22da70106503a4df",
+    "oracle-shortcut": "d581492c3daeb6ec",
+    "oracle-turned": "1e1d1889ae3932de",
+    "oracle-full": "716e9e9cb72a46d4",
+    "oracle-tiny": "2146b0e7f512e1f7",
+    "oracle-unknown": "545887416b7fc069",
+    "oracle-local": "93ba6a8bd334c573",
+}
+
+
+@cache
+def samples(name: str, per_class: int) -> list[Sample]:
+    return list(Oracle(replace(suite_spec(name), per_class=per_class)))
+
+
+def same(a: Sample, b: Sample) -> bool:
+    numbers = (a.label, a.domain, a.background) == (b.label, b.domain, b.background)
+    return numbers and np.array_equal(a.image, b.image) and np.array_equal(a.mask, b.mask)
+
+
+def tiles(sample: Sample) -> np.ndarray:
+    """(h,w,p,p,3)"""
+    h, w = sample.mask.shape
+    p = len(sample.image) // h
+    return sample.image.reshape(h, p, w, p, 3).swapaxes(1, 2)
+
+
+# the same everywhere
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_pixels_are_those_of_every_machine(name: str) -> None:
+    oracle, sha = Oracle(SUITE[name]), hashlib.sha256()
+    for i in (0, 777, 1300, len(oracle) - 1):
+        sample = oracle.sample(i)
+        sha.update(sample.image.tobytes() + sample.mask.tobytes())
+    assert sha.hexdigest()[:16] == GOLDEN[name]
+
+
+def test_dice_are_the_raw_stream() -> None:
+    raw = np.random.PCG64(np.random.SeedSequence((1, 2))).random_raw(3)
+    assert Dice(1, 2).below(10) == (int(raw[0]) >> 32) * 10 >> 32
+    assert Dice(1, 2).field(-5, 5, 3).tolist() == [-5 + ((int(r) >> 32) * 11 >> 32) for r in raw]
+    assert sorted(Dice(3).order(50)) == list(range(50))
+
+
+def test_random_access_equals_streaming() -> None:
+    streamed = list(Oracle(SMALL))
+    assert len(streamed) == len(Oracle(SMALL)) == 4 * 4 * 2
+    again = Oracle(SMALL)
+    assert all(same(again.sample(i), streamed[i]) for i in reversed(range(len(streamed))))
+    assert not same(streamed[0], Oracle(replace(SMALL, seed=2)).sample(0))
+    assert len({s.image.tobytes() for s in streamed}) == len(streamed)
+
+
+def test_more_images_leave_the_first_ones_alone() -> None:
+    """A larger set has the same draws; only the backgrounds are shuffled anew."""
+    few, many = Oracle(SMALL), Oracle(replace(SMALL, per_class=4))
+    assert same(few.sample(2, background=1), many.sample(4, background=1))
+
+
+def test_digest_is_of_the_law() -> None:
+    assert Oracle(SMALL).digest() == Oracle(replace(SMALL)).digest() != Oracle(replace(SMALL, noise=9)).digest()
+    assert len({Oracle(spec).digest() for spec in SUITE.values()}) == len(SUITE)
+    assert Domain("a", 1, 0) == Domain("a", 1.0, 0.0) and repr(Domain("a", 1, 0)) == repr(Domain("a", 1.0, 0.0))
+
+
+# the law
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_backgrounds_follow_the_class_as_asked(name: str) -> None:
+    spec = SUITE[name]
+    facts = Oracle(spec).facts()
+    seen = Counter((*file.split("/")[:2], kind) for file, kind in facts["backgrounds"].items())  # type: ignore[attr-defined]
+    for domain in spec.domains:
+        for label, class_name in enumerate(spec.class_names):
+            own = spec.background_names[label]
+            counts = {kind: seen[domain.name, class_name, kind] for kind in spec.background_names}
+            assert sum(counts.values()) == spec.per_class
+            assert abs(counts[own] - domain.correlation * spec.per_class) <= 0.5
+            others = [n for kind, n in counts.items() if kind != own]
+            if domain.turned:
+                assert max(others) == counts[spec.background_names[(label + 1) % spec.classes]] == sum(others)
+            else:
+                assert max(others) - min(others) <= 1
+    unseen = next(d for d in spec.domains if d.name == spec.unseen)
+    assert unseen.turned or unseen.correlation == 1 / spec.classes
+
+
+def test_the_recorded_background_is_the_drawn_one() -> None:
+    oracle = Oracle(SMALL)
+    facts = oracle.facts()["backgrounds"]
+    for i, sample in enumerate(oracle):
+        assert facts[oracle.name(i)] == SMALL.background_names[sample.background]  # type: ignore[index]
+        assert same(sample, oracle.sample(i, background=sample.background))
+
+
+def test_every_class_has_its_look_and_name() -> None:
+    assert len(MOTIFS) >= 8 and len(BACKDROPS) >= len(MOTIFS) and len(LOOKS) >= 4
+    spec = SUITE["oracle-unknown"]
+    assert list(spec.class_names) == sorted(spec.class_names) and len(spec.held_out_names) == 3
+    assert spec.held_out_names == spec.class_names[-3:]
+    assert SUITE["oracle-full"].predictive == SUITE["oracle-full"].grid ** 2
+    assert SUITE["oracle-tiny"].predictive == 1
+
+
+def groups_of(mask: np.ndarray) -> list[set[int]]:
+    """Connected groups by flood fill."""
+    left, found = set(np.flatnonzero(mask).tolist()), []
+    while left:
+        group, open_ = set(), {left.pop()}
+        while open_:
+            group |= open_
+            open_ = {n for p in open_ for n in neighbours(p, len(mask))} & left
+            left -= open_
+        found.append(group)
+    return found
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_size_and_groups_of_the_predictive_set(name: str) -> None:
+    spec = SUITE[name]
+    for sample in samples(name, 12):
+        assert sample.mask.shape == (6, 6) and sample.mask.sum() == spec.predictive
+        assert len(groups_of(sample.mask)) == spec.objects
+
+
+@settings(max_examples=60, deadline=None)
+@given(grid=st.integers(2, 9), share=st.floats(0, 1), groups=st.integers(1, 30), seed=st.integers(0, 99))
+def test_any_allowed_layout_can_be_drawn(grid: int, share: float, groups: int, seed: int) -> None:
+    patches = grid * grid
+    size = 1 + int(share * (patches - 1)) if groups == 1 else 1 + int(share * (patches // 3 - 1))
+    groups = min(groups, size)
+    order = layout(Dice(seed), grid, size, groups)
+    assert sorted(order) == list(range(patches))
+    mask = np.isin(np.arange(patches), order[:size]).reshape(grid, grid)
+    sizes = sorted(map(len, groups_of(mask)))
+    assert len(sizes) == groups and sum(sizes) == size and sizes[-1] - sizes[0] <= 1
+
+
+def test_the_predictive_set_lies_everywhere() -> None:
+    dice = Dice(5)
+    for size, low, high in ((1, 0.5, 1.6), (6, 0.7, 1.3), (12, 0.7, 1.4)):  # 600 draws: about 0.24, 0.1, 0.07 by chance
+        count = np.bincount(np.concatenate([layout(dice, 6, size, 1)[:size] for _ in range(600)]), minlength=36)
+        assert low < count.min() / count.mean() and count.max() / count.mean() < high
+
+
+# what decides
+
+
+def texture_features(sample: Sample, mirrored: bool = False) -> np.ndarray:
+    """Mean autocorrelation of the C* patches in black and white: blind to colour, polarity, phase and place."""
+    gray = tiles(sample)[sample.mask].sum(-1, dtype=np.int64)
+    gray = gray[:, :, ::-1] if mirrored else gray
+    middle = (gray.min((1, 2), keepdims=True) + gray.max((1, 2), keepdims=True)) / 2
+    ink = np.where(gray > middle, 1.0, -1.0)
+    ink -= ink.mean((1, 2), keepdims=True)
+    p = ink.shape[1]
+    power = np.fft.irfft2(abs(np.fft.rfft2(ink, (2 * p, 2 * p))) ** 2, (2 * p, 2 * p))
+    near = np.roll(power, p // 2, axis=2)[:, : p // 2, : p + 1]
+    return (near / power[:, :1, :1]).mean(0).ravel()
+
+
+def context_features(sample: Sample) -> np.ndarray:
+    """Median colour, contrast and edges of the patches outside C*."""
+    rest = tiles(sample)[~sample.mask].astype(np.float64)
+    parts = [rest, abs(np.diff(rest, axis=1)), abs(np.diff(rest, axis=2))]
+    return np.concatenate([np.median(part.mean((1, 2)), axis=0) for part in parts])
+
+
+def fit(features: np.ndarray, labels: np.ndarray):  # type: ignore[no-untyped-def]
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
+
+
+def columns(chosen: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and which samples are of the unseen domain (the last of four)."""
+    return np.array([s.label for s in chosen]), np.array([s.domain == 3 for s in chosen])
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_the_predictive_patches_decide_in_the_unseen_domain(name: str) -> None:
+    chosen = samples(name, 12)
+    label, unseen = columns(chosen)
+    features = np.array([texture_features(s) for s in chosen])
+    model = fit(features[~unseen], label[~unseen])
+    assert model.score(features[unseen], label[unseen]) >= 0.99
+    mirrored = np.array([texture_features(s, mirrored=True) for s in chosen])
+    assert model.score(mirrored[unseen], label[unseen]) >= 0.99  # training flips images
+
+
+def test_all_motifs_are_told_apart_by_one_patch() -> None:
+    spec = replace(SUITE["oracle-tiny"], classes=len(MOTIFS), per_class=12)
+    chosen = list(Oracle(spec))
+    label, unseen = columns(chosen)
+    features = np.array([texture_features(s) for s in chosen])
+    model = fit(features[~unseen], label[~unseen])
+    assert model.score(features[unseen], label[unseen]) >= 0.99
+    assert model.score(np.array([texture_features(s, mirrored=True) for s in chosen])[unseen], label[unseen]) >= 0.99
+
+
+def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain() -> None:
+    chosen = samples("oracle-shortcut", 28)
+    label, unseen = columns(chosen)
+    even = np.arange(len(chosen)) % 2 == 0
+    features = np.array([context_features(s) for s in chosen])
+    model = fit(features[~unseen & even], label[~unseen & even])
+    assert model.score(features[~unseen & ~even], label[~unseen & ~even]) > 0.8
+    error = 3 * (0.25 * 0.75 / unseen.sum()) ** 0.5
+    assert abs(model.score(features[unseen], label[unseen]) - 0.25) < error
+
+
+def test_the_full_set_has_its_shortcut_in_the_tint() -> None:
+    chosen = samples("oracle-full", 12)
+    label, unseen = columns(chosen)
+    even = np.arange(len(chosen)) % 2 == 0
+    tint = np.array([s.image.mean((0, 1)) for s in chosen])
+    model = fit(tint[~unseen & even], label[~unseen & even])
+    assert model.score(tint[~unseen & ~even], label[~unseen & ~even]) > 0.4
+
+
+def test_local_style_never_touches_the_predictive_patches() -> None:
+    oracle = Oracle(replace(SUITE["oracle-local"], per_class=1))
+    for i in range(len(oracle)):
+        shown = [oracle.sample(i, domain=domain.name) for domain in oracle.spec.domains]
+        shown.append(oracle.sample(i, background=3))
+        for other in shown[1:]:
+            assert np.array_equal(other.mask, shown[0].mask)
+            assert np.array_equal(tiles(other)[other.mask], tiles(shown[0])[shown[0].mask])
+        assert not np.array_equal(shown[0].image, shown[1].image)
+
+
+def test_style_reaches_the_predictive_patches_otherwise() -> None:
+    oracle = Oracle(SMALL)
+    here, there = oracle.sample(0, domain="amber"), oracle.sample(0, domain="mist")
+    assert np.array_equal(here.mask, there.mask) and (here.domain, there.domain) == (0, 3)
+    assert not np.array_equal(tiles(here)[here.mask], tiles(there)[there.mask])
+
+
+def test_distractors_are_outside_and_as_many_as_asked() -> None:
+    spec = replace(SMALL, noise=0, domains=tuple(replace(d, style=0) for d in SMALL.domains))
+    with_them, without = Oracle(spec), Oracle(replace(spec, distractors=0))
+    for i in range(0, len(with_them), 5):
+        a, b = with_them.sample(i), without.sample(i)
+        changed = (tiles(a) != tiles(b)).any((2, 3, 4))
+        assert changed.sum() == spec.distractors and not (changed & a.mask).any()
+
+
+# on disk
+
+
+def test_write_and_read_back(tmp_path: Path) -> None:
+    oracle, done = Oracle(SMALL), []
+    folder = oracle.write(tmp_path / "new" / "set", done.append)
+    assert sum(done) == len(oracle) and [p.name for p in folder.parent.iterdir()] == ["set"]
+    table = read_table(folder / "images")
+    assert table.domains == tuple(d.name for d in SMALL.domains) and table.classes == SMALL.class_names
+    native = true_masks(table, (6, 6))
+    assert native is not None
+    for i, sample in enumerate(oracle):
+        assert table.paths[i] == oracle.name(i) and (table.domain[i], table.label[i]) == (sample.domain, sample.label)
+        assert np.array_equal(np.asarray(Image.open(table.file(i))), sample.image)
+        assert np.array_equal(native[i], sample.mask.ravel())
+        pixels = np.asarray(Image.open(folder / "masks" / table.paths[i]))
+        assert pixels.shape == (84, 84) and set(np.unique(pixels)) == {0, 255}
+    before = os.stat(folder / "oracle.json").st_mtime_ns
+    assert oracle.write(folder) == folder and os.stat(folder / "oracle.json").st_mtime_ns == before
+
+
+@pytest.mark.parametrize("grid", [(3, 3), (2, 4), (7, 5), (16, 16)])
+def test_masks_on_other_grids(grid: tuple[int, int], written: Path) -> None:
+    found = true_masks(read_table(written), grid)
+    assert found is not None and found.shape == (32, grid[0] * grid[1])
+    for row, sample in list(zip(found, Oracle(SMALL), strict=True))[::7]:
+        # every patch of 6 x 6 cut into h x w pieces, so that both grids meet exactly
+        fine = np.kron(sample.mask, np.ones(grid)).reshape(grid[0], 6, grid[1], 6)
+        assert np.array_equal(row, fine.mean((1, 3)).ravel() >= 0.5 - 1e-12)
+
+
+def test_masks_through_a_manifest(written: Path, tmp_path: Path) -> None:
+    table = read_table(written)
+    for manifest in (tmp_path / "rows.csv", written.parent / "rows.csv"):
+        table.to_csv(manifest)
+        assert np.array_equal(true_masks(read_table(manifest), (6, 6)), true_masks(table, (6, 6)))  # type: ignore[arg-type]
+
+
+def test_a_data_set_without_masks_has_none(image_folder: Path) -> None:
+    assert true_masks(read_table(image_folder), (4, 4)) is None
+    short = Table(Path("/"), ("x.png",), ("d",), ("c",), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert true_masks(short, (4, 4)) is None
+
+
+def test_a_lost_mask_is_named(tmp_path: Path) -> None:
+    folder = Oracle(replace(SMALL, per_class=1)).write(tmp_path / "set")
+    (folder / "masks/dusk/bars/0000.png").unlink()
+    with pytest.raises(ValueError, match="1 of 16 masks are missing.*dusk/bars/0000.png"):
+        true_masks(read_table(folder / "images"), (6, 6))
+    with pytest.raises(ValueError, match="has lost 1 files.*dusk/bars/0000.png.*remove it"):
+        Oracle(replace(SMALL, per_class=1)).write(folder)
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def stop_at_third(count: int) -> None:
+        calls.append(count)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Oracle(SMALL).write(tmp_path / "set", stop_at_third)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_writers_of_the_same_set_agree(tmp_path: Path) -> None:
+    oracle = Oracle(replace(SMALL, per_class=1))
+    raced = oracle.write(tmp_path / "set", lambda _: (tmp_path / "set").exists() or oracle.write(tmp_path / "set"))
+    assert [p.name for p in tmp_path.iterdir()] == ["set"] and len(read_table(raced / "images")) == 16
+
+
+def test_other_data_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("x")
+    for place in ("set", "file"):
+        with pytest.raises(ValueError, match="holds other data; name a new folder"):
+            Oracle(SMALL).write(tmp_path / place)
+    assert (tmp_path / "set" / "thesis.txt").read_text() == "years of work"
+
+
+def test_suite_folder_is_made_once_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
+    monkeypatch.setitem(SUITE, "oracle-small", replace(SMALL, per_class=1))
+    done: list[int] = []
+    images = suite_folder("oracle-small", done.append)
+    assert images == tmp_path / "oracle" / f"oracle-small-{Oracle(SUITE['oracle-small']).digest()}" / "images"
+    assert len(read_table(images)) == len(done) == 16
+    assert suite_folder("oracle-small", done.append) == images and len(done) == 16
+
+
+# mistakes
+
+ASKED = OracleSpec((Domain("a", 0.5, 0), Domain("b", 0.5, 1)), "b", predictive=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"predictive": 37}, r"predictive must be 1\.\.36 patches, got 37"),
+        ({"predictive": 0}, "predictive must be"),
+        ({"classes": 1}, r"classes must be 2\.\.10.*got 1"),
+        ({"classes": 11}, "there are 10 motifs.*got 11"),
+        ({"image_size": 85}, "multiple of patch_size 14.*got 85"),
+        ({"patch_size": 0}, "patch_size must be at least"),
+        ({"objects": 4}, r"objects must be 1\.\.predictive 3, got 4"),
+        ({"objects": 2, "predictive": 13}, "at most 12, got 13"),
+        ({"distractors": 34}, r"distractors must be 0\.\.33"),
+        ({"local": True, "predictive": 36}, "below 36, got 36"),
+        ({"noise": -1}, "noise must be"),
+        ({"per_class": 0}, "per_class must be"),
+        ({"held_out": 4}, "held_out must leave a known class, got 4"),
+        ({"seed": -1}, "seed must not be negative"),
+        ({"unseen": "aa"}, "unseen must be one of a, b, got 'aa'; did you mean 'a'"),
+        ({"domains": (Domain("b", 0.5, 1),)}, r"2\.\.6 domains, got 1"),
+        ({"domains": (Domain("b", 0.5, 1), Domain("B", 0.5, 1))}, "names must differ"),
+        ({"domains": (Domain("b", 0.5, 1), Domain("../x", 0.5, 1))}, "names a folder; got '../x'"),
+        ({"domains": (Domain("b", 1.5, 1), Domain("c", 0.5, 1))}, r"correlation of b must be in \[0,1\], got 1.5"),
+        ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, "correlation of b"),
+        ({"domains": (Domain("b", 0.5, -1), Domain("c", 0.5, 1))}, "style of b must be"),
+    ],
+)
+def test_a_wrong_spec_says_the_rule(change: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        replace(ASKED, **change)  # type: ignore[arg-type]
+
+
+def test_wrong_names_and_numbers() -> None:
+    with pytest.raises(ValueError, match="did you mean 'oracle-easy'"):
+        suite_folder("oracle-esay")
+    with pytest.raises(ValueError, match="did you mean 'amber'"):
+        Oracle(SMALL).sample(0, domain="ambre")
+    with pytest.raises(ValueError, match=r"background must be 0\.\.3, got 4"):
+        Oracle(SMALL).sample(0, background=4)
+    with pytest.raises(IndexError, match="image 32 of 32"):
+        Oracle(SMALL).sample(32)
+
+
+@settings(max_examples=25, deadline=None)
+@given(patch=st.sampled_from([8, 14, 16]), grid=st.integers(2, 6), classes=st.integers(2, 10), seed=st.integers(0, 9))
+def test_other_sizes_are_drawn_too(patch: int, grid: int, classes: int, seed: int) -> None:
+    sizes = {"patch_size": patch, "image_size": patch * grid}
+    spec = replace(ASKED, **sizes, classes=classes, per_class=1, distractors=1, seed=seed)
+    sample = Oracle(spec).sample(2 * classes - 1)
+    assert sample.image.shape == (patch * grid, patch * grid, 3) and sample.mask.sum() == 3
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Oracle(SMALL).write(tmp_path_factory.mktemp("oracle") / "set") / "images"
