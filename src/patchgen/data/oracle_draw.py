@@ -150,7 +150,7 @@ def two_colours(inside: Field, dice: Dice) -> np.ndarray:
 def motif(name: str, dice: Dice, size: int, patch: int) -> np.ndarray:
     """The texture of a class over the whole image (S,S,3), with a random phase, mirror, period and pair of colours."""
     y, x = np.mgrid[:size, :size]
-    period = dice.between(max(4, 5 * patch // 14), max(4, patch // 2))
+    period = dice.between(5 * patch // 14, patch // 2)
     u = (x if dice.below(2) else -x) + dice.below(12 * period)
     return two_colours(MOTIFS[name](u, y + dice.below(12 * period), period), dice)
 

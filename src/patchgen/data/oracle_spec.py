@@ -74,7 +74,8 @@ def _check_sizes(spec: OracleSpec) -> None:
     patches = spec.grid**2 if spec.patch_size > 0 else 0
     kinds = min(len(MOTIFS), len(BACKDROPS))
     rules = [
-        (spec.patch_size >= 8, f"patch_size must be at least 8 for a motif to be seen, got {spec.patch_size}"),
+        (spec.patch_size >= 14,
+         f"patch_size must be at least 14, so that one patch tells its motif; got {spec.patch_size}"),
         (spec.patch_size > 0 and spec.image_size >= 2 * spec.patch_size and spec.image_size % spec.patch_size == 0,
          f"image_size must be a multiple of patch_size {spec.patch_size}, at least two; got {spec.image_size}"),
         (2 <= spec.classes <= kinds, f"classes must be 2..{kinds} (there are {kinds} motifs), got {spec.classes}"),
