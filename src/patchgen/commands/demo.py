@@ -41,9 +41,7 @@ patchgen explain runs/RUN my_images/site_c --out maps</pre>
 classifier let through: selection maps are not annotations, and not a diagnosis.</p>"""
 
 
-def demo(
-    out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False
-) -> None:
+def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False) -> None:
     """Train LP, LP+LN and PatchGen on the oracle benchmark's shortcut set and score them where the shortcut breaks.
 
     Args:
