@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config
+from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, preset_settings
 
 BASE: dict[str, Any] = {"data": "photos", "unseen": "site_c"}
 # another valid value for every field
@@ -123,4 +123,6 @@ def test_a_batch_must_divide_into_its_parts(batch: int, devices: int, accumulate
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_valid(preset: str) -> None:
-    Config(**{**BASE, **PRESETS[preset]})
+    config = Config(**{**BASE, **preset_settings(preset, "patchgen")})
+    assert {name: getattr(config, name) for name in PRESETS[preset]} == PRESETS[preset]
+    assert config.lr == (1e-3 if preset == "small" else 5e-5)  # the lineage's, or what our own search found

@@ -90,7 +90,7 @@ class PatchGen(nn.Module):
         of 0.35 to 0.65 and a supervised ViT-Ti masks that are saturated before the first step.
         """
         q, k, _ = self._heads(tokens)
-        found = self._mask(q, k).logit().std()
+        found = self._score(q, k).std()
         if found > 1e-3:  # blank images say nothing about the scale
             self.qkv.weight[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
 
@@ -106,7 +106,7 @@ class PatchGen(nn.Module):
         """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
-        mask = self._mask(q, k) if mask is None else mask.to(tokens.dtype)  # (B, P)
+        mask = self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
         context = self._context(q, k, v)  # (B, P, D)
         selected, rest = self._aggregate(context, mask, rho)  # (B, D) each
         gate = self.gate(selected)  # (B, D)
@@ -117,11 +117,11 @@ class PatchGen(nn.Module):
         q, k, v = split.permute(2, 0, 3, 1, 4)
         return q, k, v
 
-    def _mask(self, q: Tensor, k: Tensor) -> Tensor:
-        """Eq. 3. The mean over targets q of <q_p, k_q> is <q_p, mean k>, so P x P scores are never formed."""
+    def _score(self, q: Tensor, k: Tensor) -> Tensor:
+        """What Eq. 3 puts into the sigmoid. The mean over targets of <q_p, k_q> is <q_p, mean k>: nothing is P x P."""
         mean_key = _wide(k).mean(2, keepdim=True)  # (B, H, 1, d_k)
         score = (_wide(q) * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
-        return score.mean(1).sigmoid()
+        return score.mean(1)  # (B, P)
 
     def _context(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """U: attention whose temperature sits in the query, where the learned scalar t gets its gradient."""
@@ -132,7 +132,7 @@ class PatchGen(nn.Module):
         """A_rho for m and for 1 - m at once: linear in the mask, so the rest is the whole less the selected."""
         with torch.autocast(context.device.type, enabled=False):  # half precision is not for sums over P
             weighted = _wide(context) * _wide(rho).T  # (B, P, D)
-            selected = (mask.unsqueeze(1) @ weighted).squeeze(1)
+            selected = (mask.to(weighted.dtype).unsqueeze(1) @ weighted).squeeze(1)
             return selected.to(rho.dtype), (weighted.sum(1) - selected).to(rho.dtype)
 
     def _grid_of(self, num_patches: int) -> tuple[int, int]:
