@@ -139,13 +139,28 @@ def test_start_is_moderate_and_differs_from_patch_to_patch() -> None:
     assert module.log_temperature == 0
 
 
-def test_calibration_sets_the_spread_of_the_scores_and_leaves_the_values() -> None:
+@pytest.mark.parametrize("scale", [0.1, 5, 500])  # the last saturates the mask
+def test_calibration_sets_the_spread_of_the_scores_and_leaves_the_values(scale: float) -> None:
     torch.manual_seed(1)
-    module, tokens = PatchGen(128, 16), 5 * torch.randn(8, 16, 128)
+    module, tokens = PatchGen(128, 16), scale * torch.randn(8, 16, 128)
     values = module.qkv.weight[256:].clone()
     module.calibrate(tokens, spread=0.35)
     assert module(tokens).mask.logit().std().item() == pytest.approx(0.35, rel=1e-3)
     assert torch.equal(module.qkv.weight[256:], values)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_given_mask_takes_the_place_of_the_learned_one(dtype: torch.dtype) -> None:
+    module, tokens = make(), torch.randn(2, 9, 12)
+    nothing, everything = torch.zeros(2, 9).to(dtype), torch.ones(2, 9).to(dtype)
+    q, k, v = module._heads(tokens)
+    whole = torch.einsum("bpd,dp->bd", module._context(q, k, v), module.rho)
+    torch.testing.assert_close(module._aggregate(module._context(q, k, v), everything, module.rho)[0], whole)
+    assert torch.equal(module(tokens, mask=nothing).mask, nothing)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(tokens, mask=everything).selected.shape == (2, 12)
+    double = module.double()(tokens.double(), mask=everything)
+    assert double.selected.dtype == torch.float64
 
 
 def test_selected_and_rest_add_up_to_the_whole() -> None:
