@@ -68,9 +68,9 @@ class Job:
 
 def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator[Job]:
     """Fold by fold, so that an interrupted benchmark has whole folds."""
-    for unseen in arguments.folds or domains:
-        for seed in arguments.seeds:
-            for label in arguments.methods:
+    for unseen in dict.fromkeys(arguments.folds or domains):
+        for seed in dict.fromkeys(arguments.seeds):
+            for label in dict.fromkeys(arguments.methods):
                 chosen = method_settings(label)
                 for lr in arguments.lr_grid or rates(arguments, chosen["method"]):
                     changes = {"unseen": unseen, "seed": seed, "lr": lr, **chosen}
@@ -144,7 +144,7 @@ def _print(
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
     else:
-        _print_tables(cells, arguments, arguments.folds or domains)
+        _print_tables(cells, arguments, tuple(dict.fromkeys(arguments.folds)) or domains)
     if missing:
         stream = sys.stderr if arguments.json else sys.stdout
         print(f"\n{len(missing)} of {len(jobs)} runs are not there yet:", *missing, sep="\n  ", file=stream)

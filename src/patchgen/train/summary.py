@@ -47,6 +47,6 @@ def progress_line(record: dict[str, Any]) -> str:
     text = f"step {record['step']}: " + " ".join(f"{k} {v:.3g}" for k, v in record["train"].items())
     text += f" | validation accuracy {np.mean([v['accuracy'] for v in validation]):.3f}"
     text += f" loss {np.mean([v['loss'] for v in validation]):.3f}"
-    if "mask" in record:
+    if "mean" in record.get("mask", {}):
         text += f" | mask {record['mask']['mean']:.2f} spread {record['mask']['spread']:.3f}"
     return text

@@ -70,7 +70,12 @@ def _fabric(config: Config) -> Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
     external = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
     strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
-    return Fabric(accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision)
+    try:
+        return Fabric(
+            accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
+        )
+    except RuntimeError as error:  # a device that this machine lacks
+        raise ValueError(f"--accelerator {config.accelerator} with --devices {config.devices}: {error}") from error
 
 
 def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
