@@ -288,6 +288,8 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
         first = seen.setdefault(name, (line, meaning))
         if first[1] != meaning:
             raise ValueError(f"'{path}': '{name}' is {first[1]} in line {first[0]}, but {meaning} in line {line}.")
+        if first[0] != line:  # the same file would stand on both sides of a split
+            raise ValueError(f"'{path}': '{name}' stands in line {first[0]} and again in line {line}; remove one.")
         if not is_image(os.path.basename(name)):
             raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
         if not os.path.isfile(path.parent / name):
