@@ -1,0 +1,203 @@
+"""CIFAR-100 in its official pickles: read without trusting them, written once as PNG, then a folder like any other.
+
+    table = cifar_table("cifar-100-python", "train")      # 50,000 rows in the official order
+    table.file(0)                                         # <cache>/cifar-100/<digest>/train/cattle/00000.png
+
+A pickle can run any code. These are read by an unpickler that knows the few names an array of numbers needs and
+refuses every other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from patchgen.data.table import Table
+
+FILES = ("train", "test", "meta")
+OFFICIAL_IMAGES = {"train": 50_000, "test": 10_000}
+SIDE = 32
+Progress = Callable[[int], object]
+
+
+class RefusedPickle(ValueError):
+    """A pickle that asks for more than plain values and arrays."""
+
+
+def is_cifar(folder: Path) -> bool:
+    """Whether a folder looks like the official `cifar-100-python`, perhaps with a file missing."""
+    return (folder / "meta").is_file() and any((folder / part).is_file() for part in ("train", "test"))
+
+
+def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", progress: Progress | None = None) -> Table:
+    """The images of one part, in the official order, as files in the user's cache (written there the first time).
+
+    Args:
+        root: the folder with the official files `train`, `test` and `meta`.
+        progress: called with 1 after each image that is written.
+    """
+    from patchgen.model.weights import cache_dir
+
+    if part not in OFFICIAL_IMAGES:
+        raise ValueError(f"CIFAR-100 has the parts {', '.join(OFFICIAL_IMAGES)}, not {part!r}")
+    folder = Path(os.path.abspath(os.path.expanduser(root)))
+    if lost := [name for name in FILES if not (folder / name).is_file()]:
+        raise ValueError(
+            f"'{folder}' lacks {', '.join(lost)} of the official files {', '.join(FILES)}; unpack the python version "
+            "of CIFAR-100 again"
+        )
+    classes = _class_names(folder / "meta")
+    pixels, label = _images(folder / part, len(classes))
+    paths = tuple(f"{part}/{classes[c]}/{i:05d}.png" for i, c in enumerate(label))
+    home = cache_dir() / "cifar-100" / _digest(folder)
+    _write_once(home, part, paths, pixels, progress)
+    domain = np.zeros(len(paths), dtype=np.int64)
+    return Table(Path(os.path.abspath(home)), paths, ("cifar-100",), classes, domain, label)
+
+
+def load_pickle(path: Path) -> dict[str, Any]:
+    """The top dict of a pickle of plain values and arrays; anything else in it raises before it is called.
+
+    Raises:
+        RefusedPickle: it names a function or class that plain data does not need.
+        ValueError: it is damaged, or holds something else than a dict.
+    """
+    try:
+        with path.open("rb") as file:
+            content = _PlainUnpickler(file, encoding="bytes").load()
+    except RefusedPickle as error:
+        raise RefusedPickle(f"'{path}': {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # the pickle machine raises many types on bad bytes, and all of them mean this file
+        raise ValueError(
+            f"'{path}' cannot be read ({type(error).__name__}: {error}); it is damaged or cut short: unpack it again"
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"'{path}' holds a {type(content).__name__}, not the dict of a CIFAR-100 file")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _encode_latin1(text: str, encoding: str) -> bytes:
+    """`_codecs.encode` as Python 3 uses it to write bytes in an old pickle; no other codec is looked up."""
+    if encoding != "latin1":
+        raise RefusedPickle(f"this pickle asks for the codec {encoding!r}, which plain data does not need: refused")
+    return text.encode("latin1")
+
+
+_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode_latin1,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise RefusedPickle(
+                f"this pickle asks for {module}.{name}, which images and labels do not need: refused, nothing was run; "
+                "get CIFAR-100 from its official source"
+            )
+        return _ALLOWED[module, name]
+
+
+def _class_names(meta: Path) -> tuple[str, ...]:
+    """The fine classes; they become folder names, so nothing that could lead out of the cache is taken."""
+    listed = _entry(load_pickle(meta), "fine_label_names", meta)
+    names = tuple(map(_text, listed)) if isinstance(listed, (list, tuple)) else ()
+    bad = [name for name in names if not name or name.startswith(".") or set(name) & set("/\\:\0")]
+    if len(names) < 2 or bad or len(set(names)) < len(names):
+        raise ValueError(f"'{meta}': fine_label_names must be two or more different plain names, got {listed!r:.200}")
+    return names
+
+
+def _images(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (N,32,32,3) uint8 and fine labels (N,) int64 of `train` or `test`."""
+    content = load_pickle(path)
+    data, listed = _entry(content, "data", path), _entry(content, "fine_labels", path)
+    width = 3 * SIDE * SIDE
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != width:
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise ValueError(f"'{path}': data must be bytes (uint8) of shape (images, {width}), got {found}")
+    if not isinstance(listed, (list, tuple, np.ndarray)) or len(listed) != len(data) or not len(data):
+        number = len(listed) if hasattr(listed, "__len__") else "no list of"
+        raise ValueError(f"'{path}': each image needs one fine label; there are {len(data)} images, {number} labels")
+    if wrong := [c for c in listed if not isinstance(c, (int, np.integer)) or not 0 <= c < classes]:
+        raise ValueError(f"'{path}': fine labels are whole numbers from 0 to {classes - 1}, got {wrong[0]!r}")
+    pixels = data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)  # planes R, G, B -> (N,32,32,3)
+    return pixels, np.array(listed, dtype=np.int64)
+
+
+def _entry(content: dict[str, Any], key: str, path: Path) -> Any:
+    if key not in content:
+        raise ValueError(
+            f"'{path}' has no '{key}' (found: {', '.join(content) or 'nothing'}); it must be the CIFAR-100 file of the "
+            "python version"
+        )
+    return content[key]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _digest(folder: Path) -> str:
+    """Sixteen hex digits of the three files: other pickles get another folder."""
+    digest = hashlib.sha256()
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _write_once(
+    home: Path, part: str, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None = None
+) -> None:
+    """Write `home/part` unless it is there; it appears complete or not at all."""
+    if _is_complete(home, part, paths):
+        return
+    temporary = home / f".{part}.{secrets.token_hex(4)}.tmp"
+    try:
+        _write_images(temporary, paths, pixels, progress)
+        os.replace(temporary / part, home / part)
+    except OSError:
+        if not _is_complete(home, part, paths):  # else another process was faster, with the same images
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None) -> None:
+    from PIL import Image
+
+    for place in {os.path.dirname(path) for path in paths}:
+        (folder / place).mkdir(parents=True)
+    for path, image in zip(paths, pixels, strict=True):
+        Image.fromarray(np.ascontiguousarray(image)).save(folder / path, compress_level=1)
+        if progress:
+            progress(1)
+
+
+def _is_complete(home: Path, part: str, paths: Sequence[str]) -> bool:
+    """Whether all images are there; a ValueError if some have been lost since they were written."""
+    if not (home / part).is_dir():
+        return False
+    there = {f"{part}/{os.path.basename(place)}/{name}" for place, _, names in os.walk(home / part) for name in names}
+    if lost := [path for path in paths if path not in there]:
+        raise ValueError(
+            f"'{home / part}' has lost {len(lost)} of {len(paths)} images, first '{lost[0]}'; remove that folder, and "
+            "it is written again"
+        )
+    return True

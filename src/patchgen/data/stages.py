@@ -1,0 +1,323 @@
+"""A stream in stages: which image of which class is seen when, drawn by a schedule and written down.
+
+    schedule = SCHEDULES["paper"]                                   # or read_schedule("stages.yaml")
+    stages = make_stages(table.label, table.classes, schedule, seed=1)
+    stages.rows(2)                                                  # rows of the second unlabelled stage
+    write_stages("run/stages.csv", table, stages)
+
+Stage 0 is labelled, every later stage is not. A class group enters at the stage of its own number; its images are dealt
+out over that stage and all later ones. A schedule in YAML:
+
+    groups: [0.7, 0.1, 0.1, 0.1]       # shares of the classes in their order, or one list of class names a stage
+    ratios:                            # row = class group, column = successive stages from the one where it enters
+      - [0.87, 0.54, 0.5, 1.0]         # each ratio is taken of what is left of a class, and truncated
+      - [0.7, 0.67, 1.0]
+      - [0.9, 1.0]
+      - [1.0]
+    seed: 1
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchgen.data.table import Table, read_csv, write_csv
+from patchgen.names import did_you_mean
+
+COLUMNS = ("path", "label", "stage")
+UNUSED = -1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Class groups, and the ratios by which each group's images are dealt out to the stages."""
+
+    groups: tuple[float, ...] | tuple[tuple[str, ...], ...]  # shares of the classes in order, or their names
+    ratios: tuple[tuple[float, ...], ...]  # row g has one ratio for each of the stages g, g + 1, ..., the last
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "ratios"):
+            object.__setattr__(self, name, _frozen(getattr(self, name)))
+        _check_groups(self.groups)
+        _check_ratios(self.ratios, len(self.groups))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
+            raise ValueError(f"seed must be a whole number that is not negative, got {self.seed!r}")
+
+    def group_of(self, class_names: Sequence[str]) -> np.ndarray:
+        """The group of each class, (C,) int64; `UNUSED` where the schedule leaves a class out."""
+        if isinstance(self.groups[0], tuple):
+            return _groups_by_name(self.groups, class_names)  # type: ignore[arg-type]
+        ends = _group_ends(self.groups, len(class_names))  # type: ignore[arg-type]
+        group = np.full(len(class_names), UNUSED, dtype=np.int64)
+        group[: ends[-1]] = np.searchsorted(ends, np.arange(ends[-1]), side="right")
+        return group
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """The stage of every row, and what follows from it for the classes."""
+
+    stage: np.ndarray  # (N,) int64, UNUSED where a row is in no stage
+    counts: np.ndarray  # (C,S) images of a class in a stage
+    class_names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return self.counts.shape[1]
+
+    @property
+    def entry(self) -> np.ndarray:
+        """The stage at which each class first appears, (C,) int64; `UNUSED` for a class in no stage."""
+        there = self.counts > 0
+        return np.where(there.any(axis=1), there.argmax(axis=1), UNUSED)
+
+    @property
+    def absent(self) -> dict[str, tuple[int, ...]]:
+        """Classes that miss stages after their first, and which: tiny classes cannot be everywhere."""
+        missed = (self.counts == 0) & (np.arange(len(self)) > self.entry[:, None]) & (self.entry[:, None] >= 0)
+        return {self.class_names[c]: tuple(np.flatnonzero(missed[c]).tolist()) for c in np.flatnonzero(missed.any(1))}
+
+    def rows(self, stage: int) -> np.ndarray:
+        """Row indices of a stage, ascending."""
+        if not 0 <= stage < len(self):
+            raise ValueError(f"stages are numbered 0 to {len(self) - 1}, got {stage}")
+        return np.flatnonzero(self.stage == stage)
+
+    def entered(self, stage: int) -> np.ndarray:
+        """Ids of the classes that have appeared by a stage; their number is the K of that stage."""
+        return np.flatnonzero((self.entry >= 0) & (self.entry <= stage))
+
+
+def get_schedule(name: str | Path) -> Schedule:
+    """A named schedule, or one in a YAML file."""
+    if str(name) in SCHEDULES:
+        return SCHEDULES[str(name)]
+    if Path(name).suffix.lower() in (".yaml", ".yml"):
+        return read_schedule(name)
+    hint = did_you_mean(str(name), SCHEDULES)
+    raise ValueError(f"no schedule is called '{name}'{hint} (known: {', '.join(SCHEDULES)}, or name a .yaml file)")
+
+
+def read_schedule(path: str | Path) -> Schedule:
+    """Read a schedule from YAML; whatever is wrong with it is a ValueError that says how to mend it."""
+    import yaml
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no schedule file '{path}'")
+    try:
+        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"'{path}' is not readable YAML: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"'{path}' must hold the keys groups and ratios, found {type(settings).__name__}")
+    known = [f.name for f in fields(Schedule)]
+    for key in settings:
+        if key not in known:
+            hint = did_you_mean(str(key), known)
+            raise ValueError(f"'{path}': unknown key {key!r}{hint} (known: {', '.join(known)})")
+    if lost := [key for key in ("groups", "ratios") if key not in settings]:
+        raise ValueError(f"'{path}': the keys {', '.join(lost)} are missing")
+    try:
+        return Schedule(**settings)
+    except ValueError as error:
+        raise ValueError(f"'{path}': {error}") from error
+
+
+def stage_sizes(images: int, ratios: Sequence[float]) -> list[int]:
+    """How many of a class's images go to its successive stages: 500 by the paper's first row -> 435, 35, 15, 15.
+
+    Each ratio is taken of what is left and truncated; the first stage gets one image of even the smallest class.
+    """
+    sizes: list[int] = []
+    for ratio in ratios:
+        left = images - sum(sizes)
+        sizes.append(int(ratio * left) if sizes else max(int(ratio * left), min(left, 1)))
+    return sizes
+
+
+def shuffled(rows: np.ndarray, class_name: str, seed: int, *purpose: int) -> np.ndarray:
+    """Rows of a class in an order that hangs on the seed and the class's name alone, not on the other classes."""
+    # one name, one spelling: file systems compose accents differently
+    name = unicodedata.normalize("NFC", class_name).encode("utf-8", "surrogateescape")
+    digest = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
+    # raw output: numpy freezes the stream of a bit generator, but not that of `permutation`
+    keys = np.random.default_rng([seed, digest, *purpose]).bit_generator.random_raw(len(rows))
+    return rows[np.argsort(keys, kind="stable")]
+
+
+def make_stages(
+    label: np.ndarray | Sequence[int], class_names: Sequence[str], schedule: Schedule, seed: int | None = None
+) -> Stages:
+    """Deal the images of every class out to the stages.
+
+    Args:
+        label: (N,) class ids; -1 for rows that are not to be used.
+        class_names: the C classes in the data set's own order, of which shares are taken.
+        seed: the schedule's own when left out.
+    """
+    ids, names = np.asarray(label), tuple(class_names)
+    schedule = schedule if seed is None else replace(schedule, seed=seed)
+    _check_labels(ids, names)
+    group = schedule.group_of(names)
+    stage = np.full(len(ids), UNUSED, dtype=np.int64)
+    for c in np.flatnonzero(group >= 0):
+        rows = shuffled(np.flatnonzero(ids == c), names[c], schedule.seed)
+        sizes = stage_sizes(len(rows), schedule.ratios[group[c]])
+        stage[rows[: sum(sizes)]] = np.repeat(np.arange(group[c], len(schedule.groups)), sizes)
+    stages = _counted(stage, ids, names, len(schedule.groups))
+    for g in range(len(schedule.groups)):
+        members = [names[c] for c in np.flatnonzero(group == g)]
+        if not stages.counts[group == g].any():
+            raise ValueError(f"no class of group {g} ({some_of(members)}) has an image to train on; add some")
+    return stages
+
+
+def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
+    """Write one CSV line per row of the table: its path, its class and its stage (-1: in none)."""
+    if len(stages.stage) != len(table):
+        raise ValueError(f"the stages cover {len(stages.stage)} rows and the table has {len(table)}")
+    write_csv(path, COLUMNS, ((*_described(table, i), str(stages.stage[i])) for i in range(len(table))))
+
+
+def read_stages(path: str | Path, table: Table) -> Stages:
+    """Read stages back; an error says where the file was written for other data than this table."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no stages file '{path}'")
+    header, lines = read_csv(Path(path))
+    if tuple(header) != COLUMNS:
+        raise ValueError(f"'{path}' is no stages file: its columns are {', '.join(header)}, not {', '.join(COLUMNS)}")
+    if len(lines) != len(table):
+        raise ValueError(f"'{path}' has {len(lines)} images and the data has {len(table)}: not the same data")
+    numbers: list[int] = []
+    for i, (line, cells) in enumerate(lines):
+        found, wanted = (cells["path"], cells["label"]), _described(table, i)
+        if found != wanted:
+            raise ValueError(f"'{path}', line {line}: for {found}, but the data has {wanted} there: not the same data")
+        if cells["stage"] != "-1" and not (cells["stage"].isdecimal() and cells["label"]):
+            raise ValueError(f"'{path}', line {line}: a stage is 0, 1, ... or, for none, -1; got '{cells['stage']}'")
+        numbers.append(int(cells["stage"]))
+    present = sorted(set(numbers) - {UNUSED})
+    if not present or present[-1] != len(present) - 1:
+        raise ValueError(f"'{path}': stages must be 0, 1, ... without a gap, found {present}")
+    return _counted(np.array(numbers, dtype=np.int64), table.label, table.classes, len(present))
+
+
+def _counted(stage: np.ndarray, label: np.ndarray, names: tuple[str, ...], number: int) -> Stages:
+    counts = np.zeros((len(names), number), dtype=np.int64)
+    used = stage >= 0
+    np.add.at(counts, (label[used], stage[used]), 1)
+    return Stages(stage, counts, names)
+
+
+def _described(table: Table, i: int) -> tuple[str, str]:
+    return table.paths[i], table.label_name(i)
+
+
+def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
+    """Where each group ends among the classes, (S,): cumulated shares, rounded, at least one class a group."""
+    groups = len(shares)
+    if classes < groups:
+        raise ValueError(f"{groups} class groups need at least as many classes, the data has {classes}")
+    ends = [round(math.fsum(shares[: g + 1]) * classes) for g in range(groups)]
+    ends[-1] = max(ends[-1], groups)
+    room = [ends[-1] - (groups - 1 - g) for g in range(groups)]  # leaves one class to each group after g
+    for g in range(groups):
+        ends[g] = min(max(ends[g], ends[g - 1] + 1 if g else 1), room[g])
+    return np.array(ends)
+
+
+def _groups_by_name(groups: Sequence[Sequence[str]], class_names: Sequence[str]) -> np.ndarray:
+    ids = {name: c for c, name in enumerate(class_names)}
+    group = np.full(len(class_names), UNUSED, dtype=np.int64)
+    for g, members in enumerate(groups):
+        for name in members:
+            if name not in ids:
+                hint = did_you_mean(name, class_names)
+                raise ValueError(f"group {g} names the class {name!r}, which the data does not have{hint}")
+            group[ids[name]] = g
+    return group
+
+
+def _check_groups(groups: Any) -> None:
+    if not isinstance(groups, tuple) or len(groups) < 2:
+        raise ValueError(f"groups must list two or more class groups, the labelled one first; got {groups!r}")
+    named = [isinstance(group, tuple) for group in groups]
+    if any(named) and not all(named):
+        raise ValueError(f"groups must be all shares or all lists of class names, got {groups!r}")
+    if all(named):
+        _check_names(groups)
+        return
+    for share in groups:
+        if not _is_number(share) or not 0 < share <= 1:
+            raise ValueError(f"a share of the classes is a number above 0 and at most 1, got {share!r} in {groups!r}")
+    if math.fsum(groups) > 1 + 1e-9:
+        raise ValueError(f"the shares of the classes must not exceed 1 together; {groups!r} make {math.fsum(groups):g}")
+
+
+def _check_names(groups: Sequence[Sequence[Any]]) -> None:
+    first: dict[str, int] = {}
+    for g, members in enumerate(groups):
+        if not members:
+            raise ValueError(f"group {g} names no class; name some, or leave the group and its row of ratios out")
+        for name in members:
+            if not isinstance(name, str):
+                raise ValueError(f"class names must be text, got {name!r} in group {g}; put it in quotes")
+            if name in first:
+                raise ValueError(f"class {name!r} is in group {first[name]} and again in group {g}; keep one")
+            first[name] = g
+
+
+def _check_ratios(ratios: Any, groups: int) -> None:
+    if not isinstance(ratios, tuple) or len(ratios) != groups:
+        rows = len(ratios) if isinstance(ratios, tuple) else repr(ratios)
+        raise ValueError(f"ratios must have one row for each of the {groups} class groups, got {rows}")
+    for g, row in enumerate(ratios):
+        if not isinstance(row, tuple) or len(row) != groups - g:
+            raise ValueError(
+                f"row {g} of ratios must have {groups - g} numbers, one for each stage from {g} to {groups - 1}; got "
+                f"{list(row) if isinstance(row, tuple) else row!r}"
+            )
+        for column, ratio in enumerate(row):
+            if not _is_number(ratio) or not 0 <= ratio <= 1 or (column == 0 and ratio == 0):
+                least = "above 0" if column == 0 else "from 0"
+                raise ValueError(f"row {g} of ratios: a share of what is left, {least} to 1, cannot be {ratio!r}")
+
+
+def _check_labels(label: np.ndarray, names: Sequence[str]) -> None:
+    if label.ndim != 1 or label.dtype.kind not in "iu":
+        raise ValueError(f"labels must be a list of class ids (whole numbers), got {label.dtype} {label.shape}")
+    if len(label) and not (label.min() >= -1 and label.max() < len(names)):
+        raise ValueError(f"labels must be -1 to {len(names) - 1}, got {label.min()} to {label.max()}")
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"each class needs its own name; {some_of(sorted(twice))} stand for several")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def some_of(names: Iterable[str], limit: int = 5) -> str:
+    """The first few names and how many more there are, for messages."""
+    listed = list(names)
+    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+
+
+# PromptCCD's protocol, which PatchGen's table follows: 70 % of the classes are labelled, three equal groups enter later
+SCHEDULES: dict[str, Schedule] = {
+    "paper": Schedule(
+        groups=(0.7, 0.1, 0.1, 0.1),
+        ratios=((0.87, 0.54, 0.50, 1.0), (0.70, 0.67, 1.0), (0.90, 1.0), (1.0,)),
+    )
+}

@@ -1,0 +1,178 @@
+"""The data of continual category discovery: one labelled stage, then unlabelled stages with ever more classes.
+
+    stream = read_stream("cifar-100-python")                        # schedule "paper": 70 + 10 + 10 + 10 classes
+    stream = read_stream("birds", "stages.yaml", holdout=0.2)       # birds/<class>/*.jpg
+    stream.train[0], stream.label[stream.train[0]]                  # the labelled stage
+    stream.train[1]                                                 # rows whose labels only the scorer may read
+
+Read are: the official CIFAR-100 and CUB-200-2011, whose test parts are held out; `<class>/*.jpg`;
+`<domain>/<class>/*.jpg` and manifests, whose domains are ignored, except that `train` beside `test` or `val` are parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from patchgen.data.benchmarks import visible_folders
+from patchgen.data.cifar import OFFICIAL_IMAGES, cifar_table, is_cifar
+from patchgen.data.cub import is_cub, read_cub
+from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of
+from patchgen.data.table import IMAGE_EXTENSIONS, Table, is_image, list_images, read_table
+
+HELD_OUT_DRAW = 1  # its own random order: the held-out images of a class say nothing about its stages
+HELD_OUT_NAMES = {"test", "val", "valid", "validation"}
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The rows of a table in stages; a row is in one stage, held out, or not used."""
+
+    table: Table
+    schedule: Schedule  # with the seed in force
+    stages: Stages
+    held_out: np.ndarray  # rows never trained on: the official test part, or a drawn share of every class
+    notes: tuple[str, ...]  # what the user should know about this data
+
+    @property
+    def label(self) -> np.ndarray:
+        """True class ids, (N,); beyond stage 0 they are for the scorer alone."""
+        return self.table.label
+
+    @property
+    def stage(self) -> np.ndarray:
+        """The stage of each row, (N,); -1 where it is held out or not used."""
+        return self.stages.stage
+
+    @property
+    def entry(self) -> np.ndarray:
+        """The stage at which each class first appears, (C,)."""
+        return self.stages.entry
+
+    @property
+    def known(self) -> np.ndarray:
+        """Ids of the labelled classes, those of stage 0: "K" of every later score."""
+        return np.flatnonzero(self.entry == 0)
+
+    @property
+    def train(self) -> tuple[np.ndarray, ...]:
+        """Training rows of each stage, ascending."""
+        return tuple(self.stages.rows(stage) for stage in range(len(self.stages)))
+
+
+class _Source(NamedTuple):
+    table: Table
+    test: np.ndarray | None  # (N,) bool: the official test part, None where the data has none
+    notes: tuple[str, ...] = ()
+
+
+def read_stream(
+    data: str | Path,
+    schedule: Schedule | str | Path = "paper",
+    seed: int | None = None,
+    *,
+    holdout: float = 0.1,
+    progress: Progress | None = None,
+) -> Stream:
+    """Read, check and stage the data of a run.
+
+    Args:
+        data: folder or manifest.
+        schedule: a schedule, the name of one, or a YAML file.
+        seed: of the stages and of the held-out draw; the schedule's own when left out.
+        holdout: share of each class to hold out where the data has no test part; 0 holds out none.
+        progress: called with 1 after each image of CIFAR that is unpacked.
+    """
+    if not 0 <= holdout < 1:
+        raise ValueError(f"holdout is a share of each class, from 0 and below 1; got {holdout}")
+    plan = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
+    plan = plan if seed is None else replace(plan, seed=seed)
+    table, test, notes = _read(Path(data), progress)
+    out = _draw_held_out(table, holdout, plan.seed) if test is None else test
+    stages = make_stages(np.where(out, -1, table.label), table.classes, plan)
+    scored = (table.label >= 0) & (stages.entry[table.label] >= 0)  # a class in no stage cannot be scored
+    return Stream(table, plan, stages, np.flatnonzero(out & scored), (*notes, *_notes(table, stages)))
+
+
+def _read(data: Path, progress: Progress | None) -> _Source:
+    folder = Path(os.path.abspath(os.path.expanduser(data)))
+    if not folder.is_dir():
+        return _without_domains(read_table(data))
+    if is_cifar(folder):
+        return _read_cifar(folder, progress)
+    if is_cub(folder):
+        cub = read_cub(folder)
+        return _Source(cub.table, np.isin(np.arange(len(cub.table)), cub.test), cub.notes)
+    children = visible_folders(folder)
+    for child in children:
+        if is_cifar(child) or is_cub(child):
+            raise ValueError(f"'{folder}' contains a data set; pass '{child}' itself")
+    flat = any(is_image(file.name) for child in children for file in child.iterdir())
+    if flat and not any(visible_folders(child) for child in children):
+        return _Source(_class_folders(folder, children), None)
+    return _without_domains(read_table(folder))
+
+
+def _read_cifar(folder: Path, progress: Progress | None) -> _Source:
+    train, test = cifar_table(folder, "train", progress), cifar_table(folder, "test", progress)
+    both = Table(
+        train.root,
+        train.paths + test.paths,
+        train.domains,
+        train.classes,
+        np.concatenate([train.domain, test.domain]),
+        np.concatenate([train.label, test.label]),
+    )
+    here = {"train": len(train), "test": len(test)}
+    parts = " and ".join(f"{here[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
+    notes = () if here == OFFICIAL_IMAGES else (f"CIFAR-100: a subset, {parts}",)
+    return _Source(both, np.arange(len(both)) >= len(train), notes)
+
+
+def _class_folders(root: Path, folders: list[Path]) -> Table:
+    """`<class>/<image>`, classes and files in sorted order."""
+    images = {folder.name: list_images(folder) for folder in folders}
+    if empty := [name for name, files in images.items() if not files]:
+        raise ValueError(
+            f"the class folder '{empty[0]}' in '{root}' holds no image ({' '.join(IMAGE_EXTENSIONS)}); fill it, or "
+            "remove it"
+        )
+    paths = tuple(f"{name}/{file}" for name, files in images.items() for file in files)
+    label = np.repeat(np.arange(len(images)), [len(files) for files in images.values()])
+    return Table(root, paths, (root.name,), tuple(images), np.zeros(len(paths), dtype=np.int64), label)
+
+
+def _without_domains(table: Table) -> _Source:
+    """Domains mean nothing here, unless they are the usual names of parts: test images must not be trained on."""
+    names = [name.lower() for name in table.domains]
+    if "train" in names and set(names) - {"train"} <= HELD_OUT_NAMES:
+        return _Source(table, table.domain != names.index("train"))
+    return _Source(table, None)
+
+
+def _draw_held_out(table: Table, holdout: float, seed: int) -> np.ndarray:
+    """(N,) bool: a seeded share of every class, at least one image where two are there."""
+    out = np.zeros(len(table), dtype=bool)
+    for c, name in enumerate(table.classes if holdout else ()):
+        rows = np.flatnonzero(table.label == c)
+        number = max(int(holdout * len(rows)), 1) if len(rows) > 1 else 0
+        out[shuffled(rows, name, seed, HELD_OUT_DRAW)[:number]] = True
+    return out
+
+
+def _notes(table: Table, stages: Stages) -> tuple[str, ...]:
+    notes = []
+    if unlabelled := int((table.label < 0).sum()):
+        notes.append(f"{unlabelled:,} images have no label and are not used")
+    if unused := [name for name, entry in zip(table.classes, stages.entry, strict=True) if entry < 0]:
+        notes.append(f"{len(unused)} of {len(table.classes)} classes in no stage: {some_of(unused)}")
+    if stages.absent:
+        places = [f"{name} (not in {', '.join(map(str, missed))})" for name, missed in stages.absent.items()]
+        notes.append(f"{len(places)} of {len(table.classes)} classes too small for all stages: {some_of(places)}")
+    return tuple(notes)

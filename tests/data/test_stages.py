@@ -1,0 +1,286 @@
+"""Stages against the protocol's published counts, and the promises of the draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchgen.data.stages import (
+    SCHEDULES,
+    Schedule,
+    Stages,
+    get_schedule,
+    make_stages,
+    read_schedule,
+    read_stages,
+    shuffled,
+    stage_sizes,
+    write_stages,
+)
+from patchgen.data.table import Table
+
+PAPER = SCHEDULES["paper"]
+# images of a class in stages 0..3, by the stage at which its group enters
+CIFAR_COUNTS = ([435, 35, 15, 15], [0, 350, 100, 50], [0, 0, 450, 50], [0, 0, 0, 500])
+CUB_COUNTS = {
+    30: ([26, 2, 1, 1], [0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]),
+    29: ([25, 2, 1, 1], [0, 20, 6, 3], [0, 0, 26, 3], [0, 0, 0, 29]),
+}
+PINNED = {
+    "apple": [6, 1, 2, 0, 5, 4, 3, 7],
+    "apple, seed 2": [2, 5, 4, 6, 3, 1, 0, 7],
+    "bear": [7, 3, 5, 1, 0, 2, 6, 4],
+}
+YAML = """
+groups: [0.5, 0.25, 0.25]
+ratios:
+  - [0.8, 0.5, 1.0]
+  - [0.7, 1]
+  - [1.0]
+seed: 3
+"""
+
+
+def names_of(classes: int) -> tuple[str, ...]:
+    return tuple(f"class{c:03d}" for c in range(classes))
+
+
+def table_of(label: np.ndarray, classes: tuple[str, ...]) -> Table:
+    paths = tuple(f"{i:05d}.jpg" for i in range(len(label)))
+    return Table(Path("root"), paths, ("all",), classes, np.zeros(len(label), dtype=np.int64), label)
+
+
+def test_cifar_counts_and_totals() -> None:
+    label = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 500))
+    stages = make_stages(label, names_of(100), PAPER)
+    entry = np.repeat([0, 1, 2, 3], [70, 10, 10, 10])
+    assert stages.entry.tolist() == entry.tolist()
+    assert stages.counts.tolist() == [CIFAR_COUNTS[e] for e in entry]
+    assert [len(stages.rows(s)) for s in range(4)] == [30450, 5950, 6550, 7050]
+    assert [len(stages.entered(s)) for s in range(4)] == [70, 80, 90, 100]
+    known = [int(np.isin(label[stages.rows(s)], np.arange(70)).sum()) for s in range(4)]
+    assert known == [30450, 2450, 1050, 1050]
+    everything = np.concatenate([stages.rows(s) for s in range(4)])
+    assert sorted(everything) == list(range(50_000))  # disjoint, and nothing is lost
+    assert stages.absent == {} and len(stages) == 4
+
+
+def test_cub_counts_and_totals() -> None:
+    small = {3, 50, 139, 150, 170, 199}  # 5,994 = 200 x 30 - 6
+    images = [29 if c in small else 30 for c in range(200)]
+    stages = make_stages(np.repeat(np.arange(200), images), names_of(200), PAPER)
+    entry = np.repeat([0, 1, 2, 3], [140, 20, 20, 20])
+    assert stages.entry.tolist() == entry.tolist()
+    assert stages.counts.tolist() == [CUB_COUNTS[n][e] for n, e in zip(images, entry, strict=True)]
+    # 3640/700/800/860, less one image for each small class where its group enters
+    assert stages.counts.sum(axis=0).tolist() == [3637, 699, 799, 859]
+    full = make_stages(np.repeat(np.arange(200), 30), names_of(200), PAPER)
+    assert full.counts.sum(axis=0).tolist() == [3640, 700, 800, 860]
+
+
+def test_each_image_is_drawn_and_not_taken_in_order() -> None:
+    label = np.repeat(np.arange(4), 50)
+    stages = make_stages(label, names_of(4), PAPER)
+    assert stages.stage[:50].tolist() != sorted(stages.stage[:50])
+    often = np.mean([make_stages(label, names_of(4), PAPER, seed).stage[:50] == 0 for seed in range(300)], axis=0)
+    assert abs(often - 43 / 50).max() < 0.1  # five standard errors of 0.02
+
+
+def test_the_draw_is_pinned() -> None:
+    # figures of this code's first version: others would give everyone other stages
+    assert shuffled(np.arange(8), "apple", 1).tolist() == PINNED["apple"]
+    assert shuffled(np.arange(8), "apple", 2).tolist() == PINNED["apple, seed 2"]
+    assert shuffled(np.arange(8), "bear", 1).tolist() == PINNED["bear"]
+    assert shuffled(np.arange(8), "caf\u00e9", 1).tolist() == shuffled(np.arange(8), "cafe\u0301", 1).tolist()
+
+
+def test_the_same_stages_on_repeat_and_with_classes_in_another_order() -> None:
+    names = names_of(12)
+    label = np.repeat(np.arange(12), 20)
+    groups = (names[:6], names[6:9], names[9:])
+    schedule = Schedule(groups, ((0.8, 0.5, 1.0), (0.7, 1.0), (1.0,)))
+    one, again = (make_stages(label, names, schedule) for _ in range(2))
+    assert one.stage.tolist() == again.stage.tolist()
+    assert one.stage.tolist() != make_stages(label, names, schedule, seed=2).stage.tolist()
+
+    order = np.random.default_rng(0).permutation(12)  # new id -> old id
+    other = make_stages(np.argsort(order)[label], [names[c] for c in order], schedule)
+    assert other.stage.tolist() == one.stage.tolist()
+    assert other.entry.tolist() == one.entry[order].tolist()
+
+    mixed = np.argsort(np.arange(240) % 20, kind="stable")  # rows of the classes interleaved, each in its own order
+    assert make_stages(label[mixed], names, schedule).stage.tolist() == one.stage[mixed].tolist()
+
+
+def test_a_class_does_not_depend_on_the_others() -> None:
+    names, label = names_of(4), np.repeat(np.arange(4), 20)
+    schedule = Schedule(((names[0], names[1]), (names[2],)), ((0.8, 1.0), (1.0,)))
+    without = np.where(label == 1, -1, label)
+    one, other = make_stages(label, names, schedule), make_stages(without, names, schedule)
+    assert other.stage[label != 1].tolist() == one.stage[label != 1].tolist()
+    assert (other.stage[label == 1] == -1).all() and other.entry.tolist() == [0, -1, 1, -1]
+
+
+@given(st.integers(0, 600), st.lists(st.floats(0.01, 1), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_stage_sizes(images: int, ratios: list[float]) -> None:
+    sizes = stage_sizes(images, ratios)
+    left = images
+    for column, (size, ratio) in enumerate(zip(sizes, ratios, strict=True)):
+        assert size == (max(1, int(ratio * left)) if column == 0 and images else int(ratio * left))
+        left -= size
+    assert left >= 0 and (not images or sizes[0] >= 1)
+
+
+def test_tiny_classes_appear_in_their_first_stage_and_say_what_they_miss() -> None:
+    label = np.repeat(np.arange(5), [1, 2, 30, 1, 30])
+    names = ("one", "two", "many", "late", "last")
+    schedule = Schedule((("one", "two", "many"), ("late",), ("last",)), ((0.87, 0.54, 1.0), (0.7, 1.0), (1.0,)))
+    stages = make_stages(label, names, schedule)
+    assert stages.entry.tolist() == [0, 0, 0, 1, 2]
+    assert stages.absent == {"one": (1, 2), "two": (1,), "late": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("classes", "sizes"),
+    [(100, [70, 10, 10, 10]), (200, [140, 20, 20, 20]), (101, [71, 10, 10, 10]), (10, [7, 1, 1, 1]), (7, [4, 1, 1, 1]),
+     (4, [1, 1, 1, 1])],
+)  # fmt: skip
+def test_shares_of_the_classes(classes: int, sizes: list[int]) -> None:
+    group = PAPER.group_of(names_of(classes))
+    assert np.bincount(group).tolist() == sizes and group.tolist() == sorted(group)
+
+
+def test_shares_below_one_leave_classes_out() -> None:
+    schedule = Schedule((0.5, 0.2), ((0.5, 1.0), (1.0,)))
+    assert schedule.group_of(names_of(10)).tolist() == [0] * 5 + [1] * 2 + [-1] * 3
+    stages = make_stages(np.repeat(np.arange(10), 4), names_of(10), schedule)
+    assert stages.entry.tolist() == [0] * 5 + [1] * 2 + [-1] * 3 and (stages.stage[28:] == -1).all()
+
+
+def test_a_last_ratio_below_one_leaves_images_out() -> None:
+    stages = make_stages(np.repeat([0, 1], 10), ("a", "b"), Schedule((0.5, 0.5), ((0.5, 0.4), (0.5,))))
+    assert stages.counts.tolist() == [[5, 2], [0, 5]] and (stages.stage == -1).sum() == 8
+
+
+def test_wrong_data_for_a_schedule() -> None:
+    with pytest.raises(ValueError, match="4 class groups need at least as many classes, the data has 3"):
+        make_stages(np.arange(3), names_of(3), PAPER)
+    with pytest.raises(ValueError, match="no class of group 2 \\(class008\\) has an image"):
+        make_stages(np.repeat(np.arange(8), 5), names_of(10), PAPER)
+    named = Schedule((("cat", "dgo"), ("cow",)), ((0.5, 1.0), (1.0,)))
+    with pytest.raises(ValueError, match="group 0 names the class 'dgo', which the data does not have; .*'dog'"):
+        make_stages(np.arange(3), ("cat", "cow", "dog"), named)
+    with pytest.raises(ValueError, match="labels must be -1 to 3, got 0 to 4"):
+        make_stages(np.arange(5), names_of(4), PAPER)
+    with pytest.raises(ValueError, match="whole numbers"):
+        make_stages(np.zeros(3), names_of(4), PAPER)
+    with pytest.raises(ValueError, match="own name; a stand"):
+        make_stages(np.arange(4), ("a", "b", "a", "c"), PAPER)
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        make_stages(np.arange(4), names_of(4), PAPER, seed=-1)
+    with pytest.raises(ValueError, match="numbered 0 to 3, got 4"):
+        make_stages(np.arange(4), names_of(4), PAPER).rows(4)
+
+
+def test_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "stages.yaml"
+    path.write_text(YAML)
+    expected = Schedule((0.5, 0.25, 0.25), ((0.8, 0.5, 1.0), (0.7, 1.0), (1.0,)), seed=3)
+    assert read_schedule(path) == get_schedule(path) == expected
+    path.write_text("groups: [[cat, dog], [cow]]\nratios: [[0.5, 1], [1]]\n")
+    assert read_schedule(path) == Schedule((("cat", "dog"), ("cow",)), ((0.5, 1.0), (1.0,)), seed=1)
+    assert get_schedule("paper") is PAPER
+
+
+YAML_ERRORS = {
+    "unknown key": (("ratios:", "ratio:"), "unknown key 'ratio'; did you mean 'ratios'"),
+    "missing key": (("groups: [0.5, 0.25, 0.25]", ""), "the keys groups are missing"),
+    "too few rows": (("  - [1.0]\n", ""), "one row for each of the 3 class groups, got 2"),
+    "short row": (("[0.7, 1]", "[1]"), "row 1 of ratios must have 2 numbers, .* from 1 to 2; got \\[1\\]"),
+    "row is a number": (("- [1.0]", "- 1.0"), "row 2 of ratios must have 1 numbers.*got 1.0"),
+    "ratio above 1": (("[0.7, 1]", "[1.7, 1]"), "row 1 of ratios: a share of what is left, above 0 to 1.* 1.7"),
+    "first ratio 0": (("[0.7, 1]", "[0, 1]"), "above 0 to 1, cannot be 0"),
+    "ratio nan": (("[0.7, 1]", "[.nan, 1]"), "cannot be nan"),
+    "ratio text": (("[0.7, 1]", "[70%, 1]"), "cannot be '70%'"),
+    "shares above 1": (("0.25]", "0.5]"), "must not exceed 1 together.*make 1.25"),
+    "share 0": (("0.25]", "0]"), "above 0 and at most 1, got 0 in"),
+    "share true": (("0.25]", "yes]"), "got True in"),
+    "mixed": (("0.25]", "[cat]]"), "all shares or all lists"),
+    "class twice": (("[0.5, 0.25, 0.25]", "[[a, b], [c], [a]]"), "class 'a' is in group 0 and again in group 2"),
+    "empty group": (("[0.5, 0.25, 0.25]", "[[a, b], [], [c]]"), "group 1 names no class"),
+    "class is a number": (("[0.5, 0.25, 0.25]", "[[a], [7], [c]]"), "must be text, got 7 in group 1; put it in quotes"),
+    "one group": (("[0.5, 0.25, 0.25]", "[1]"), "two or more class groups"),
+    "no list": (("[0.5, 0.25, 0.25]", "0.7"), "two or more class groups.*got 0.7"),
+    "seed": (("seed: 3", "seed: -3"), "seed must be a whole number that is not negative, got -3"),
+    "not YAML": (("[0.7, 1]", "[0.7, 1"), "not readable YAML"),
+    "no keys": ((YAML, "7"), "must hold the keys groups and ratios, found int"),
+}
+
+
+@pytest.mark.parametrize("case", YAML_ERRORS)
+def test_yaml_errors(tmp_path: Path, case: str) -> None:
+    change, message = YAML_ERRORS[case]
+    path = tmp_path / "stages.yaml"
+    path.write_text(YAML.replace(*change))
+    with pytest.raises(ValueError, match=message) as caught:
+        read_schedule(path)
+    assert "stages.yaml" in str(caught.value)
+
+
+def test_unknown_schedules(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no schedule is called 'papre'; did you mean 'paper'"):
+        get_schedule("papre")
+    with pytest.raises(FileNotFoundError, match="no schedule file"):
+        get_schedule(tmp_path / "none.yaml")
+
+
+def staged() -> tuple[Table, Stages]:
+    label = np.concatenate([np.repeat(np.arange(4), 9), [-1]])
+    table = table_of(label, ("cat", "cow", "dog", 'h,"n'))
+    return table, make_stages(label, table.classes, PAPER)
+
+
+def test_manifest_round_trip(tmp_path: Path) -> None:
+    table, stages = staged()
+    write_stages(tmp_path / "stages.csv", table, stages)
+    first = (tmp_path / "stages.csv").read_bytes()
+    back = read_stages(tmp_path / "stages.csv", table)
+    assert back.stage.dtype == np.int64 and back.stage.tolist() == stages.stage.tolist()
+    assert back.entry.tolist() == stages.entry.tolist() and back.counts.tolist() == stages.counts.tolist()
+    assert first.startswith(b"path,label,stage\n00000.jpg,cat,") and first.endswith(b"00036.jpg,,-1\n")
+    write_stages(tmp_path / "stages.csv", table, staged()[1])
+    assert (tmp_path / "stages.csv").read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == ["stages.csv"]
+
+
+def test_read_stages_refuses_other_data(tmp_path: Path) -> None:
+    path, (table, stages) = tmp_path / "stages.csv", staged()
+    write_stages(path, table, stages)
+    text = path.read_text()
+    other = table_of(np.where(table.label == 0, 1, table.label), table.classes)
+    with pytest.raises(ValueError, match="line 2: .*'cat'.*'cow'.*not the same data"):
+        read_stages(path, other)
+    with pytest.raises(ValueError, match="has 37 images and the data has 2"):
+        read_stages(path, table_of(np.arange(2), table.classes))
+    for cell in ("two", "1.5", "-2", ""):
+        path.write_text(text.replace(",3\n", f",{cell}\n"))
+        with pytest.raises(ValueError, match=f"a stage is 0, 1, ....* got '{cell}'"):
+            read_stages(path, table)
+    path.write_text(text.replace("00036.jpg,,-1", "00036.jpg,,1"))  # a row without a class has no stage
+    with pytest.raises(ValueError, match="line 38: a stage is"):
+        read_stages(path, table)
+    path.write_text(text.replace(",3\n", ",99999999999999999999\n"))
+    with pytest.raises(ValueError, match="without a gap"):
+        read_stages(path, table)
+    path.write_text("path,stage\n")
+    with pytest.raises(ValueError, match="is no stages file"):
+        read_stages(path, table)
+    with pytest.raises(FileNotFoundError):
+        read_stages(tmp_path / "none.csv", table)
+    with pytest.raises(ValueError, match="cover 37 rows and the table has 2"):
+        write_stages(path, table_of(np.arange(2), table.classes), stages)
