@@ -83,6 +83,54 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "the same command goes on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--val-images", "x"], "--val-images must be a whole number, got 'x'"),
+        (["--val_images=x"], "--val-images must be a whole number, got 'x'"),
+        (["--steps", "2.5"], "--steps must be a whole number, got '2.5'"),
+        (["--lr", "fast"], "--lr must be a number, got 'fast'"),
+        (["--val-images", "0"], "--val-images must be at least 1, not 0"),
+        (
+            ["--batch-per-domain", "12", "--accumulate", "5"],
+            "--batch-per-domain 12 must divide by devices x accumulate",
+        ),
+        (["--config", "a.yaml", "--preset", "paper"], "--config and --preset exclude each other"),
+    ],
+)
+def test_a_wrong_value_names_its_option(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "no/such/folder", "--unseen", "a", *more]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"patchgen train: {message}") and said.count("\n") == 1
+
+
+def test_right_values_pass_the_check_of_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    right = ["--val-images", "None", "--steps=3", "--lr", "1e-3", "--options", "a", "b", "--holdout", "0.3"]
+    assert main(["train", "no/such/folder", "--unseen", "a", *right]) == 2
+    assert "No such data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "nowhere", "--unseen", "a"],
+        ["benchmark", "nowhere"],
+        ["predict", "run", "nowhere"],
+        ["explain", "run", "nowhere", "--out", "o"],
+    ],
+)
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_person_is_told_at_once_that_it_has_begun(
+    command: list[str], terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert main(command) == 2
+    assert capsys.readouterr().err.startswith("loading ...\n") == terminal
+    if command[0] in ("train", "benchmark"):
+        assert main([*command, "--quiet"]) == 2
+        assert "loading" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"]])
 def test_help_imports_neither_torch_nor_transformers(argv: list[str]) -> None:
     code = (

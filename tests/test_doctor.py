@@ -108,6 +108,56 @@ def test_missing_and_tiny_classes(healthy: Path) -> None:
     assert found["tiny classes"].status == "warn" and found["tiny classes"].detail == "b/fox (1)"
 
 
+def test_classes_that_differ_in_case_alone(healthy: Path) -> None:
+    assert "class spelling" not in by_name(examine(healthy))
+    paint(healthy, "b/Dog/1.png", 100)
+    check = by_name(examine(healthy))["class spelling"]
+    assert check.status == "warn" and check.detail == "differ only in case: Dog and dog"
+
+
+def test_rows_without_a_label_are_counted(healthy: Path) -> None:
+    rows = [(p.relative_to(healthy).as_posix(), p.parts[-3], p.parts[-2]) for p in sorted(healthy.rglob("*.png"))]
+    lines = [f"{path},{domain},{'' if i in (0, 1, 15) else label}" for i, (path, domain, label) in enumerate(rows)]
+    (healthy / "m.csv").write_text("path,domain,label\n" + "\n".join(lines))
+    check = by_name(examine(healthy / "m.csv"))["empty labels"]
+    assert check.status == "warn" and check.detail == "3 of 20 rows: a 2, b 1"
+    assert "empty labels" not in by_name(examine(healthy))
+
+
+def test_placeholders_and_other_formats_are_named(healthy: Path) -> None:
+    paint(healthy, "a/cat/dot.png", 100, size=(1, 1))
+    paint(healthy, "b/dog/moving.gif", 101)
+    paint(healthy, "b/dog/STILL.GIF", 102)
+    (healthy / "b/dog/notes.txt").write_text("hello")
+    found = by_name(examine(healthy))
+    assert found["tiny images"].status == "warn"
+    assert found["tiny images"].detail == "1 with a side below 8 pixels: a/cat/dot.png (1x1)"
+    assert found["files not read"].status == "warn"
+    assert found["files not read"].detail == "2 pictures of other formats: b/dog/STILL.GIF, b/dog/moving.gif"
+    assert found["layout"].detail.startswith("21 images")
+
+
+def test_sixteen_bit_grays(healthy: Path) -> None:
+    def save(name: str, most: int) -> None:
+        Image.fromarray(np.linspace(0, most, 96).astype(np.uint16).reshape(8, 12)).save(healthy / name)
+
+    save("a/cat/0.png", 4095)
+    save("b/cat/0.png", 4000)
+    check = by_name(examine(healthy))["16-bit grays"]
+    assert (check.status, check.detail) == ("pass", "2 use 12 bits")
+    save("b/dog/0.png", 65535)
+    check = by_name(examine(healthy))["16-bit grays"]
+    assert (check.status, check.detail) == ("warn", "2 use 12 bits, 1 use 16 bits")
+
+
+def test_a_huge_image_is_told_to_be_cut(healthy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paint(healthy, "a/cat/slide.png", 100, size=(40, 30))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
+    check = by_name(examine(healthy))["readable images"]
+    assert check.status == "fail" and "a/cat/slide.png (image too large (40 x 30 pixels" in check.detail
+    assert "cut it into tiles" in check.detail
+
+
 def test_uneven_resolution_warns(healthy: Path) -> None:
     for seed, (c, i) in enumerate((c, i) for c in ("cat", "dog") for i in range(5)):
         paint(healthy, f"b/{c}/{i}.png", 50 + seed, size=(24, 16))

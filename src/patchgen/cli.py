@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module
 
 from patchgen.names import did_you_mean
@@ -17,6 +18,7 @@ COMMANDS = {
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
     "predict": "class, confidence and CSV for images, with any run",
     "explain": "overlay, mask and top classes for images, with any run",
+    "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
     "doctor": "check a data folder and this machine, and name the fixes",
     "splits": "write the splits of a data folder alone",
     "methods": "list the methods",
@@ -42,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"patchgen: unknown command {name!r}{did_you_mean(name, COMMANDS)} (--help lists all)", file=sys.stderr)
         return 2
+    # a huge image is refused in our own words; Pillow's warning would stand above them
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
     try:
         return import_module(f"patchgen.commands.{name}").main(rest)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough

@@ -20,6 +20,7 @@ Tune = Literal["head", "layernorm", "last_block", "full"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
+Task = Literal["mdg", "mdg_gcd"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,12 @@ class Config:
     """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
     unseen: str
     """The domain that is left out of training and scored at the end."""
+    task: Task = "mdg"
+    """`mdg`: an unseen domain. `mdg_gcd`: an unseen domain, and classes without labels to be discovered."""
     method: str = "patchgen"
-    """lp, lp-ln, full, patchgen or patchgen-no-losses (`patchgen methods` lists all)."""
+    """A name of `patchgen methods`; with `+` the terms of others are added, as in patchgen+miro."""
+    hparams: dict[str, float] = field(default_factory=dict)
+    """The method's own hyper-parameters, such as `miro 0.01` (`patchgen methods` lists them)."""
     pool: Pool | None = None
     """What the head reads; the method's own choice when left out."""
     tune: Tune | None = None
@@ -60,6 +65,15 @@ class Config:
     holdout: float = 0.2
     """Share of each domain that is held out."""
 
+    known: str = "lreg"
+    """mdg_gcd: classes with labels: `lreg` (the first half and one more), `half`, or names with commas between."""
+    unlabelled: Literal["unknown", "mixed"] = "unknown"
+    """mdg_gcd: the unlabelled images are of unknown classes only, or of known ones too."""
+    labelled_share: float = 0.5
+    """mdg_gcd: with `mixed`, the share of known-class images that keep their label."""
+    num_classes: int | None = None
+    """mdg_gcd: how many classes there are in all, known and new; the true number when left out."""
+
     lr: float = 5e-5
     """Adam's learning rate of the head (and of what follows, when left out)."""
     lr_module: float | None = None
@@ -68,6 +82,8 @@ class Config:
     """Learning rate of the tuned part of the backbone."""
     weight_decay: float = 0.0
     """Adam's weight decay."""
+    dropout: float = 0.0
+    """Share of the head's inputs that are dropped while training."""
     accumulate: int = 1
     """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
@@ -125,7 +141,7 @@ class Config:
 NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
 
 LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", "accumulate", "devices", "threads"), 1)
-LEAST |= {"swad_ratio": 1, "seed": 0}
+LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1}
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -142,20 +158,24 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 # One search for every method alike, on source validation: docs/decisions.md, "Learning rates of the small preset".
-SMALL_LR = {"patchgen": 1e-3, "patchgen-no-losses": 1e-3, "patchgen-true-mask": 1e-3}
-SMALL_LR_OTHERS = 3e-3
+SMALL_LR = {"patchgen": 1e-3, "others": 3e-3}
 
 
 def preset_settings(preset: str, method: str) -> dict[str, Any]:
     """What a preset sets for a method."""
     settings = dict(PRESETS.get(preset, {}))
     if preset == "small":
-        settings["lr"] = SMALL_LR.get(method, SMALL_LR_OTHERS)
+        settings["lr"] = SMALL_LR["patchgen" if method.startswith("patchgen") else "others"]
     return settings
 
 
 def load_config(path: str | Path, **changes: Any) -> Config:
     """Read a YAML file of settings; unknown keys are refused with the nearest known one."""
+    return Config(**known_settings(Config, {**read_settings(path), **changes}, str(path)))
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The `name: value` lines of a YAML file, whatever they are."""
     import yaml
 
     try:
@@ -164,21 +184,26 @@ def load_config(path: str | Path, **changes: Any) -> Config:
         raise ValueError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
-    return Config(**_known({**settings, **changes}, str(path)))
+    return settings
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: Any) -> str:
+    """The YAML text of a dataclass of settings."""
     import yaml
 
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
 
 
-def _known(settings: dict[str, Any], where: str) -> dict[str, Any]:
-    names = [f.name for f in dataclasses.fields(Config)]
+def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same settings, if the dataclass `kind` has all of them and they have all that it requires."""
+    fields = dataclasses.fields(kind)
+    names = [f.name for f in fields]
     for key in settings:
         if key not in names:
             raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), names)}")
-    missing = [name for name in ("data", "unseen") if name not in settings]
+    nothing = dataclasses.MISSING
+    required = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
+    missing = [name for name in required if name not in settings]
     if missing:
         raise ValueError(f"{where}: the settings {', '.join(missing)} are required")
     return settings
@@ -186,17 +211,18 @@ def _known(settings: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _check(config: Config) -> None:
     """Refuse settings that contradict each other before any work is done."""
-    _check_kinds(config)
-    for name, least in LEAST.items():
-        value = getattr(config, name)
-        if value is not None and not value >= least:
-            raise ValueError(f"{name} must be at least {least}, not {value}")
+    check_kinds(config)
+    check_least(config, LEAST)
     for name in ("lr", "lr_module", "lr_backbone", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be a number that is not negative, not {value}")
     if not 0 < config.holdout < 1:
         raise ValueError(f"holdout is a share between 0 and 1, not {config.holdout}")
+    if not 0 < config.labelled_share <= 1:
+        raise ValueError(f"labelled_share is a share above 0 and at most 1, not {config.labelled_share}")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is a share from 0 to below 1, not {config.dropout}")
     if not 0 < config.tau < 1:
         raise ValueError(f"tau is a mask value between 0 and 1, not {config.tau}")
     parts = config.accumulate * config.devices
@@ -207,9 +233,17 @@ def _check(config: Config) -> None:
         )
 
 
-def _check_kinds(config: Config) -> None:
+def check_least(config: Any, least: dict[str, int]) -> None:
+    """Refuse settings below their least value; None means that a setting was left out."""
+    for name, lowest in least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= lowest:
+            raise ValueError(f"{name} must be at least {lowest}, not {value}")
+
+
+def check_kinds(config: Any) -> None:
     """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
-    for name, hint in get_type_hints(Config).items():
+    for name, hint in get_type_hints(type(config)).items():
         value, inner = getattr(config, name), get_args(hint)
         kind = inner[0] if type(None) in inner else hint
         if value is None and kind is not hint:

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ from patchgen.data.table import Table, read_table
 Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
+TINY_SIDE = 8  # pixels of the shorter side below which a picture is a placeholder rather than an image
+OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".jfif", ".jp2", ".svg", ".psd", ".dcm", ".svs", ".ndpi")
 SHOWN = 3  # examples in a detail
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
 EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime")
@@ -48,10 +50,11 @@ class Check:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What reading one image file gave; `size` is (width, height), None without decoding."""
+    """What reading one image file gave; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
 
     digest: bytes = b""
     size: tuple[int, int] | None = None
+    bits: int | None = None
     error: str = ""
 
 
@@ -80,9 +83,13 @@ def examine(
     except (ValueError, OSError) as error:
         return [Check("layout", "fail", str(error), "Mend what the text names, then run the doctor again.")]
     size = f"{len(table):,} images, {len(table.domains)} domains, {len(table.classes)} classes"
-    checks = [Check("layout", "pass", size), *_check_counts(table), *_check_classes(table), *_check_groups(table)]
+    checks = [Check("layout", "pass", size), *_check_counts(table), *_check_classes(table), *_check_labels(table)]
+    checks += _check_groups(table)
+    if os.path.isdir(os.path.expanduser(data)):  # a manifest says itself what belongs to the data
+        checks += _check_other_files(table)
     facts = list(_inspect_files([table.file(i) for i in range(len(table))], decode, progress))
     checks += [_check_readable(table, facts, decode), *_check_duplicates(table, facts), *_check_sizes(table, facts)]
+    checks += [*_check_tiny(table, facts), *_check_bits(facts)]
     return [*checks, _check_disk(len(table))]
 
 
@@ -140,6 +147,32 @@ def _check_classes(table: Table) -> Iterator[Check]:
     yield Check("tiny classes", "warn" if tiny else "pass", text, fix)
 
 
+def _check_labels(table: Table) -> Iterator[Check]:
+    """Names of classes that differ in case alone, and rows without a label; silent where there are none."""
+    spelled: dict[str, list[str]] = defaultdict(list)
+    for name in table.classes:
+        spelled[name.casefold()].append(name)
+    alike = [" and ".join(names) for names in spelled.values() if len(names) > 1]
+    if alike:
+        fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a class of its own."
+        yield Check("class spelling", "warn", f"differ only in case: {_some(alike)}", fix)
+    empty = {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}
+    if empty:
+        text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
+        fix = "Fill in the labels, or leave them empty: such rows are neither trained on nor scored."
+        yield Check("empty labels", "warn", f"{sum(empty.values()):,} of {len(table):,} rows: {text}", fix)
+
+
+def _check_other_files(table: Table) -> Iterator[Check]:
+    """Pictures beside the images whose endings are not read; silent where there are none."""
+    folders = sorted({table.file(i).parent for i in range(len(table))})
+    beside = [file for folder in folders for file in sorted(folder.iterdir())]
+    found = [str(file.relative_to(table.root)) for file in beside if file.suffix.lower() in OTHER_PICTURES]
+    if found:
+        fix = "Convert them to .png if they belong to the data."
+        yield Check("files not read", "warn", f"{len(found):,} pictures of other formats: {_some(found)}", fix)
+
+
 def _check_groups(table: Table) -> Iterator[Check]:
     """How many groups (patients) a random split would put on both sides."""
     if table.group is None:
@@ -188,7 +221,10 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
             return FileFacts(digest)
         images.decode(file, 224)  # what training does with the file decides whether it is readable
         with Image.open(file) as image:
-            return FileFacts(digest, image.size)
+            gray = image.mode.startswith("I")  # 16 bits
+            return FileFacts(digest, image.size, images.gray_bits(np.asarray(image), image.format) if gray else None)
+    except images.UnreadableImage as error:
+        return FileFacts(error=error.reason)
     except (OSError, ValueError) as error:
         return FileFacts(error=str(error))
 
@@ -240,6 +276,26 @@ def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
     uneven = max(short.values()) >= 2 * min(short.values())
     fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut." if uneven else ""
     yield Check("image sizes", "warn" if uneven else "pass", f"median (least-most): {', '.join(texts)}", fix)
+
+
+def _check_tiny(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Placeholders such as 1 x 1 pixels; silent where there are none."""
+    sizes = {table.paths[i]: fact.size for i, fact in enumerate(facts) if fact.size}
+    tiny = [f"{path} ({w}x{h})" for path, (w, h) in sizes.items() if min(w, h) < TINY_SIDE]
+    if tiny:
+        fix = "Replace or remove them: enlarged to the working size they are a single blur."
+        detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {_some(tiny)}"
+        yield Check("tiny images", "warn", detail, fix)
+
+
+def _check_bits(facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """16-bit grays are scaled image by image, so with several depths their brightness differs; silent without any."""
+    depths = Counter(fact.bits for fact in facts if fact.bits)
+    if depths:
+        text = ", ".join(f"{n:,} use {bits} bits" for bits, n in sorted(depths.items()))
+        fix = "Each is scaled by the bits it uses: to keep brightness comparable, save all with 8 bits on one scale."
+        uneven = len(depths) > 1
+        yield Check("16-bit grays", "warn" if uneven else "pass", text, fix if uneven else "")
 
 
 def _check_disk(images: int) -> Check:

@@ -53,8 +53,7 @@ class Unreadable:
 
     @classmethod
     def because(cls, path: Path, error: UnreadableImage) -> Unreadable:
-        cause = error.__cause__ or error  # the error's own text repeats the path
-        return cls(path, f"{type(cause).__name__}: {cause}")
+        return cls(path, error.reason)  # the error's own text repeats the path
 
 
 Pixels = np.ndarray | Unreadable  # (S, S, 3) uint8, or why not

@@ -63,6 +63,15 @@ def test_a_word_that_leads_nowhere_is_an_error(
     assert "no image found" in error and word in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize("word", ["", " "])
+def test_an_empty_word_is_not_the_current_folder(
+    word: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos)
+    assert main(["predict", run, word]) == 2
+    assert "a word is empty" in capsys.readouterr().err
+
+
 def test_no_image_at_all(run: str, capsys: Captured) -> None:
     assert main(["predict", run]) == 2
     assert "no image given" in capsys.readouterr().err
@@ -116,7 +125,7 @@ def test_strict_fails_after_all_work(run: str, photos: Path, capsys: Captured) -
     assert len(json.loads(capsys.readouterr().out)) == 2
     assert main(["predict", run, str(photos / "a.png"), "--strict"]) == 0
     capsys.readouterr()
-    assert main(["predict", run, str(photos / "broken.JPG"), "--json"]) == 0
+    assert main(["predict", run, str(photos / "broken.JPG"), "--json"]) == 1  # nothing could be read
     assert json.loads(capsys.readouterr().out) == []
 
 
@@ -178,7 +187,7 @@ def test_explain_writes_pictures_masks_and_index(run: str, photos: Path, tmp_pat
     assert printed.out.splitlines()[-1] == str(out)
     assert "1 of 4 images could not be read" in printed.err
 
-    names = ["<b>&#37; 'x'", "a", "a-2"]
+    names = ["0001__b_37_x_", "0002_a", "0004_a"]  # the third image is the broken one
     files = [f"{name}.{end}" for name in names for end in ("npy", "png")]
     assert sorted(p.name for p in out.iterdir()) == sorted([*files, "index.html", "index.json"])
     index = json.loads((out / "index.json").read_text())
@@ -202,7 +211,7 @@ def test_the_page_works_alone(run: str, photos: Path, tmp_path: Path) -> None:
     assert main(["explain", run, str(odd), str(photos / "a.png"), "--out", str(out), "--relative"]) == 0
     text = (out / "index.html").read_text()
     page = Page(text)
-    assert [unquote(image["src"] or "") for image in page.images] == [f"{odd.stem}.png", "a.png"]
+    assert [unquote(image["src"] or "") for image in page.images] == ["0001__b_37_x_.png", "0002_a.png"]
     for image in page.images:
         assert (out / unquote(image["src"] or "")).is_file()
         assert "predicted" in (image["alt"] or "")
@@ -224,9 +233,27 @@ def test_out_must_be_a_folder(run: str, photos: Path, capsys: Captured) -> None:
     assert "must be a folder" in capsys.readouterr().err
 
 
+def test_explain_fails_when_nothing_could_be_read(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    assert main(["explain", run, str(photos / "broken.JPG"), *out]) == 1
+    assert "1 of 1 images could not be read" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out/index.json").read_text())["images"] == []
+    assert main(["explain", run, str(photos / "broken.JPG"), str(photos / "a.png"), *out]) == 0
+    assert main(["explain", run, str(photos / "broken.JPG"), str(photos / "a.png"), *out, "--strict"]) == 1
+    assert main(["explain", run, str(photos / "a.png"), *out, "--strict"]) == 0
+
+
+def test_explain_tells_its_progress_in_tenths(run: str, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    images = sorted((image_folder / "studio").rglob("*.png"))[:20]
+    assert main(["explain", run, *map(str, images), "--out", str(tmp_path)]) == 0
+    told = [line.split("[")[1].split(",")[0] for line in capsys.readouterr().err.splitlines() if "explaining" in line]
+    assert told == [f"{n}/20" for n in range(2, 21, 2)]
+
+
 def test_names_never_meet() -> None:
-    paths = [Path(p) for p in ("x/a.png", "y/A.jpg", "z/a-2.png", "a.tif", "b.png")]
+    paths = [Path(p) for p in ("x/0.png", "y/0.jpg", "Straße 7.png", "a/<?>:*.png", f"{'ü' * 300}.png", "a.b.png")]
     names = output_names(paths)
-    assert names == ["a", "A-2", "a-2-2", "a-3", "b"]
+    assert names[:4] == ["0001_0", "0002_0", "0003_Straße_7", "0004__"] and names[5] == "0006_a.b"
     assert len({name.casefold() for name in names}) == len(paths)
-    assert output_names(paths) == names
+    assert all(len(f"{name}.png".encode()) <= 255 for name in names)
+    assert output_names(paths * 2000)[-1] == "12000_a.b"

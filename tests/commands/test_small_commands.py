@@ -65,6 +65,21 @@ def test_doctor_refuses_a_wrong_benchmark(image_folder: Path, capsys: pytest.Cap
     assert main(["doctor", "--benchmark", "pacs"]) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor", ""],
+        ["doctor", " "],
+        ["train", "", "--unseen", "a"],
+        ["benchmark", ""],
+        ["splits", "", "--out", "s.csv"],
+    ],
+)
+def test_empty_data_is_not_the_current_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert f"patchgen {words[0]}: DATA is empty" in capsys.readouterr().err
+
+
 # splits
 
 
@@ -76,6 +91,14 @@ def test_splits_round_trip(image_folder: Path, tmp_path: Path, capsys: pytest.Ca
     written, wanted = read_splits(out, table), make_splits(table, seed=3, holdout=0.3)
     assert (written.part == wanted.part).all() and (written.rule, written.seed) == ("domainbed", 3)
     assert not list(out.parent.glob("*.tmp"))
+
+
+def test_splits_takes_the_option_of_train(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for word in ("--rule", "--split"):
+        assert main(["splits", str(image_folder), "--out", str(tmp_path / "s.csv"), word, "group"]) == 2
+        assert "needs groups" in capsys.readouterr().err
 
 
 def test_splits_json(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

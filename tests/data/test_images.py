@@ -107,6 +107,20 @@ def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, name: str) -> None:
     assert found[0].tolist() == [[0] * 3, [100] * 3, [255] * 3, [1] * 3]
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_fewer_bits_in_sixteen_are_not_dark(tmp_path: Path, name: str, bits: int) -> None:
+    top = 2**bits - 1
+    values = np.repeat(np.array([[0, top // 5, top // 2 + 1, top]], np.uint16), 4, axis=0)
+    found = save_and_decode(Image.fromarray(values), tmp_path / name)[0, :, 0]
+    assert found.tolist() == [round(255 * int(v) / top) for v in values[0]] and found[-1] == 255
+
+
+def test_a_nearly_black_image_stays_dark(tmp_path: Path) -> None:
+    assert np.all(save_and_decode(Image.fromarray(np.full((4, 4), 3, np.uint16)), tmp_path / "a.png") == 3)
+    assert not save_and_decode(Image.fromarray(np.zeros((4, 4), np.uint16)), tmp_path / "b.png").any()
+
+
 def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
     (tmp_path / "a.pgm").write_bytes(b"P5 2 2 65535\n" + np.full(4, 257 * 50, ">u2").tobytes())
     assert np.all(decode(tmp_path / "a.pgm", 2) == 50)
@@ -154,12 +168,22 @@ def test_what_is_no_image_is_an_error_with_path_and_reason(tmp_path: Path) -> No
         decode(tmp_path / "gone.jpg", SIZE)
 
 
-def test_a_decompression_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    picture(0, 30, 20).save(tmp_path / "a.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # Pillow itself only warns up to twice the limit
-    with warnings.catch_warnings(), pytest.raises(UnreadableImage, match="30 x 20 pixels exceed"):
+@pytest.mark.parametrize("limit", [500, 200])  # Pillow itself only warns up to twice the limit, then refuses to open
+@pytest.mark.parametrize("kind", ["png", "jpg", "tif", "bmp", "webp", "gif"])
+def test_a_huge_image_is_refused_with_its_size_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, kind: str
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    picture(0, 30, 20).save(path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with warnings.catch_warnings(), pytest.raises(UnreadableImage) as caught:
         warnings.simplefilter("ignore")
-        decode(tmp_path / "a.png", SIZE)
+        decode(path, SIZE)
+    size = f"30 x 20 pixels, at most {limit} in all"
+    if (kind, limit) == ("webp", 200):  # its plugin refuses before it tells the size
+        size = "more than 200 pixels"
+    reason = f"image too large ({size}): cut it into tiles, or save it smaller"
+    assert caught.value.reason == reason and str(caught.value) == f"cannot read image {path}: {reason}"
 
 
 # the store

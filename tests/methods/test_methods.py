@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from patchgen.config import Config
@@ -49,7 +53,11 @@ def by_hand(out: Output, tau: float = 0.25) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("name", METHODS)
+PLAIN = ("lp", "lp-ln", "full", "all-labels")
+OWN = ("patchgen", "patchgen-no-losses", "patchgen-true-mask")  # the others are host regularisers, with their own tests
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *OWN])
 def test_losses_have_their_names_and_weights(name: str) -> None:
     c = config(method=name, lambda_ms=0.5, lambda_sim=2.0, lambda_conf=3.0)
     found = make_method(c).losses(output(), batch_of())
@@ -76,13 +84,16 @@ def test_zero_weights_are_the_control() -> None:
     assert sum(make_method(zero).losses(out, batch_of()).values()) == control["main"]
 
 
-def test_unlabelled_samples_are_left_out() -> None:
-    out = output()
+def test_unlabelled_samples_take_their_arg_max_but_not_in_the_main_loss() -> None:
+    out, some = output(), torch.tensor([0, 2, -1, -1])
+    found = make_method(config()).losses(out, batch_of(some))
     short = Output(out.logits[:2], out.features[:2], out.mask, out.complementary_logits)
-    part = make_method(config()).losses(out, batch_of(torch.tensor([0, 2, -1, -1])))
-    alone = make_method(config()).losses(short, batch_of(LABEL[:2]))
-    for name in ("main", "L_conf", "L_sim", "L_ms"):
-        torch.testing.assert_close(part[name], alone[name])
+    torch.testing.assert_close(found["main"], make_method(config()).losses(short, batch_of(LABEL[:2]))["main"])
+    own = torch.where(some < 0, out.logits.argmax(1), some)
+    assert not torch.equal(own, LABEL)
+    labelled = make_method(config()).losses(out, batch_of(own))
+    for name in ("L_conf", "L_sim", "L_ms"):
+        torch.testing.assert_close(found[name], labelled[name])
 
 
 @pytest.mark.parametrize("name", ["patchgen", "patchgen-no-losses"])
@@ -150,8 +161,8 @@ def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_the_methods_own(name: str) -> None:
     method = make_method(config(method=name))
-    wanted = {"lp": ("cls", "head"), "lp-ln": ("cls", "layernorm"), "full": ("cls", "full")}
-    assert (method.chosen_pool, method.chosen_tune) == wanted.get(name, ("patchgen", "layernorm"))
+    tune = {"lp": "head", "full": "full"}.get(name, "layernorm")
+    assert (method.chosen_pool, method.chosen_tune) == ("patchgen" if name in OWN else "cls", tune)
     assert METHODS[name].summary
 
 
@@ -171,3 +182,97 @@ def test_an_unknown_method_gets_a_suggestion(word: str, hint: str) -> None:
     with pytest.raises(ValueError) as caught:
         make_method(config(method=word))
     assert f"unknown method {word!r}{hint}" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_hyper_parameters_are_not_negative(value: float) -> None:
+    with pytest.raises(ValueError, match="hyper-parameter miro must be a number that is not negative"):
+        make_method(config(method="miro", hparams={"miro": value}))
+
+
+def test_a_hyper_parameter_that_is_not_there_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match="method 'gmdg' has no hyper-parameter 'domian'; did you mean 'domain'"):
+        make_method(config(method="gmdg", hparams={"domian": 0.1}))
+
+
+# Sums of methods
+
+
+def test_a_sum_has_the_first_ones_choices_and_all_terms() -> None:
+    method = make_method(config(method="patchgen+lreg+pim", hparams={"lreg": 0.5}))
+    assert (method.chosen_pool, method.chosen_tune) == ("patchgen", "layernorm")
+    assert list(method.losses(output(), batch_of())) == [
+        "main", "L_ms", "L_conf", "L_sim", "L_reg", "L_marginal", "L_pim",
+    ]  # fmt: skip
+    assert method.hparams == {"lreg": 0.5, "ortho": 0.0, "marginal": 1.0, "pim": 0.5}
+    assert type(method).__name__ == "patchgen+lreg+pim"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("miro+patchgen", "'patchgen' in 'miro\\+patchgen' cannot be added to another method; what can: miro, gmdg"),
+        ("patchgen+miro+miro", "names a part twice"),
+        ("patchgen+miro+gmdg", "'gmdg' has the terms of 'miro' already"),
+        ("gmdg+miro", "'gmdg' has the terms of 'miro' already"),
+        ("entropy+pim", "'pim' has the terms of 'entropy' already"),
+    ],
+)
+def test_sums_that_make_no_sense_are_refused(name: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(config(method=name))
+
+
+# Several devices
+
+WORK = """
+import sys
+import torch
+from safetensors.torch import save_file
+from torch import distributed as dist
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model
+
+
+def gradients(rows):
+    settings = Config("photos", "site_c", backbone="tiny", image_size=28, method="gmdg+lreg+pim+pim-lreg",
+                      hparams={"ortho": 0.1, "shift": 1.0})
+    method = make_method(settings)
+    model = build_model(settings, method, 3)
+    torch.manual_seed(0)
+    method.setup(model)
+    method.embedding.eval()  # dropout would draw differently on each rank
+    image = torch.randn(8, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    label, domain = torch.tensor([0, 1, -1, -1, 2, 1, 0, -1]), torch.tensor([0, 0, 0, 0, 2, 2, 2, 2])
+    batch = Batch(image[rows], label[rows], domain[rows], torch.tensor(rows))
+    sum(method.losses(model(batch.image), batch).values()).backward()
+    named = [*model.named_parameters(), *method.named_parameters(prefix="method")]
+    return {name: tensor.grad for name, tensor in named if tensor.grad is not None}
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank])
+    for tensor in found.values():  # what DDP does with the model's and the step with the method's
+        dist.all_reduce(tensor)
+        tensor /= 2
+    if rank == 0:
+        save_file(found, f"{folder}/found.safetensors")
+    dist.destroy_process_group()
+"""
+
+
+def test_two_devices_have_the_gradients_of_one(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    command = [sys.executable, str(tmp_path / "work.py")]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    space: dict[str, Any] = {"__name__": "work"}
+    exec(WORK, space)
+    wanted, found = space["gradients"](list(range(8))), load_file(tmp_path / "found.safetensors")
+    assert found.keys() == wanted.keys() and any(name.startswith("method.embedding") for name in found)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=1e-6)

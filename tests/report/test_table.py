@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.config import Config
-from patchgen.report.table import Cell, accuracy_table, best_by_validation, cells_of, markdown, validation_table
+from patchgen.report.table import (
+    Cell,
+    accuracy_table,
+    backbone_line,
+    best_by_validation,
+    cells_of,
+    markdown,
+    recovery_table,
+    validation_table,
+)
 from patchgen.train.records import RunFolder
 
 DOMAINS = ("art", "photo")
 
 
 def cell(**changes: Any) -> Cell:
-    usual = Cell("lp", "art", 1, "selected", "all", 0.5, 0.4, 10, 0.8, None, None, 1e-3, "source-validation", "abc")
+    names = ("lp", "art", 1, "selected", "all")
+    usual = Cell(*names, 0.5, 0.4, 10, 0.8, None, None, {}, {}, 1e-3, "source-validation", "abc", "ViT-S")
     return dataclasses.replace(usual, **changes)
 
 
@@ -44,6 +54,27 @@ def test_average_takes_only_seeds_that_have_every_domain() -> None:
     assert [word.strip() for word in lines[3].split("|")[1:-1]] == ["full", "", "", ""]
 
 
+def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
+    cells = [cell(seed=1, accuracy=0.843), cell(seed=1, unseen="photo", accuracy=0.5)]
+    cells += [cell(seed=seed, unseen="photo", accuracy=0.5) for seed in (2, 3)]
+    cells += [cell(method="full", seed=seed, accuracy=0.5) for seed in (1, 2)]
+    lines = accuracy_table(cells, ["lp", "full"], DOMAINS, "selected", "all", seeds=3).splitlines()[2:]
+    rows = [[word.strip() for word in line.split("|")[1:-1]] for line in lines]
+    # (84.3 + 50) / 2 = 67.15: only seed 1 has both domains
+    assert rows[0] == ["lp", "84.3 (1 of 3 seeds)", "50.0 ± 0.0", "67.2 (1 of 3 seeds)"]
+    assert rows[1] == ["full", "50.0 ± 0.0 (2 of 3 seeds)", "", ""]
+    assert "80.0 (1 of 3 seeds)" in validation_table(cells[:1], ["lp"], DOMAINS, seeds=3)
+    assert "seeds" not in accuracy_table(cells, ["lp"], ("photo",), "selected", "all", seeds=3)
+
+
+def test_the_backbone_is_named_and_a_mixture_is_a_warning() -> None:
+    cells = [cell(), cell(part="in"), cell(run="def", seed=2)]
+    assert backbone_line(cells) == "Backbone: ViT-S"
+    mixed = backbone_line([*cells, cell(run="ghi", backbone="ViT-B")])
+    assert "DIFFER" in mixed and "ViT-S (2 runs)" in mixed and "ViT-B (1 runs)" in mixed
+    assert "no run is finished" in backbone_line([])
+
+
 def test_checkpoint_part_and_method_are_not_mixed() -> None:
     cells = [
         cell(accuracy=0.1),
@@ -71,9 +102,9 @@ def test_learning_rates_are_chosen_by_validation_fold_by_fold() -> None:
 
 def test_validation_table_shows_the_choice_and_the_mask() -> None:
     cells = [
-        cell(method="patchgen", validation=0.75, mask_mean=0.456, mask_spread=0.123),
-        cell(method="patchgen", validation=0.5, unseen="photo", mask_mean=0.6, mask_spread=0.2),
-        cell(method="patchgen", validation=0.1, part="in", mask_mean=0.9, mask_spread=0.9),
+        cell(method="patchgen", validation=0.75, mask={"mean": 0.456, "spread": 0.123}),
+        cell(method="patchgen", validation=0.5, unseen="photo", mask={"mean": 0.6, "spread": 0.2}),
+        cell(method="patchgen", validation=0.1, part="in", mask={"mean": 0.9, "spread": 0.9}),
         cell(validation=0.8),
     ]
     lines = validation_table(cells, ["lp", "patchgen"], DOMAINS).splitlines()
@@ -100,11 +131,29 @@ def test_cells_of_a_run_carry_the_validation_of_the_chosen_evaluation(tmp_path: 
     parts = {"in": scored(0.3), "out": scored(0.1), "all": scored(0.2)}
     run.append({"kind": "test", "checkpoint": "selected", "step": 5, **parts, "mask": {"mean": 0.4, "spread": 0.1}})
     run.append({"kind": "test", "checkpoint": "swad", "start_step": 0, "end_step": 5, **parts})
+    run.write_json("env.json", {"backbone": {"resolved": "ViT-S"}})
     shared = {"unseen": "art", "seed": 4, "lr": 0.01, "select": "last", "run": "abc123", "images": 8}
     wanted = [
         cell(method="lp@x", checkpoint=checkpoint, part=part, accuracy=accuracy, f1=accuracy / 2, validation=0.375,
-             mask_mean=mean, mask_spread=spread, **shared)
-        for checkpoint, mean, spread in (("selected", 0.4, 0.1), ("swad", None, None))
+             mask=mask, **shared)
+        for checkpoint, mask in (("selected", {"mean": 0.4, "spread": 0.1}), ("swad", {}))
         for part, accuracy in (("in", 0.3), ("all", 0.2))
     ]  # fmt: skip
     assert cells_of(run, "lp@x") == wanted
+
+
+def test_discovered_classes_have_three_numbers() -> None:
+    cells = [cell(accuracy=0.5, known=0.75, unknown=0.25), cell(unseen="photo", accuracy=0.3, known=0.5, unknown=0.1)]
+    [row] = body(accuracy_table(cells, ["lp"], DOMAINS, "selected", "all"))
+    assert row == ["lp", "50.0 / 75.0 / 25.0", "30.0 / 50.0 / 10.0", "40.0 / 62.5 / 17.5"]
+
+
+def test_recovery_is_shown_where_the_truth_is_known() -> None:
+    assert recovery_table([cell(mask={"mean": 0.5, "spread": 0.1})], ["lp"]) == ""
+    found = {"auroc": 0.9, "iou": 0.4, "error": 0.25, "kept": 1.0}
+    cells = [cell(seed=seed, accuracy=0.8, mask={**found, "auroc": auroc}, given_mask={"true": 0.9, "random": 0.7})
+             for seed, auroc in ((1, 0.8), (2, 1.0))]  # fmt: skip
+    [row] = body(recovery_table([*cells, cell(method="full")], ["lp", "full"]))
+    # 0.8 and 1.0: deviation sqrt(0.02), standard error 0.1
+    assert row == ["lp", "0.90 ± 0.10", "0.40 ± 0.00", "0.25 ± 0.00", "1.00 ± 0.00",
+                   "80.0 ± 0.0", "90.0 ± 0.0", "70.0 ± 0.0"]  # fmt: skip

@@ -235,6 +235,7 @@ def test_the_summary_is_one_table_with_its_notes_behind_it(run: RunFolder) -> No
     shared = {"kind": "test", "in": score, "all": score, "covered": {"without": ["owl"], **score}}
     run.append({**shared, "checkpoint": "selected", "step": 7})
     run.append({**shared, "checkpoint": "swad", "start_step": 2, "end_step": 9})
+    run.write_json("env.json", {"backbone": {"resolved": "tiny architecture"}})
     text = summarize(run, run.config, make_fold(run.config, table))
     rows = [i for i, line in enumerate(text.splitlines()) if line.startswith("|")]
     assert len(rows) == 4 and rows == list(range(rows[0], rows[0] + 4))  # an empty line would end the table

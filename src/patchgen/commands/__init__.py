@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from itertools import takewhile
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from patchgen.names import did_you_mean
 
 T = TypeVar("T")
 FILE_WIDTH = 160  # columns of a table that is written to a file
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
     """A function or dataclass from the command's words."""
     import tyro
 
+    _check_numbers(what, argv)
     return tyro.cli(what, prog=f"patchgen {name}", args=argv, **more)
 
 
@@ -30,10 +33,55 @@ def option(argv: list[str], name: str, default: str) -> str:
     return default
 
 
+def announce(quiet: bool = False) -> None:
+    """Tell a person at a terminal that the command has begun: importing torch takes seconds."""
+    if not quiet and sys.stderr.isatty():
+        print("loading ...", file=sys.stderr, flush=True)
+
+
+def require_data(data: str) -> None:
+    """Refuse the empty word that an unset variable leaves, which would otherwise mean the current folder."""
+    if not data.strip():
+        raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
+
+
 def settings_of(arguments: Any, config: type[T], **changes: Any) -> T:
-    """The run's settings out of a command's arguments."""
+    """The run's settings out of a command's arguments; an error names the option that is wrong."""
     names = {f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    return config(**{k: v for k, v in vars(arguments).items() if k in names} | changes)
+    try:
+        return config(**{k: v for k, v in vars(arguments).items() if k in names} | changes)
+    except ValueError as error:
+        first, _, rest = str(error).partition(" ")
+        raise ValueError(f"{_option_name(first)} {rest}" if first in names else str(error)) from error
+
+
+def _option_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_numbers(what: Callable[..., Any], argv: list[str]) -> None:
+    """Say in one sentence which option's value is no number; the parser would answer with names of types."""
+    for name, hint in get_type_hints(what).items():
+        parts = () if get_origin(hint) is dict else (hint, *get_args(hint))
+        kinds = [kind for kind in parts if kind in NUMBERS]
+        several, optional = ... in get_args(hint), type(None) in get_args(hint)
+        for value in _values(argv, _option_name(name), several) if kinds else ():
+            try:
+                kinds[0](value)
+            except ValueError:
+                if not (optional and value == "None"):
+                    raise ValueError(f"{_option_name(name)} must be {NUMBERS[kinds[0]]}, got {value!r}") from None
+
+
+def _values(argv: list[str], option: str, several: bool) -> list[str]:
+    """The words that stand behind an option, in either spelling of its name."""
+    found: list[str] = []
+    for i, word in enumerate(argv):
+        name, equals, value = word.partition("=")
+        if _option_name(name.removeprefix("--")) == option and name.startswith("--"):
+            behind = takewhile(lambda word: not word.startswith("--"), argv[i + 1 :])
+            found += [value] if equals else list(behind) if several else list(behind)[:1]
+    return found
 
 
 def choose(

@@ -75,7 +75,66 @@ def _print_step(found: Mapping[str, Any]) -> None:
     )
 
 
-SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step}
+def bench_kmeans(
+    points: int = 50_000,
+    dim: int = 768,
+    clusters: int = 100,
+    repeats: int = 3,
+    chunk_mb: int = 1000,
+    json: bool = False,
+) -> None:
+    """Time an assignment pass of k-means by matrix products against broadcasting, and compare the answers.
+
+    Args:
+        points: N, rows of random features.
+        dim: D, features a point.
+        clusters: K, centres.
+        repeats: Timed passes of each, in turn.
+        chunk_mb: Megabytes that the broadcasting version may hold at once; its speed depends on it.
+        json: Print JSON instead of a table.
+    """
+    from patchgen.diagnose import cost_discovery
+    from patchgen.train.progress import Progress
+
+    with Progress("bench kmeans", 2 * repeats) as bar:
+
+        def report(line: str) -> None:
+            bar.advance()
+            bar.say(line)
+
+        found = cost_discovery.measure_kmeans(
+            points=points, dim=dim, clusters=clusters, repeats=repeats, chunk_mb=chunk_mb, report=report
+        )
+    if json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        _print_kmeans(found)
+
+
+def _print_kmeans(found: Mapping[str, Any]) -> None:
+    ratio, agreement, machine = found["ratio"], found["agreement"], found["machine"]
+    print(
+        f"one assignment of {found['points']:,} x {found['dim']} points to {found['clusters']} centres, "
+        f"{machine['device']}, {machine['threads']} threads; broadcasting takes {found['chunk_rows']:,} rows at a time "
+        f"({found['chunk_mb']:,} MB)"
+    )
+    rows = [
+        (name, f"{m['median_seconds']:.3f}", f"{m['fastest_seconds']:.3f}", f"{m['median_cpu_seconds']:.3f}")
+        for name, m in found["passes"].items()
+    ]
+    print_table(("version", "median s", "fastest s", "CPU s"), rows)
+    print(
+        f"broadcasting takes {ratio['of_medians']:.1f} times as long (neighbouring passes {ratio['lowest']:.1f}-"
+        f"{ratio['highest']:.1f}; fastest {ratio['of_fastest']:.1f}; CPU seconds {ratio['of_cpu_medians']:.1f}; "
+        f"target {ratio['target']:.0f}: {'reached' if ratio['reached'] else 'missed'})"
+    )
+    print(
+        f"same centre for {agreement['same']:,} of {found['points']:,} points; {agreement['ties']} more are ties "
+        f"within rounding, {agreement['wrong']} differ"
+    )
+
+
+SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step, "kmeans": bench_kmeans}
 
 
 def main(argv: list[str]) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from patchgen.commands import option, parse, settings_of
+from patchgen.commands import announce, option, parse, require_data, settings_of
 from patchgen.config import Config, Pool, Tune, preset_settings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class BenchmarkArguments(Config):
     """Methods; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
     seeds: tuple[int, ...] = (1,)
     """Seeds; with several the table has standard errors."""
-    folds: tuple[str, ...] = ()
+    folds: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--unseen"])] = ()
     """Only these unseen domains."""
     lr_grid: tuple[float, ...] = ()
     """Try these learning rates for every method alike and keep, fold by fold, what source validation prefers."""
@@ -55,6 +55,9 @@ class BenchmarkArguments(Config):
     """No progress."""
     json: bool = False
     """Print every cell as JSON instead of tables."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked before the settings are made of these: there an error names its option."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,18 @@ def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator
         for seed in dict.fromkeys(arguments.seeds):
             for label in dict.fromkeys(arguments.methods):
                 chosen = method_settings(label)
+                own = known_hparams(arguments, chosen["method"])
                 for lr in arguments.lr_grid or rates(arguments, chosen["method"]):
-                    changes = {"unseen": unseen, "seed": seed, "lr": lr, **chosen}
+                    changes = {"unseen": unseen, "seed": seed, "lr": lr, "hparams": own, **chosen}
                     yield Job(label, settings_of(arguments, Config, **changes))
+
+
+def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float]:
+    """Of the hyper-parameters given, those that this method has."""
+    from patchgen.methods import method_class
+
+    known = method_class(method).all_defaults()
+    return {name: value for name, value in arguments.hparams.items() if name in known}
 
 
 def rates(arguments: BenchmarkArguments, method: str) -> tuple[float, ...]:
@@ -100,6 +112,8 @@ def method_settings(label: str) -> dict[str, str]:
 def main(argv: list[str]) -> int:
     start = {"data": tyro.MISSING, **preset_settings(option(argv, "--preset", "small"), ""), "lr": 0.0}
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
+    _check(arguments)
+    announce(arguments.quiet)
     from patchgen.data.table import read_table
     from patchgen.methods import make_method
     from patchgen.tasks.mdg import check_domain, fingerprint
@@ -110,9 +124,22 @@ def main(argv: list[str]) -> int:
     jobs = list(jobs_of(arguments, table.domains))
     for job in jobs:
         make_method(job.config)
+    odd = [name for name in arguments.hparams if not any(name in job.config.hparams for job in jobs)]
+    if odd:
+        raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
     failed = 0 if arguments.table_only else _train_all(jobs, arguments)
     _print(jobs, arguments, table.domains, fingerprint(table), argv)
     return 1 if failed else 0
+
+
+def _check(arguments: BenchmarkArguments) -> None:
+    """Refuse before the data is read what no data can mend."""
+    require_data(arguments.data)
+    if not arguments.methods:
+        raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
+    if not arguments.seeds:
+        raise ValueError("--seeds needs at least one whole number, such as 1")
+    settings_of(arguments, Config)
 
 
 def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
@@ -153,12 +180,17 @@ def _print(
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import CHECKPOINTS, PARTS, accuracy_table, validation_table
+    from patchgen.report.table import CHECKPOINTS, PARTS, accuracy_table, backbone_line, recovery_table, validation_table
 
+    seeds = len(set(arguments.seeds))
+    print(f"\n{backbone_line(cells)}")
     for checkpoint, what in CHECKPOINTS.items():
         for part, where in PARTS.items():
             if checkpoint == "selected" or arguments.swad:
-                print(f"\nAccuracy, {what}, on {where} (%)\n")
-                print(accuracy_table(cells, arguments.methods, shown, checkpoint, part))
+                scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
+                print(f"\n{scores}, {what}, on {where} (%)\n")
+                print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, seeds))
     print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
-    print(validation_table(cells, arguments.methods, shown))
+    print(validation_table(cells, arguments.methods, shown, seeds))
+    if masks := recovery_table(cells, arguments.methods, seeds):
+        print(f"\nMasks against the known predictive patches, on the unseen images\n\n{masks}")

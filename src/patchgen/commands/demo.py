@@ -150,7 +150,7 @@ def _gallery(runs: dict[str, RunFolder]) -> str:
         )
         alt = f"image of class {true}, its predictive patches, and the learned mask"
         figures.append((triptych(original(paths[i]), known, mask), alt, f"<b>{escape(true)}</b> &middot; {verdicts}"))
-    return gallery(figures) + '<p class="note">Yellow is 1, dark blue 0, on the same scale for truth and mask.</p>'
+    return gallery(figures) + '<p class="note">Yellow is 1, dark purple 0, on the same scale for truth and mask.</p>'
 
 
 def main(argv: list[str]) -> int:

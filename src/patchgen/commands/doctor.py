@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import parse, print_table
+from patchgen.commands import parse, print_table, require_data
 
 if TYPE_CHECKING:
     from patchgen.doctor import Check
@@ -35,6 +35,8 @@ def examine(
     from patchgen.data.benchmarks import get_benchmark
     from patchgen.doctor import examine_machine, worst
 
+    if data is not None:
+        require_data(data)
     if benchmark is not None:
         get_benchmark(benchmark)  # a misspelt option is no finding about the data
         if data is None:

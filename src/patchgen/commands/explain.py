@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ from urllib.parse import quote
 
 import tyro
 
-from patchgen.commands import parse
+from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
 
 if TYPE_CHECKING:
     from patchgen.explain import Explanation, Predictor, Unreadable
+
+NAME = 48  # characters kept of an image's name: at four bytes each they still fit a file system's 255
 
 
 @dataclass(frozen=True)
@@ -34,20 +37,15 @@ class ExplainArguments:
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     relative: bool = False
     """Stretch the colours to each mask's own range; the pictures then say so."""
+    strict: bool = False
+    """Exit with code 1 when any image could not be read, not only when all could not."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
-    """The stem of each path; a stem that is taken (in any case) gets -2, -3, ... in the order of the paths."""
-    taken: set[str] = set()
-    names = []
-    for path in paths:
-        name, number = path.stem, 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{path.stem}-{number}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
+    """`0002_dog`: the place in the list, which is unique, and the image's own name in letters that any system takes."""
+    digits = max(4, len(str(len(paths))))
+    stems = [re.sub(r"[^\w.-]+", "_", path.stem)[:NAME] for path in paths]
+    return [f"{i:0{digits}}_{stem}" for i, stem in enumerate(stems, 1)]
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -151,6 +149,7 @@ def _figure(entry: dict[str, Any]) -> str:
 
 def main(argv: list[str]) -> int:
     arguments = parse(ExplainArguments, "explain", argv)
+    announce()
     paths, out = find_images(arguments.images), Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
@@ -170,6 +169,5 @@ def main(argv: list[str]) -> int:
     page = render_page(title, entries, arguments.relative)
     write_file(out / "index.json", lambda handle: handle.write(text.encode()))
     write_file(out / "index.html", lambda handle: handle.write(page.encode("utf-8", "backslashreplace")))
-    report_unreadable(failed, len(paths))
     print(out)
-    return 0
+    return report_unreadable(failed, len(paths), arguments.strict)

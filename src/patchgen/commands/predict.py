@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import tyro
 
-from patchgen.commands import parse
+from patchgen.commands import announce, parse
 
 if TYPE_CHECKING:
     from patchgen.explain import Prediction, Unreadable
@@ -35,7 +35,7 @@ class PredictArguments:
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     strict: bool = False
-    """Exit with code 1 when an image could not be read."""
+    """Exit with code 1 when any image could not be read, not only when all could not."""
     batch: int = 64
     """Images a forward pass."""
 
@@ -61,6 +61,8 @@ def _images_of(word: str) -> list[Path]:
     from patchgen.data.table import is_image, list_images
 
     path = Path(word).expanduser()
+    if not word.strip():
+        return []  # Path("") would be the current folder
     if path.is_dir():
         return [path / name for name in list_images(path)]
     if path.exists():
@@ -75,6 +77,8 @@ def _nothing_at(word: str) -> str:
     from patchgen.data.table import IMAGE_EXTENSIONS
 
     path, endings = Path(word).expanduser(), " ".join(IMAGE_EXTENSIONS)
+    if not word.strip():
+        return "no image found: a word is empty (an unset variable?)"
     if path.is_dir():
         return f"no image found: the folder {shown(word)} and its sub-folders hold none ({endings})"
     if has_magic(word):
@@ -100,12 +104,13 @@ def ticker(bar: Progress) -> Callable[[int], None]:
     return tick
 
 
-def report_unreadable(failed: Sequence[Unreadable], total: int) -> None:
-    """List on stderr what could not be read."""
+def report_unreadable(failed: Sequence[Unreadable], total: int, strict: bool) -> int:
+    """List on stderr what could not be read; the exit code is 1 when that is everything or, with `strict`, anything."""
     if failed:
         print(f"{len(failed)} of {total} images could not be read:", file=sys.stderr)
         for one in failed:
             print(f"  {shown(one.path)}: {shown(one.reason)}", file=sys.stderr)
+    return 1 if failed and (strict or len(failed) == total) else 0
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
@@ -179,6 +184,7 @@ def _write(arguments: PredictArguments, rows: Iterable[Prediction], classes: Seq
 def main(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
     _check(arguments)
+    announce()
     paths = find_images(arguments.images)
     from patchgen.explain import load_run
     from patchgen.train.progress import Progress
@@ -190,5 +196,4 @@ def main(argv: list[str]) -> int:
     with Progress("predicting", len(paths), quiet=rows_on_screen) as bar:
         results = predictor.predict(paths, arguments.batch, ticker(bar))
         _write(arguments, _readable(results, failed), predictor.classes, paths, out)
-    report_unreadable(failed, len(paths))
-    return 1 if failed and arguments.strict else 0
+    return report_unreadable(failed, len(paths), arguments.strict)

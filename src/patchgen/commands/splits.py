@@ -9,14 +9,14 @@ from typing import Annotated
 
 import tyro
 
-from patchgen.commands import parse, print_table
+from patchgen.commands import parse, print_table, require_data
 from patchgen.config import SplitRule
 
 
 def write(
     data: Annotated[str, tyro.conf.Positional],
     out: str,
-    rule: SplitRule = "domainbed",
+    rule: Annotated[SplitRule, tyro.conf.arg(aliases=["--split"])] = "domainbed",
     seed: int = 1,
     holdout: float = 0.2,
     benchmark: str | None = None,
@@ -36,6 +36,7 @@ def write(
     from patchgen.data.splits import make_splits, write_splits
     from patchgen.data.table import read_table
 
+    require_data(data)
     target = _checked(out, data)
     table = read_table(data, benchmark=benchmark)
     splits = make_splits(table, rule=rule, seed=seed, holdout=holdout)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import option, parse, settings_of
+from patchgen.commands import announce, option, parse, require_data, settings_of, train_stream
 from patchgen.config import Config, load_config, preset_settings
 
 
@@ -29,26 +29,40 @@ class TrainArguments(Config):
     quiet: bool = False
     """No progress."""
     json: bool = False
-    """Print the scores as JSON before the folder."""
+    """Print the run folder and its scores as one JSON object instead of the folder."""
+
+    def __post_init__(self) -> None:
+        """Nothing is checked before the settings are made of these: there an error names its option."""
 
 
 def defaults(argv: list[str]) -> dict[str, Any]:
     """What the options start from: a file's settings, or a preset's."""
-    path = option(argv, "--config", "")
+    path, preset_name = option(argv, "--config", ""), option(argv, "--preset", "")
+    if path and preset_name:
+        raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if path:
         return vars(load_config(path))
-    preset = preset_settings(option(argv, "--preset", "small"), option(argv, "--method", Config.method))
+    preset = preset_settings(preset_name or "small", option(argv, "--method", Config.method))
     return {"data": tyro.MISSING, "unseen": tyro.MISSING, **preset}
 
 
 def main(argv: list[str]) -> int:
+    if train_stream.asked(argv):  # a stream of stages has settings of its own
+        return train_stream.main(argv)
     arguments = parse(TrainArguments, "train", argv, default=TrainArguments(**defaults(argv)))
+    config = settings_of(arguments, Config)
+    require_data(config.data)
+    announce(arguments.quiet)
     from patchgen.train.trainer import train
 
-    run = train(settings_of(arguments, Config), arguments.out, quiet=arguments.quiet)
+    finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
+    run = train(config, arguments.out, quiet=arguments.quiet)
+    if run.path.name in finished and not arguments.quiet:
+        print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:
-        print(json.dumps(run.records("test"), indent=2))
-    elif not arguments.quiet:
+        print(json.dumps({"run": str(run.path), "tests": run.records("test")}, indent=2))
+        return 0
+    if not arguments.quiet:
         print((run.path / "summary.md").read_text(), file=sys.stderr)
-    print(Path(run.path))
+    print(run.path)
     return 0

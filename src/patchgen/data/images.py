@@ -12,6 +12,7 @@ that can be caught (a written mmap would kill the process), and writers need no 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
 import threading
@@ -26,52 +27,86 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-DECODE_VERSION = 1  # raise it when `decode` changes its pixels: old caches are then left alone
+DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
 FILLED = 0x50474331
 ENDINGS = (".pixels", ".slots")
 
 
 class UnreadableImage(ValueError):
-    """A file that cannot be decoded to an image; the text names the file, the reason and the fix."""
+    """A file that cannot be decoded to an image; the text names the file, the `reason` and the fix."""
 
-    def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"cannot read image {path}: {reason}; repair, replace or remove the file")
+    def __init__(self, path: str | Path, reason: str, fix: str = "; repair, replace or remove the file") -> None:
+        super().__init__(f"cannot read image {path}: {reason}{fix}")
+        self.reason = reason
+
+
+class _Refused(ValueError):
+    """A rule of ours that an image breaks; the text ends with its fix."""
 
 
 def decode(path: str | Path, size: int) -> np.ndarray:
     """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; aspect is not kept, as in the field.
 
-    Transparency is laid on white, 16-bit grays are scaled to 8, downscaling is antialiased. Truncated files and
-    decompression bombs are errors.
+    Transparency is laid on white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
+    antialiased. Truncated files and images above Pillow's limit of pixels are errors.
 
     Raises:
         UnreadableImage: with the path and the reason.
     """
     try:
         with Image.open(path) as image:
-            _refuse_bomb(image)
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # up to twice of it Pillow only warns
+                raise _Refused(_too_large(image.size))
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
             upright = ImageOps.exif_transpose(image)
-            return np.array(_to_rgb(upright).resize((size, size), Image.Resampling.BILINEAR))
+            return np.array(_to_rgb(upright, image.format).resize((size, size), Image.Resampling.BILINEAR))
+    except _Refused as error:
+        raise UnreadableImage(path, str(error), fix="") from error
+    except Image.DecompressionBombError as error:
+        raise UnreadableImage(path, _too_large(_size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
 
 
-def _refuse_bomb(image: Image.Image) -> None:
-    limit = Image.MAX_IMAGE_PIXELS  # above it Pillow only warns
-    if limit is not None and image.width * image.height > limit:
-        raise ValueError(f"{image.width} x {image.height} pixels exceed the limit of {limit} (decompression bomb?)")
+def gray_bits(values: np.ndarray, kind: str | None) -> int:
+    """Bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners store 12 of them in 16.
+
+    A fixed 16 would show such images as nearly black. A file does not say how many are meant, except PGM, whose range
+    Pillow has already stretched to 16 bits.
+    """
+    return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _too_large(size: tuple[int, int] | None) -> str:
+    limit = f"{Image.MAX_IMAGE_PIXELS:,}"
+    pixels = f"{size[0]} x {size[1]} pixels, at most {limit} in all" if size else f"more than {limit} pixels"
+    return f"image too large ({pixels}): cut it into tiles, or save it smaller"
+
+
+def _size_in_header(path: str | Path) -> tuple[int, int] | None:
+    """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+        for factory, accept in [Image.OPEN[name] for name in Image.ID]:
+            file.seek(0)
+            try:
+                if accept is None or accept(start) is True:
+                    return factory(file, str(path)).size
+            except Exception:  # another format (plugins raise many types), or a plugin that checks by itself
+                continue
+    return None
+
+
+def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grays: I;16, I;16B, and I from PGM; convert() would clip them at 255
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
-        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+            raise _Refused(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
+        top = 2 ** gray_bits(values, kind) - 1
+        return Image.fromarray(((2 * 255 * values + top) // (2 * top)).astype(np.uint8)).convert("RGB")  # rounded
     if image.mode == "F":
-        raise ValueError("float pixels have no known range; save it with 8 or 16 bits")
+        raise _Refused("float pixels have no known range; save it with 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -1,35 +1,75 @@
 """Methods: what is pooled, what is tuned, and which named losses are minimised.
 
-A method is one small class with one verb, ``losses``; the trainer sums what it returns. Adding one is a class and a
-line in ``METHODS``.
+A method is one small class with one verb, ``losses`` (see ``method.py``); the trainer sums what it returns. Adding one
+is a class and a line in ``METHODS``; ``a+b`` is method ``a`` with the terms of ``b``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
 
 from patchgen.config import Config
-from patchgen.methods.erm import Erm, Full, LinearProbe
+from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
+from patchgen.methods.gestur import Gestur
+from patchgen.methods.gmdg import Gmdg
+from patchgen.methods.lreg import LReg
 from patchgen.methods.method import Method
+from patchgen.methods.miro import Miro
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
+from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
 from patchgen.names import did_you_mean
 
-METHODS: Mapping[str, type[Method]] = {
+METHODS: dict[str, type[Method]] = {
     "lp": LinearProbe,
     "lp-ln": Erm,
     "full": Full,
     "patchgen": PatchGenMethod,
     "patchgen-no-losses": PatchGenWithoutLosses,
     "patchgen-true-mask": PatchGenTrueMask,
+    "all-labels": AllLabels,
+    "miro": Miro,
+    "gmdg": Gmdg,
+    "gestur": Gestur,
+    "lreg": LReg,
+    "pim": Pim,
+    "pim-lreg": PimLReg,
+    "entropy": MarginalEntropy,
 }
 
 
 def make_method(config: Config) -> Method:
     """The method that the settings name, with their pool and tuning mode where given."""
-    if config.method not in METHODS:
-        hint = did_you_mean(config.method, METHODS)
-        raise ValueError(f"unknown method {config.method!r}{hint} (known: {', '.join(METHODS)})")
-    return METHODS[config.method](config)
+    return method_class(config.method)(config)
 
 
-__all__ = ["METHODS", "Method", "make_method"]
+def method_class(name: str) -> type[Method]:
+    """``patchgen``, or ``patchgen+miro``: the first part with the terms of the others."""
+    first, *more = [_known(part, name) for part in name.split("+")]
+    odd = [part for part, found in zip(name.split("+")[1:], more, strict=True) if not found.addable]
+    if odd:
+        fit = ", ".join(part for part, found in METHODS.items() if found.addable)
+        raise ValueError(f"{odd[0]!r} in {name!r} cannot be added to another method; what can: {fit}")
+    if len(set(more)) < len(more) or first in more:
+        raise ValueError(f"method {name!r} names a part twice")
+    for whole, part in itertools.permutations([first, *more], 2):
+        if part.addable and issubclass(whole, part):
+            a, b = _name(whole), _name(part)
+            raise ValueError(f"method {name!r}: {a!r} has the terms of {b!r} already; leave {b!r} out")
+    if not more:
+        return first
+    parts = (*reversed(more), first)  # later parts call the earlier ones by super()
+    return type(name, parts, {"summary": " + ".join(part.summary for part in reversed(parts))})
+
+
+def _name(method: type[Method]) -> str:
+    return next(name for name, found in METHODS.items() if found is method)
+
+
+def _known(part: str, name: str) -> type[Method]:
+    if part not in METHODS:
+        inside = f" in {name!r}" if part != name else ""
+        raise ValueError(f"unknown method {part!r}{inside}{did_you_mean(part, METHODS)} (known: {', '.join(METHODS)})")
+    return METHODS[part]
+
+
+__all__ = ["METHODS", "Method", "make_method", "method_class"]

@@ -12,8 +12,14 @@ class LinearProbe(Method):
 
 class Erm(Method):
     summary = "linear head and LayerNorm tuning (LP+LN)"
+    reference = "Vapnik 1998"
 
 
 class Full(Method):
     tune = "full"
     summary = "linear head and full fine-tuning"
+
+
+class AllLabels(Method):
+    labels = "all"
+    summary = "LP+LN that is given the labels a task hides: an upper bound for mdg_gcd, never a result"

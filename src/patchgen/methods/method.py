@@ -1,27 +1,53 @@
-"""The contract: what a method decides and what it may see."""
+"""The contract: what a method decides, what it sees, and where it may step in.
+
+A method is a class with one verb, ``losses``. Everything else has a default:
+
+    losses(out, batch)        named, weighted terms; their sum is what a step minimises
+    watch(out, batch)         named values to log
+    setup(model)              make own parameters (they are attributes: a method is a module)
+    rates()                   learning rates of those parameters
+    adjust_gradients(model)   between backward and the optimiser's step
+    after_step(model)         after it, for moving averages
+    predicting(model)         the tensors that predict, where they are not the ones that are trained
+    update(step)              the whole step, where none of the above is enough
+
+``out`` has the logits, the features that the head read and, with PatchGen, the mask; ``batch`` has the images, labels
+(-1 where there is none), domains and rows. Terms call ``super().losses``, so ``patchgen+miro`` is a class with both.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.model.classifier import Output
+from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy
+from patchgen.names import did_you_mean
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
 
 
-class Method:
-    """What a method decides: the pool its head reads, the tuning mode of the backbone, and its losses."""
+class Method(nn.Module):
+    """Cross-entropy on the labelled samples; what other methods start from."""
 
-    pool: ClassVar[str] = "cls"
-    tune: ClassVar[str] = "layernorm"
+    pool: ClassVar[str] = "cls"  # what the head reads
+    tune: ClassVar[str] = "layernorm"  # what of the backbone learns
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
-    summary: ClassVar[str] = ""
+    labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
+    summary: ClassVar[str] = ""  # one line for `patchgen methods`
+    reference: ClassVar[str] = ""  # the paper it comes from
+    addable: ClassVar[bool] = False  # may stand behind a "+"
+    defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
 
     def __init__(self, config: Config) -> None:
+        super().__init__()
         self.config = config
+        self.hparams = self._hparams(config.hparams)
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune
         if (self.chosen_pool == "patchgen") != (self.pool == "patchgen"):
@@ -30,6 +56,26 @@ class Method:
                 "the mask belongs to the patchgen methods, cls and mean to the others"
             )
 
+    @classmethod
+    def all_defaults(cls) -> dict[str, float]:
+        """The hyper-parameters of this method and of all it is made of."""
+        return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).get("defaults", {}).items()}
+
+    def _hparams(self, given: Mapping[str, float]) -> dict[str, float]:
+        own = self.all_defaults()
+        for name, value in given.items():
+            if name not in own:
+                known = f"it has {', '.join(own)}" if own else "it has none"
+                raise ValueError(
+                    f"method {self.config.method!r} has no hyper-parameter {name!r}{did_you_mean(name, own)} ({known})"
+                )
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"hyper-parameter {name} must be a number that is not negative, not {value}")
+        return {**own, **given}
+
+    def setup(self, model: Classifier) -> None:
+        """Make own parameters; the model has its pretrained weights and no step has been made."""
+
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: their sum is what the step minimises."""
         return {"main": cross_entropy(out.logits, batch.label)}
@@ -37,3 +83,26 @@ class Method:
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named values to log beside the losses; nothing is trained by them."""
         return {}
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        """Own modules with their learning rates; all own parameters must be in one of them."""
+        return []
+
+    def adjust_gradients(self, model: Classifier) -> None:
+        """Change the gradients of a whole batch before the optimiser uses them."""
+
+    def after_step(self, model: Classifier) -> None:
+        """Follow the weights that a step has made."""
+
+    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
+        """Tensors to predict with and to save, named as the model's trained ones; None means those themselves."""
+        return None
+
+    def update(self, step: Step) -> None:
+        """One optimiser step."""
+        for batch in step.batches():
+            out = step.forward(batch)
+            step.backward(self.losses(out, batch), self.watch(out, batch))
+        self.adjust_gradients(step.model)
+        step.apply()
+        self.after_step(step.model)

@@ -7,7 +7,13 @@ from torch import Tensor, no_grad
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Output
-from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
+from patchgen.model.losses import (
+    class_similarity,
+    label_probability,
+    mask_suppression,
+    pseudo_labels,
+    selected_confidence,
+)
 
 
 class PatchGenWithoutLosses(Method):
@@ -31,10 +37,11 @@ class PatchGenMethod(PatchGenWithoutLosses):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         c, (mask, _) = self.config, out.masked()
+        target = pseudo_labels(out.logits, batch.label)  # B-bar of Eq. 5: images without a label take their arg-max
         return super().losses(out, batch) | {
             "L_ms": c.lambda_ms * mask_suppression(mask, c.tau),
-            "L_conf": c.lambda_conf * selected_confidence(out.logits, batch.label),
-            "L_sim": c.lambda_sim * class_similarity(out.features, batch.label, out.logits.shape[1]),
+            "L_conf": c.lambda_conf * selected_confidence(out.logits, target),
+            "L_sim": c.lambda_sim * class_similarity(out.features, target, out.logits.shape[1]),
         }
 
 

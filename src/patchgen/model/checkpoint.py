@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.methods import Method
 from patchgen.model.backbone import IMAGENET, load_backbone, set_tuning
-from patchgen.model.classifier import Classifier
+from patchgen.model.classifier import Classifier, trained_tensors
 
 
 def build_model(
@@ -29,16 +29,17 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Classifier(
-            backbone, num_classes, image_size=config.image_size, pool=method.chosen_pool, refine=config.refine
+            backbone,
+            num_classes,
+            image_size=config.image_size,
+            pool=method.chosen_pool,
+            refine=config.refine,
+            dropout=config.dropout,
         )
 
 
-def trained_tensors(model: Classifier) -> dict[str, Tensor]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 @torch.no_grad()
-def load_trained(model: Classifier, tensors: Mapping[str, Tensor]) -> None:
+def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put trained tensors back; every name and shape must fit."""
     own = trained_tensors(model)
     if own.keys() != tensors.keys():

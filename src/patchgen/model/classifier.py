@@ -44,6 +44,7 @@ class Classifier(nn.Module):
         image_size: int,
         pool: str = "patchgen",
         refine: str = "ln-linear",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if pool not in POOLS:
@@ -53,6 +54,7 @@ class Classifier(nn.Module):
         self.grid = backbone.grid(image_size)
         patches = self.grid[0] * self.grid[1]
         self.select = PatchGen(backbone.dim, patches, grid=self.grid, refine=refine) if pool == "patchgen" else None
+        self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(backbone.dim, num_classes)
 
     def read(self, images: Tensor) -> Tensor:
@@ -64,11 +66,16 @@ class Classifier(nn.Module):
 
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
         if self.select is None:
-            return Output(self.head(read), read)
+            return Output(self.head(self.drop(read)), read)
         chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        return Output(self.head(chosen.selected), chosen.selected, chosen.mask, rest)
+        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
         return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)
+
+
+def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What training changes, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -41,6 +41,11 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return _mean_over_ranks(total, (target >= 0).sum())
 
 
+def pseudo_labels(logits: Tensor, target: Tensor) -> Tensor:
+    """The targets, with the arg-max of the logits (detached) where there is none."""
+    return torch.where(target >= 0, target, logits.detach().argmax(1))
+
+
 def selected_confidence(logits: Tensor, target: Tensor) -> Tensor:
     """L_conf (Eq. 5): minus the mean probability that the selected representation gives its own label.
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from patchgen.train.records import RunFolder
 from patchgen.train.selection import RULES
+from patchgen.train.summary import backbone_of
 
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
+RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
+GIVEN = {"true": "true mask %", "random": "random mask %"}
 CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
 
 
@@ -25,14 +29,17 @@ class Cell:
     checkpoint: str  # selected | swad
     part: str  # in | all
     accuracy: float
-    f1: float
+    f1: float | None  # None where classes are discovered
     images: int
     validation: float  # source validation of the chosen evaluation: what lr and checkpoint were chosen by
-    mask_mean: float | None
-    mask_spread: float | None
+    known: float | None  # accuracy of known and of unknown classes, where classes are discovered
+    unknown: float | None
+    mask: dict[str, float]  # its health, and its recovery of the truth where that is known; {} where there is none
+    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask in the place of the learned one
     lr: float
     select: str
     run: str
+    backbone: str  # the weights that were taken
 
 
 def cells_of(run: RunFolder, label: str) -> list[Cell]:
@@ -42,15 +49,26 @@ def cells_of(run: RunFolder, label: str) -> list[Cell]:
     chosen = next(record for record in tests if record["checkpoint"] == "selected")
     evaluation = next(record for record in run.records("evaluation") if record["step"] == chosen["step"])
     score = RULES["source-validation"](evaluation, chosen.get("metric", "accuracy"))
+    given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
     return [
         Cell(
-            label, config.unseen, config.seed, record["checkpoint"], part, record[part]["accuracy"],
-            record[part]["f1"], record[part]["images"], score, record.get("mask", {}).get("mean"),
-            record.get("mask", {}).get("spread"), config.lr, config.select, run.path.name,
+            method=label,
+            unseen=config.unseen,
+            seed=config.seed,
+            checkpoint=record["checkpoint"],
+            part=part,
+            **{name: record[part].get(name) for name in ("accuracy", "f1", "images", "known", "unknown")},
+            validation=score,
+            mask=record.get("mask", {}),
+            given_mask=given if record is chosen and part == "all" else {},
+            lr=config.lr,
+            select=config.select,
+            run=run.path.name,
+            backbone=backbone_of(run),
         )
         for record in tests
         for part in PARTS
-    ]  # fmt: skip
+    ]
 
 
 def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
@@ -63,26 +81,40 @@ def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
     return list(best.values())
 
 
+def backbone_line(cells: Iterable[Cell]) -> str:
+    """What the numbers were made with: `auto` may have come to other weights in other runs."""
+    found = Counter({cell.run: cell.backbone for cell in cells}.values())
+    if len(found) > 1:
+        named = "; ".join(f"{name} ({count} runs)" for name, count in found.items())
+        return f"Backbones DIFFER, so the figures cannot be compared: {named}"
+    return f"Backbone: {next(iter(found), 'no run is finished yet')}"
+
+
 def accuracy_table(
-    cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], checkpoint: str, part: str
+    cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], checkpoint: str, part: str, seeds: int = 1
 ) -> str:
-    """Markdown: per domain and average, in per cent; a cell that was not run is empty."""
+    """Markdown: per domain and average, in per cent; a cell that was not run is empty.
+
+    A cell that holds fewer than the asked number of `seeds` says so. Where classes were discovered a cell is three
+    numbers, All / Known / Unknown.
+    """
     rows = []
     for method in methods:
         mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, checkpoint, part)]
-        found = {domain: [c.accuracy for c in mine if c.unseen == domain] for domain in domains}
-        rows.append([method, *(_mean(values) for values in found.values()), _mean(_averages(mine, domains))])
+        columns = [[c for c in mine if c.unseen == domain] for domain in domains]
+        row = [_scores([[c] for c in column], seeds) for column in columns]
+        rows.append([method, *row, _scores(_whole_seeds(mine, domains), seeds)])
     return markdown(["method", *domains, "average"], rows)
 
 
-def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str]) -> str:
+def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
     """Markdown: what the choice was made by (source validation), and the mask on the unseen images."""
     rows = []
     for method in methods:
         mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, "selected", "all")]
-        per_domain = [_mean([c.validation for c in mine if c.unseen == domain]) for domain in domains]
-        masks = [f"{c.mask_mean:.2f}/{c.mask_spread:.2f}" for d in domains for c in mine
-                 if c.unseen == d and c.mask_mean is not None and c.mask_spread is not None]  # fmt: skip
+        per_domain = [_mean([c.validation for c in mine if c.unseen == domain], seeds) for domain in domains]
+        masks = [f"{c.mask['mean']:.2f}/{c.mask['spread']:.2f}" for d in domains for c in mine
+                 if c.unseen == d and "spread" in c.mask]  # fmt: skip
         rows.append([method, *per_domain, ", ".join(masks)])
     return markdown(["method", *domains, "mask mean/spread per unseen domain"], rows)
 
@@ -95,18 +127,49 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _averages(cells: Sequence[Cell], domains: Sequence[str]) -> list[float]:
-    """Mean over domains for each seed that has them all."""
-    seeds = sorted({c.seed for c in cells})
-    by_seed = {seed: {c.unseen: c.accuracy for c in cells if c.seed == seed} for seed in seeds}
-    return [sum(found[d] for d in domains) / len(domains) for found in by_seed.values() if set(domains) <= set(found)]
+def recovery_table(cells: Sequence[Cell], methods: Sequence[str], seeds: int = 1) -> str:
+    """Markdown: masks against the truth on the unseen images, and accuracy with a mask that is not the learned one.
+
+    Empty when no run knows the truth.
+    """
+    rows = []
+    for method in methods:
+        mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, "selected", "all") and "iou" in c.mask]
+        if mine:
+            learned = _mean([c.accuracy for c in mine], seeds)
+            given = [_mean([c.given_mask[kind] for c in mine if kind in c.given_mask], seeds) for kind in GIVEN]
+            found = [_plain([c.mask[name] for c in mine if name in c.mask]) for name in RECOVERY]
+            rows.append([method, *found, learned, *given])
+    return markdown(["method", *RECOVERY.values(), "learned mask %", *GIVEN.values()], rows) if rows else ""
 
 
-def _mean(values: Sequence[float]) -> str:
-    """Per cent, with the standard error over seeds where there are several."""
+def _whole_seeds(cells: Sequence[Cell], domains: Sequence[str]) -> list[list[Cell]]:
+    """The cells of each seed that has all the domains."""
+    by_seed = {seed: {c.unseen: c for c in cells if c.seed == seed} for seed in sorted({c.seed for c in cells})}
+    return [[found[d] for d in domains] for found in by_seed.values() if set(domains) <= set(found)]
+
+
+def _scores(groups: Sequence[Sequence[Cell]], seeds: int) -> str:
+    """Mean over each group, then over the groups (seeds): accuracy, or All / Known / Unknown."""
+    names = ("accuracy", "known", "unknown") if groups and groups[0][0].known is not None else ("accuracy",)
+    means = [[statistics.fmean(getattr(cell, name) for cell in group) for group in groups] for name in names]
+    return " / ".join(_mean(values, seeds) for values in means)
+
+
+def _plain(values: Sequence[float]) -> str:
+    """A number of masks, with its standard error over seeds."""
+    return f"{statistics.fmean(values):.2f}{_error(values, 1, 2)}" if values else ""
+
+
+def _error(values: Sequence[float], scale: float, digits: int) -> str:
+    if len(values) < 2:
+        return ""
+    return f" ± {scale * statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
+
+
+def _mean(values: Sequence[float], seeds: int) -> str:
+    """Per cent, with the standard error over seeds where there are several, and their number where some are missing."""
     if not values:
         return ""
-    text = f"{100 * statistics.fmean(values):.1f}"
-    if len(values) > 1:
-        text += f" ± {100 * statistics.stdev(values) / math.sqrt(len(values)):.1f}"
-    return text
+    text = f"{100 * statistics.fmean(values):.1f}{_error(values, 100, 1)}"
+    return text if len(values) >= seeds else f"{text} ({len(values)} of {seeds} seeds)"

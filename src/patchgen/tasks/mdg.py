@@ -7,40 +7,14 @@ because the field reports it so, on its "in" part (80 %).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import numpy as np
 
 from patchgen.config import Config
-from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
-from patchgen.data.splits import Splits, make_splits
+from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, read_table
 from patchgen.names import did_you_mean
-
-
-@dataclass(frozen=True)
-class Fold:
-    """One leave-one-domain-out fold, as rows of the table."""
-
-    table: Table
-    splits: Splits
-    unseen: str
-    train: dict[int, np.ndarray]  # source domain id -> rows
-    validation: dict[str, np.ndarray]  # source domain name -> rows
-    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows
-
-    @property
-    def benchmark(self) -> Benchmark | None:
-        return BENCHMARKS.get(self.table.benchmark or "")
-
-    @property
-    def metric(self) -> str:
-        return self.benchmark.metric if self.benchmark else "accuracy"
-
-    @property
-    def uncovered(self) -> list[str]:
-        """Classes of the unseen domain that no source has: they cannot be learned and are reported separately."""
-        return uncovered_classes(self.table, self.unseen)
+from patchgen.tasks.fold import Fold
 
 
 def make_fold(config: Config, table: Table | None = None) -> Fold:
@@ -55,7 +29,7 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
         held_out = rows[splits.part[rows]]
         if name != config.unseen:
             train[number] = rows[~splits.part[rows]]
-            validation[name] = _at_most(held_out, config.val_images, [config.seed, number])
+            validation[name] = at_most(held_out, config.val_images, [config.seed, number])
             if not len(train[number]) or not len(held_out):
                 raise ValueError(
                     f"domain {name!r} has {len(rows)} labelled images: too few for a training and a validation part"
@@ -66,7 +40,7 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
         raise ValueError(
             f"the unseen domain {config.unseen!r} has {len(rows)} labelled images: too few to be scored in both parts"
         )
-    return Fold(table, splits, config.unseen, train, validation, test)
+    return Fold(table, splits, config.unseen, train, validation, test, table.label, table.label, table.classes)
 
 
 def check_domain(table: Table, name: str) -> None:
@@ -90,7 +64,8 @@ def fingerprint(table: Table) -> str:
     return digest.hexdigest()[:16]
 
 
-def _at_most(rows: np.ndarray, limit: int | None, seed: list[int]) -> np.ndarray:
+def at_most(rows: np.ndarray, limit: int | None, seed: list[int]) -> np.ndarray:
+    """No more than ``limit`` of the rows, drawn by the seed."""
     if limit is None or len(rows) <= limit:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))

@@ -29,9 +29,12 @@ class Evaluation:
     loss: float  # mean cross-entropy
     mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery where the truth is known
 
+    def means(self) -> dict[str, Any]:
+        """What is averaged over images rather than counted."""
+        return {"loss": self.loss, **({"mask": self.mask} if self.mask else {})}
+
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = scores(self.confusion, self.loss)
-        return {**found, "mask": self.mask} if self.mask else found
+        return {**scores(self.confusion), **self.means()}
 
 
 class Reader:
@@ -75,6 +78,8 @@ class Evaluator:
     Args:
         reader: Where a row's pixels or kept features come from.
         label: (N,) class id of each row of the table.
+        num_classes: Side of the confusion matrix.
+        num_known: Classes below this have an output of their own; of the others' images the loss says nothing.
         truth: (N, P) predictive patches where they are known; masks are then scored against them.
         mask: Which mask the model uses: its "learned" one, or in its place the "true" or a "random" one.
     """
@@ -87,9 +92,11 @@ class Evaluator:
         batch: int = 128,
         truth: np.ndarray | None = None,
         mask: str = "learned",
+        num_known: int | None = None,
     ) -> None:
         self.reader, self.label, self.num_classes, self.batch = reader, label, num_classes, batch
         self.truth, self.mask = truth, mask
+        self.num_known = num_classes if num_known is None else num_known
 
     @torch.no_grad()
     def __call__(
@@ -99,6 +106,8 @@ class Evaluator:
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
+        broken = torch.zeros(1, device=fabric.device)
+        model.drop.eval()
         mine = rows[fabric.global_rank :: fabric.world_size]
         for start in range(0, len(mine), self.batch):
             part = mine[start : start + self.batch]
@@ -107,11 +116,13 @@ class Evaluator:
                 out = model(self.reader(part), mask=self.given_mask(part, mask or self.mask))
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
+            broken += (~out.logits.isfinite()).any()
             values = torch.stack(self._values(out, label, part))  # (names, B)
             totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
             if tick:
                 tick(len(part) * fabric.world_size)
-        return self._collect(confusion, totals)
+        model.drop.train()
+        return self._collect(confusion, totals, broken)
 
     def given_mask(self, rows: np.ndarray, kind: str) -> Tensor | None:
         """The mask to use instead of the learned one; a random one has as many patches as the true one."""
@@ -130,7 +141,8 @@ class Evaluator:
 
     def _values(self, out: Output, label: Tensor, rows: np.ndarray) -> list[Tensor]:
         """One (B,) tensor for each of the names."""
-        values = [F.cross_entropy(out.logits.float(), label, reduction="none")]
+        loss = F.cross_entropy(out.logits.float(), label.clamp(max=out.logits.shape[1] - 1), reduction="none")
+        values = [loss.masked_fill(label >= self.num_known, torch.nan)]
         if out.mask is not None:
             values += mask_health(out.mask).values()
             if self.truth is not None:
@@ -138,8 +150,12 @@ class Evaluator:
                 values += [torch.from_numpy(found[name]).to(label.device, torch.float32) for name in RECOVERY]
         return values
 
-    def _collect(self, confusion: Tensor, totals: Tensor) -> Evaluation:
-        whole = cast(Tensor, self.reader.fabric.all_reduce(torch.cat([confusion, totals.flatten()]), reduce_op="sum"))
+    def _collect(self, confusion: Tensor, totals: Tensor, broken: Tensor) -> Evaluation:
+        whole = torch.cat([broken, confusion, totals.flatten()])
+        whole = cast(Tensor, self.reader.fabric.all_reduce(whole, reduce_op="sum"))
+        if whole[0] > 0:
+            raise ValueError("training diverged: the classifier's outputs are not finite any more; lower --lr")
+        whole = whole[1:]
         square = whole[: len(confusion)].view(self.num_classes, -1).round().long().cpu().numpy()
         means = {
             name: total / count

@@ -1,22 +1,23 @@
-"""Adam with one learning rate each for the head, the module and the tuned part of the backbone."""
+"""Adam with one learning rate each for the head, the module, the tuned part of the backbone and a method's own parts."""
 
 from __future__ import annotations
 
 import torch
 
 from patchgen.config import Config
+from patchgen.methods import Method
 from patchgen.model.classifier import Classifier
 
 
-def make_optimizer(model: Classifier, config: Config) -> torch.optim.Adam:
+def make_optimizer(model: Classifier, config: Config, method: Method | None = None) -> torch.optim.Adam:
     rates = {
         "head": config.lr,
         "select": config.lr if config.lr_module is None else config.lr_module,
         "backbone": config.lr if config.lr_backbone is None else config.lr_backbone,
     }
     groups = []
-    for part, rate in rates.items():
-        module = getattr(model, part)
+    own = [(f"method {i}", module, rate) for i, (module, rate) in enumerate(method.rates())] if method else []
+    for part, module, rate in [*((part, getattr(model, part), rate) for part, rate in rates.items()), *own]:
         params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
         if params:
             groups.append({"params": params, "lr": rate, "name": part})

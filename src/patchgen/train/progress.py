@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+PLAIN = {"main": "loss"}  # what a value is called on the screen; the terms of a method stand in the records
+
 
 class Progress:
     """``with Progress("patchgen, unseen art", steps) as bar: bar.advance(); bar.show({...}); bar.say("...")``"""
@@ -33,6 +35,8 @@ class Progress:
 
     def __enter__(self) -> Self:
         self.bar.start()
+        if self.done:
+            self.say(f"resumed at step {self.done}" if self.done < self.total else "resumed: every step is done")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -43,8 +47,9 @@ class Progress:
         self.bar.advance(self.task, count)
 
     def show(self, values: Mapping[str, float]) -> None:
-        """Current values, at the end of the bar."""
-        self.bar.update(self.task, note="  ".join(f"{name} {value:.3g}" for name, value in values.items()))
+        """Current values that have a plain name, at the end of the bar."""
+        plain = [f"{PLAIN[name]} {value:.3g}" for name, value in values.items() if name in PLAIN]
+        self.bar.update(self.task, note="  ".join(plain))
 
     def say(self, text: str) -> None:
         """A line that stays."""

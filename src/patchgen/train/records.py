@@ -20,7 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from patchgen.config import Config, dump_config, load_config
+from patchgen.config import Config, dump_config, load_config, read_settings
+from patchgen.config_stream import StreamConfig, load_stream_config
 
 
 class RunFolder:
@@ -28,13 +29,13 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, parent: str | Path, config: Config, name: str) -> RunFolder:
+    def create(cls, parent: str | Path, config: Config | StreamConfig, name: str) -> RunFolder:
         """Open or make the folder ``parent/name``; the settings are written when it is new."""
         run = cls(Path(parent) / name)
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
-        now, then = config.deciding(), run.config.deciding()
+        now, then = config.deciding(), run.settings.deciding()
         odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
         if odd:
             raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
@@ -48,8 +49,26 @@ class RunFolder:
         return cls(path)
 
     @property
+    def settings(self) -> Config | StreamConfig:
+        """The settings of either kind of run."""
+        path = self.path / "config.yaml"
+        return load_stream_config(path) if read_settings(path).get("task") == "ccd" else load_config(path)
+
+    @property
     def config(self) -> Config:
-        return load_config(self.path / "config.yaml")
+        """The settings of a run that has an unseen domain."""
+        found = self.settings
+        if not isinstance(found, Config):
+            raise ValueError(f"{self.path} is a run of task ccd, a stream of stages; this needs a run of task mdg")
+        return found
+
+    @property
+    def stream_config(self) -> StreamConfig:
+        """The settings of a run over a stream of stages."""
+        found = self.settings
+        if not isinstance(found, StreamConfig):
+            raise ValueError(f"{self.path} is a run of task {found.task}; this needs one of task ccd")
+        return found
 
     @property
     def done(self) -> bool:

@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchgen.config import Config
-from patchgen.tasks.mdg import Fold
 from patchgen.train.records import RunFolder
+
+if TYPE_CHECKING:
+    from patchgen.tasks.fold import Fold
+
+SCORES = {"f1": "F1, whole", "known": "known classes", "unknown": "new classes"}  # beside accuracy, where recorded
+
+
+def backbone_of(run: RunFolder) -> str:
+    """The weights that a run was made with: what `auto` came to."""
+    return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
 
 
 def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
+    """The text of ``summary.md``."""
+    tests = run.records("test")
+    scores = {name: head for name, head in SCORES.items() if tests and name in tests[0]["all"]}
+    head = ["checkpoint", "step", "accuracy, 80 % part", "accuracy, whole", *scores.values(), "images", "mask mean"]
     lines = [
         f"# {config.method} with {fold.unseen} unseen",
         "",
         f"- data: {len(fold.table)} images, {len(fold.table.domains)} domains, {len(fold.table.classes)} classes"
-        + (f" ({fold.table.benchmark})" if fold.table.benchmark else ""),
+        + (f" ({fold.table.benchmark})" if fold.table.benchmark else "")
+        + _unlabelled(fold),
         f"- trained on: {', '.join(fold.validation)}; split {config.split}, seed {config.seed}",
-        f"- backbone {config.backbone}, {config.image_size} px, {config.steps} steps, "
+        f"- backbone {backbone_of(run)}, {config.image_size} px, {config.steps} steps, "
         f"{config.batch_per_domain} images a domain, lr {config.lr:g}",
         f"- checkpoint chosen by: {config.select}" + (" (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle")),
+        *([f"- F1: {_f1_of(fold)}"] if "f1" in scores else []),
+        *(f"- {note}" for note in fold.notes),
         "",
-        "| checkpoint | step | accuracy, 80 % part | accuracy, whole | F1, whole | images | mask mean | spread |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(head)} | spread |",
+        "|" + "---|" * (len(head) + 1),
     ]
     notes = []
-    for record in run.records("test"):
+    for record in tests:
         mask = record.get("mask", {})
         step = record.get("step", f"{record.get('start_step')}-{record.get('end_step')}")
+        numbers = [record["in"]["accuracy"], *(record["all"][name] for name in ("accuracy", *scores))]
+        cells = [record["checkpoint"], step, *(f"{number:.4f}" for number in numbers), record["all"]["images"]]
         health = " | ".join(f"{mask[k]:.3f}" if k in mask else "" for k in ("mean", "spread"))
-        lines.append(
-            f"| {record['checkpoint']} | {step} | {record['in']['accuracy']:.4f} | {record['all']['accuracy']:.4f} "
-            f"| {record['all']['f1']:.4f} | {record['all']['images']} | {health} |"
-        )
+        lines.append(f"| {' | '.join(map(str, cells))} | {health} |")
         if "covered" in record:
             names = ", ".join(record["covered"]["without"])
             score = f"{record['covered']['accuracy']:.4f}"
@@ -41,12 +57,22 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
     return "\n".join(lines + notes) + "\n"
 
 
+def _unlabelled(fold: Fold) -> str:
+    count = int((fold.table.label < 0).sum())
+    return f"; {count} of them have no label and are neither trained on nor scored" if count else ""
+
+
+def _f1_of(fold: Fold) -> str:
+    """Which F1 it is: `patchgen.train.metrics.f1` takes the second of two classes."""
+    classes = fold.table.classes
+    return f"of class {classes[1]!r}, the positive one" if len(classes) == 2 else "mean over the classes that occur"
+
+
 def progress_line(record: dict[str, Any]) -> str:
-    """One evaluation in one line."""
-    validation = record["validation"].values()
-    text = f"step {record['step']}: " + " ".join(f"{k} {v:.3g}" for k, v in record["train"].items())
-    text += f" | validation accuracy {np.mean([v['accuracy'] for v in validation]):.3f}"
-    text += f" loss {np.mean([v['loss'] for v in validation]):.3f}"
-    if "mean" in record.get("mask", {}):
-        text += f" | mask {record['mask']['mean']:.2f} spread {record['mask']['spread']:.3f}"
-    return text
+    """One evaluation in plain words; the terms of the objective stand in the records."""
+    validation, mask = record["validation"].values(), record.get("mask", {})
+    words = [f"loss {record['train']['main']:.3f}"] if "main" in record["train"] else []
+    words.append(f"validation accuracy {np.mean([domain['accuracy'] for domain in validation]):.3f}")
+    if mask:
+        words.append(f"mask mean {mask['mean']:.2f}, spread {mask['spread']:.3f}")  # all within 80 columns
+    return f"step {record['step']}: {', '.join(words)}"

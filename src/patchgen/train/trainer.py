@@ -15,7 +15,8 @@ import math
 import os
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,15 +33,17 @@ from patchgen.data.loaders import Batch, DomainBatches
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
-from patchgen.model.checkpoint import build_model, describe, load_trained, trained_tensors
+from patchgen.model.checkpoint import build_model, describe, load_trained
+from patchgen.model.classifier import trained_tensors
 from patchgen.model.weights import cache_dir
-from patchgen.tasks.mdg import Fold, fingerprint, make_fold
+from patchgen.tasks import Fold, make_fold
+from patchgen.tasks.mdg import fingerprint
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.metrics import per_class_accuracy, scores
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
 from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
 from patchgen.train.selection import RULES
+from patchgen.train.step import Step
 from patchgen.train.summary import progress_line, summarize
 from patchgen.train.swad import Swad
 
@@ -91,11 +94,15 @@ class Trainer:
         self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
         self.quiet = quiet or not fabric.is_global_zero
         self.method = make_method(config)
-        self.model = build_model(config, self.method, len(fold.table.classes), self._say)
+        self.model = build_model(config, self.method, len(fold.classes), self._say)
         backbone = self.model.backbone
         self._say(f"backbone: {backbone.resolved}" + (f" ({backbone.note})" if backbone.note else ""))
-        self.about = describe(self.model, fold.table.classes)
-        optimizer = make_optimizer(self.model, config)
+        self.about = describe(self.model, fold.classes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.method.setup(self.model)
+        self.method.to(fabric.device)
+        optimizer = make_optimizer(self.model, config, self.method)
         self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
 
         shares = fabric.world_size * config.accumulate
@@ -108,11 +115,13 @@ class Trainer:
         files = [table.file(i) for i in range(len(table))]
         store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
         self.batches = DomainBatches(
-            store, table.label, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
+            store, fold.target, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
         )
         self.reader = Reader(fabric, self.model, store)
         truth = self._truth()
-        self.evaluate = Evaluator(self.reader, table.label, len(table.classes), truth=truth, mask=self.method.mask)
+        self.evaluate = Evaluator(
+            self.reader, fold.truth, fold.size, truth=truth, mask=self.method.mask, num_known=fold.num_known
+        )
         self.swad = self._make_swad()
         self.start, self.best = 0, -math.inf
         self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
@@ -155,21 +164,14 @@ class Trainer:
                     bar.say(progress_line(record))
                     clock = time.monotonic()
 
-    def _step(self, step: int) -> None:
-        parts = self.config.accumulate
-        for micro in range(parts):
-            batch = self._batch(step, micro)
-            with self.fabric.no_backward_sync(self.parallel, enabled=micro < parts - 1):
-                out = self.parallel(batch.image, mask=self.evaluate.given_mask(batch.index.numpy(), self.method.mask))
-                losses = self.method.losses(out, batch)
-                self.fabric.backward(torch.stack(list(losses.values())).sum() / parts)
-            self._count(losses | self.method.watch(out, batch))
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    def _step(self, number: int) -> None:
+        # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
+        torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
+        self.method.update(Step(self, number, self._count))
         if self.swad:
-            self.swad.update(trained_tensors(self.model))
+            self.swad.update(self._predicting())
 
-    def _batch(self, step: int, micro: int) -> Batch:
+    def batch(self, step: int, micro: int) -> Batch:
         """Pixels, augmented and normalised on the device; or kept features, where nothing before them can change."""
         kept = self.model.backbone.frozen and self.batches.augment is None
         part, parts = self._part(micro)
@@ -191,6 +193,24 @@ class Trainer:
         move = self.fabric.to_device
         return Batch(image, move(batch.label), move(batch.domain), batch.index)
 
+    def _predicting(self) -> dict[str, torch.Tensor]:
+        """The tensors that predict: those that are trained, unless the method has others."""
+        return dict(self.method.predicting(self.model) or trained_tensors(self.model))
+
+    @contextmanager
+    def _as_predicting(self) -> Iterator[None]:
+        """Evaluate with them, and train on with the trained ones."""
+        other = self.method.predicting(self.model)
+        if other is None:
+            yield
+            return
+        kept = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
+        load_trained(self.model, other)
+        try:
+            yield
+        finally:
+            load_trained(self.model, kept)
+
     def _count(self, values: dict[str, torch.Tensor]) -> None:
         """Add up on the device; nothing waits for a number before the next evaluation."""
         for name, value in values.items():
@@ -210,12 +230,14 @@ class Trainer:
         means = self._means(all_ranks=True)
         self.sums = {}
         self._check_finite(means, step)
-        found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+        with self._as_predicting():
+            found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+            unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
         record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
         record["validation"] = {name: result.record() for name, result in found.items()}
         record |= mask_record(found)
-        if self.config.select == "oracle":
-            record["oracle"] = self.evaluate(self.fold.test["out"]).record()
+        if unseen is not None:
+            record["oracle"] = self.fold.scores(unseen.confusion)
         record["seconds"] = round(seconds, 2)
         self._keep(step, record)
         return record
@@ -230,7 +252,7 @@ class Trainer:
             self.swad.evaluate(sum(losses) / len(losses), step)
         if self.fabric.is_global_zero:
             if better:
-                self._save("selected", trained_tensors(self.model), {"step": step, "rule": self.config.select})
+                self._save("selected", self._predicting(), {"step": step, "rule": self.config.select})
             self.run.append(record)
             self._save_state(step)
         self.fabric.barrier()
@@ -248,6 +270,7 @@ class Trainer:
 
     def _save_state(self, step: int) -> None:
         tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
+        tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
         facts: dict[str, Any] = {"step": step, "best": self.best, "records": self.run.records_size()}
         if self.swad:
@@ -272,6 +295,7 @@ class Trainer:
                 "give that one with --backbone, or train into another folder"
             )
         load_trained(self.model, _under(tensors, "model."))
+        self.method.load_state_dict(_under(tensors, "method."))
         restore_optimizer(self.optimizer, _under(tensors, "optimizer."))
         if self.swad:
             self.swad.load_state(self.fabric.to_device(_under(tensors, "swad.")), facts["swad"])
@@ -315,16 +339,15 @@ class Trainer:
         confusion = np.sum([part.confusion for part in parts.values()], axis=0)
         record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": self.fold.unseen, **facts}
         record["metric"] = self.fold.metric  # what the checkpoint was chosen by
-        record |= {part: result.record() for part, result in parts.items()}
-        record["all"] = scores(confusion)
-        record["per_class"] = per_class_accuracy(confusion, self.fold.table.classes)
-        if self.fold.uncovered:
-            covered = [c not in self.fold.uncovered for c in self.fold.table.classes]
-            record["covered"] = {"without": self.fold.uncovered, **scores(confusion * np.array(covered)[:, None])}
+        whole = self.fold.scores(confusion)
+        record |= {part: {**self.fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
+        record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
+        record |= {name: value for name, value in whole.items() if isinstance(value, dict)}
         if self.evaluate.truth is not None and self.method.mask == "learned" and name == "selected":
             rows = np.concatenate(list(self.fold.test.values()))
             for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
-                record[f"{mask}_mask"] = {"accuracy": self.evaluate(rows, mask=mask).record()["accuracy"]}
+                found = self.fold.scores(self.evaluate(rows, mask=mask).confusion)
+                record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
         return record | mask_record(parts)
 
 

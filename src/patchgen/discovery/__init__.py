@@ -1,0 +1,37 @@
+"""Discovery of categories in unlabelled images: how it is scored, how features are clustered, how many there are."""
+
+from patchgen.discovery.agreement import ari, ari_of_counts, nmi, nmi_of_counts
+from patchgen.discovery.assignment import (
+    ClusteringAccuracy,
+    Contingency,
+    accuracy_of_counts,
+    class_mean_accuracy,
+    class_mean_of_counts,
+    clustering_accuracy,
+    contingency,
+    match,
+    two_match_accuracy,
+    two_match_of_counts,
+)
+from patchgen.discovery.estimate import Estimate, estimate_num_classes
+from patchgen.discovery.kmeans import SemiSupervisedKMeans
+
+__all__ = [
+    "ClusteringAccuracy",
+    "Contingency",
+    "Estimate",
+    "SemiSupervisedKMeans",
+    "accuracy_of_counts",
+    "ari",
+    "ari_of_counts",
+    "class_mean_accuracy",
+    "class_mean_of_counts",
+    "clustering_accuracy",
+    "contingency",
+    "estimate_num_classes",
+    "match",
+    "nmi",
+    "nmi_of_counts",
+    "two_match_accuracy",
+    "two_match_of_counts",
+]

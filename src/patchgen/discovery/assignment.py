@@ -1,0 +1,175 @@
+"""Accuracy of discovered categories: clusters are matched to classes, then counted for all, known and unknown classes.
+
+    clustering_accuracy(y_true, y_pred, known_classes=range(70)).known     # the field's strict score, one joint match
+
+A cluster has no name of its own, so the score is taken under the one-to-one match of clusters to classes that makes
+most samples right (Hungarian algorithm). `clustering_accuracy` makes ONE match over all samples and reads known and
+unknown off it. Two other scores are found in the literature, and are not comparable with it: `class_mean_accuracy`
+(the same match, every class counts alike) and `two_match_accuracy` (older: known and unknown are matched apart, so a
+cluster may serve twice and the score is never lower).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from patchgen.discovery.ids import encode, plain
+
+
+class ClusteringAccuracy(NamedTuple):
+    """Fractions in [0, 1]; NaN where there is no such sample."""
+
+    all: float
+    known: float
+    unknown: float
+
+
+class Contingency(NamedTuple):
+    """Samples of class i in cluster j, `counts` (C, P), and the ids of its rows and columns."""
+
+    counts: np.ndarray
+    classes: list[Hashable]
+    clusters: list[Hashable]
+
+
+def clustering_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> ClusteringAccuracy:
+    """Accuracy under one Hungarian match over all samples jointly ("v2", the strict definition).
+
+    Where several matches are equally good for all samples, known and unknown are those of one of them.
+
+    Args:
+        y_true: class of each sample (N,); list, array or tensor of any hashable ids.
+        y_pred: cluster of each sample (N,); its ids need not be those of the classes.
+        known_classes: ids of the classes that had labels; they need not occur in ``y_true``.
+
+    Raises:
+        ValueError: no samples, another number of clusters than classes given, or a mask in place of class ids.
+
+    Example:
+        >>> clustering_accuracy(["cat", "cat", "dog", "eel"], [7, 7, 3, 3], known_classes=["cat"])
+        ClusteringAccuracy(all=0.75, known=1.0, unknown=0.5)
+    """
+    return accuracy_of_counts(*_counts_and_known(y_true, y_pred, known_classes))
+
+
+def class_mean_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> ClusteringAccuracy:
+    """As `clustering_accuracy`, the same match, but each class that occurs has the same weight ("v2b")."""
+    return class_mean_of_counts(*_counts_and_known(y_true, y_pred, known_classes))
+
+
+def two_match_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> ClusteringAccuracy:
+    """Known and unknown samples under a Hungarian match each, all = their mean by share ("v1", older, generous)."""
+    return two_match_of_counts(*_counts_and_known(y_true, y_pred, known_classes))
+
+
+def contingency(y_true: Any, y_pred: Any) -> Contingency:
+    """How many samples of each class lie in each cluster."""
+    true, classes = encode(y_true, "y_true")
+    pred, clusters = encode(y_pred, "y_pred")
+    if len(true) != len(pred):
+        raise ValueError(f"y_true and y_pred must be of one length, not {len(true)} and {len(pred)}")
+    if not len(true):
+        raise ValueError("y_true and y_pred are empty: there is nothing to score")
+    cells = np.bincount(true * len(clusters) + pred, minlength=len(classes) * len(clusters))
+    return Contingency(cells.reshape(len(classes), len(clusters)), classes, clusters)
+
+
+# The same from counts: rows are classes, columns clusters, any shape (C, P)
+
+
+def match(counts: Any) -> np.ndarray:
+    """The class (row) of each cluster (column) under the best one-to-one match, (P,).
+
+    -1 stands for a cluster that is left over, or whose class would share no sample with it.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    table = _checked(counts)
+    row, column = linear_sum_assignment(table, maximize=True)
+    found = np.full(table.shape[1], -1)
+    found[column] = np.where(table[row, column] > 0, row, -1)
+    return found
+
+
+def accuracy_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`clustering_accuracy` of ``counts`` (C, P), where ``known`` (C,) says which rows are known classes."""
+    table, known = _checked(counts, known)
+    hits, total = _hits(table), table.sum(1)
+    return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
+
+
+def class_mean_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`class_mean_accuracy` of ``counts`` (C, P); classes without samples do not count."""
+    table, known = _checked(counts, known)
+    hits, total = _hits(table), table.sum(1)
+    score = np.divide(hits, total, out=np.zeros(len(total)), where=total > 0)
+    return ClusteringAccuracy(*(_share(score[rows].sum(), (total[rows] > 0).sum()) for rows in _groups(known)))
+
+
+def two_match_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`two_match_accuracy` of ``counts`` (C, P)."""
+    table, known = _checked(counts, known)
+    hits = np.zeros(len(table))
+    hits[known], hits[~known] = _hits(table[known]), _hits(table[~known])
+    total = table.sum(1)
+    return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
+
+
+def _hits(table: np.ndarray) -> np.ndarray:
+    """Samples of each class that lie in the cluster matched to it, (C,)."""
+    found = match(table)
+    hits = np.zeros(len(table))
+    matched = np.flatnonzero(found >= 0)
+    hits[found[matched]] = table[found[matched], matched]
+    return hits
+
+
+def _groups(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return np.ones_like(known), known, ~known
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part / whole) if whole else float("nan")
+
+
+def _counts_and_known(y_true: Any, y_pred: Any, known_classes: Any) -> tuple[np.ndarray, np.ndarray]:
+    table = contingency(y_true, y_pred)
+    return table.counts, _known_rows(table.classes, known_classes)
+
+
+def _known_rows(classes: list[Hashable], known_classes: Any) -> np.ndarray:
+    if isinstance(known_classes, str) or not hasattr(known_classes, "__iter__"):
+        raise ValueError(f"known_classes lists the ids of the known classes, such as range(70), not {known_classes!r}")
+    given = plain(known_classes)
+    if any(isinstance(value, bool) for value in given) and not any(isinstance(name, bool) for name in classes):
+        raise ValueError("known_classes lists class ids; it was given True/False, which look like a mask of samples")
+    known = set(given)
+    if known and {isinstance(value, str) for value in known}.isdisjoint(isinstance(name, str) for name in classes):
+        raise ValueError(
+            f"known_classes and y_true must use the same ids, not {given[0]!r} beside {classes[0]!r}: "
+            "name the classes in both, or number them in both"
+        )
+    return np.array([name in known for name in classes], dtype=bool)
+
+
+def _checked(counts: Any, known: Any = None) -> Any:
+    """`counts` as an array, with the mask of its rows when one is given."""
+    table = np.asarray(counts)
+    if table.ndim != 2:
+        raise ValueError(f"counts must be a matrix, classes x clusters, not of shape {table.shape}")
+    if table.size and not (np.isfinite(table).all() and table.min() >= 0):
+        raise ValueError(f"counts must be finite and at least 0; the smallest is {table.min()}")
+    if known is None:
+        return table
+    mask = np.asarray(known)
+    if mask.dtype != bool or mask.shape != table.shape[:1]:
+        raise ValueError(
+            f"known must be a boolean for each of the {len(table)} rows of counts, not {mask.dtype} of shape "
+            f"{mask.shape}"
+        )
+    if not table.sum():
+        raise ValueError("counts are all 0: there is nothing to score")
+    return table, mask

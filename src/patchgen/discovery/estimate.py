@@ -1,0 +1,84 @@
+"""How many categories there are, when nobody says: the rule of Vaze et al. ("Generalized Category Discovery", 2022)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from patchgen.discovery.assignment import contingency, match
+from patchgen.discovery.kmeans import SemiSupervisedKMeans, check_features
+
+STEPS = 8  # parts into which the search divides a range; halving it would be misled by the noise of k-means
+
+
+class Estimate(NamedTuple):
+    """The number of classes, and the score of every number that was looked at, in rising order."""
+
+    num_classes: int
+    curve: dict[int, float]
+
+
+def estimate_num_classes(
+    unlabelled: Any, labelled: Any, labels: Any, at_most: int, seed: int = 1, inits: int = 10
+) -> Estimate:
+    """The K whose plain k-means on ALL points agrees best with the labels of the labelled ones.
+
+    No point is pinned: the labels only score (Hungarian accuracy of the labelled points), so all of them are held out.
+    What to know before relying on it:
+
+    - Too small a K costs accuracy only where two LABELLED classes merge, too large a K only where a LABELLED class is
+      split; merged or split unlabelled classes are free. So it is a guess that is off by a few even on separated
+      data, and better the more classes have labels. Perfect scores are taken to be too small a K, so that the largest
+      of them wins; of other equal scores the smallest does.
+    - It assumes that unlabelled classes are as wide and as large as the labelled ones.
+    - The search goes from coarse to fine (some 35 k-means for a range of 1,000). K-means is noisy and the search does
+      not look everywhere, so it can end beside the best K: look at the curve.
+
+    Args:
+        unlabelled: (N, D); the classes in it may be known or new.
+        labelled: (M, D) with ``labels`` (M,).
+        at_most: largest K; the smallest is the number of labelled classes.
+        inits: runs of each k-means.
+    """
+    known, new = check_features(labelled, "labelled"), check_features(unlabelled, "unlabelled")
+    if known.shape[1] != new.shape[1]:
+        raise ValueError(f"labelled has {known.shape[1]} features a point, unlabelled {new.shape[1]}: use one backbone")
+    points = torch.cat((known.to(new), new))
+    # the labels against themselves: a wrong length is found before the first k-means
+    at_least = len(contingency(labels, range(len(known))).classes)
+    if not at_least <= at_most <= len(points):
+        raise ValueError(
+            f"at_most must lie between the number of labelled classes and the number of points, {at_least} to "
+            f"{len(points)}, not {at_most}"
+        )
+
+    def score(num_classes: int) -> float:
+        clusters = SemiSupervisedKMeans(num_classes, inits=inits, seed=seed).fit(points).assignment[: len(known)]
+        counts = contingency(labels, clusters).counts
+        found = match(counts)
+        return float(sum(counts[row, column] for column, row in enumerate(found) if row >= 0) / len(known))
+
+    return search(score, at_least, at_most)
+
+
+def search(score: Callable[[int], float], low: int, high: int) -> Estimate:
+    """The whole number in [low, high] with the highest score, from coarse to fine: exact if the scores have one top.
+
+    Of perfect scores (1) the largest number wins, of other equal ones the smallest: see `estimate_num_classes`.
+    """
+    curve: dict[int, float] = {}
+    first, last = low, high
+    while True:
+        step = math.ceil((last - first) / STEPS) or 1
+        for k in (*range(first, last, step), last):
+            if k not in curve:
+                curve[k] = score(k)
+        top = max(curve.values())
+        ties = [k for k, value in curve.items() if value == top]
+        best = max(ties) if top == 1 else min(ties)
+        if step == 1:
+            return Estimate(best, dict(sorted(curve.items())))
+        first, last = max(low, best - step + 1), min(high, best + step - 1)

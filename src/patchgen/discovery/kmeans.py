@@ -1,0 +1,295 @@
+"""Semi-supervised k-means (Vaze et al., "Generalized Category Discovery", CVPR 2022).
+
+    kmeans = SemiSupervisedKMeans(num_clusters=100).fit(unlabelled, labelled, labels)
+    kmeans.assignment                # (N,) cluster of each unlabelled point; j < K_l is kmeans.labelled_classes[j]
+
+Labelled points are pinned to the cluster of their class, so all they ever add is a count, a sum and a scatter a class:
+these are computed once. Distances are matrix products, |x|^2 - 2xc + |c|^2, on points moved to the origin (the products
+would cancel digits far from it); rows are taken in blocks, so that the memory for distances has a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.discovery.ids import encode
+
+BLOCK = 1 << 20  # distances held at once
+
+
+class SemiSupervisedKMeans:
+    """K-means in which labelled points keep their class's cluster.
+
+    The same seed gives the same clusters. A cluster that loses all members restarts at the farthest unlabelled point.
+
+    Args:
+        num_clusters: K, at least the number of labelled classes.
+        inits: runs with newly drawn centres; the one with the lowest inertia is kept.
+        iterations: most steps of a run.
+        tolerance: a run ends when (sum over k of |change of centre k|)^2 is at most this.
+        seed: of the draws; run i of a seed is the same whatever `inits`.
+
+    Attributes:
+        centres: (K, D). The first K_l belong to the labelled classes, in sorted order.
+        assignment: (N,) nearest centre of each unlabelled point.
+        inertia: sum of squared distances, unlabelled to the nearest and labelled to their own centre.
+        labelled_classes: the K_l ids of the first clusters.
+    """
+
+    centres: Tensor
+    assignment: Tensor
+    inertia: float
+    labelled_classes: list[Hashable]
+
+    def __init__(
+        self, num_clusters: int, inits: int = 10, iterations: int = 200, tolerance: float = 1e-4, seed: int = 1
+    ) -> None:
+        for name, value in {"num_clusters": num_clusters, "inits": inits, "iterations": iterations}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        for name, number in {"tolerance": tolerance, "seed": seed}.items():
+            if not number >= 0:
+                raise ValueError(f"{name} must be at least 0, not {number}")
+        self.num_clusters, self.inits, self.iterations = num_clusters, inits, iterations
+        self.tolerance, self.seed = tolerance, seed
+
+    def fit(self, unlabelled: Any, labelled: Any = None, labels: Any = None, *, start: Any = None) -> Self:
+        """Cluster the unlabelled points.
+
+        Args:
+            unlabelled: (N, D) tensor or array; float64 is computed in float64, all else in float32.
+            labelled: (M, D), or None for plain k-means.
+            labels: (M,) class ids of the labelled points, numbers or names.
+            start: (K - K_l, D) first centres of the other clusters: one run from these, nothing is drawn.
+        """
+        x = check_features(unlabelled, "unlabelled")
+        classes, raw = _pin(labelled, labels, x)
+        missing = self._count_missing(len(classes), len(x))
+        shift = x.mean(0, dtype=torch.float64).to(x.dtype)
+        moved, origin = x - shift, shift.double()
+        points = _Points(moved, moved.square().sum(1))
+        pinned = raw._replace(means=raw.means - origin)
+        if start is not None:
+            drawn = [_check_start(start, missing, x) - origin]
+        else:
+            drawn = [self._draw(points, pinned, missing, run) for run in range(self.inits if missing else 1)]
+        runs = [self._descend(points, pinned, torch.cat((pinned.means, others))) for others in drawn]
+        best = min(runs, key=lambda run: run.inertia)  # the first of equals
+        self.centres, self.inertia = (best.centres + origin).to(x.dtype), best.inertia
+        self.labelled_classes = classes
+        self.assignment = self.predict(x)
+        return self
+
+    def predict(self, x: Any) -> Tensor:
+        """Nearest cluster (N,) of points (N, D)."""
+        return torch.cat([nearest(block, centres)[1] for block, centres in self._blocks(x)])
+
+    def distances(self, x: Any) -> Tensor:
+        """Euclidean distances (N, K) of points (N, D) to the centres."""
+        return torch.cat(
+            [
+                (block.square().sum(1, keepdim=True) + _less_square(block, centres)).clamp_(min=0).sqrt_()
+                for block, centres in self._blocks(x)
+            ]
+        )
+
+    def _blocks(self, x: Any) -> list[tuple[Tensor, Tensor]]:
+        """Rows of x with the centres, both moved to where the centres lie around 0."""
+        if not hasattr(self, "centres"):
+            raise ValueError("there are no clusters yet: call fit(...) first")
+        points = check_features(x, "x").to(self.centres)
+        _check_width(points, self.centres.shape[1], "x")
+        origin = self.centres.mean(0)
+        centres = self.centres - origin
+        return [(block - origin, centres) for block in points.split(max(1, BLOCK // len(centres)))]
+
+    def _count_missing(self, num_labelled: int, num_points: int) -> int:
+        """Clusters that no labelled class has."""
+        missing = self.num_clusters - num_labelled
+        if missing < 0:
+            raise ValueError(
+                f"num_clusters must be at least the number of labelled classes: {self.num_clusters} < {num_labelled}; "
+                f"ask for {num_labelled} or more"
+            )
+        if num_points < missing:
+            raise ValueError(
+                f"{missing} clusters without a labelled class need as many unlabelled points, but there are "
+                f"{num_points}; ask for at most {num_labelled + num_points} clusters"
+            )
+        return missing
+
+    def _draw(self, points: _Points, pinned: _Pinned, missing: int, run: int) -> Tensor:
+        """k-means++ for the missing centres (missing, D), with the running minimum of the distance to all centres."""
+        rng = np.random.default_rng([self.seed, run])
+        free = torch.ones(len(points.x), dtype=torch.float64, device=points.x.device)
+        weight = nearest(points.x, pinned.means.to(points.x), points.squares)[0] if len(pinned.means) else free
+        rows: list[int] = []
+        for _ in range(missing):
+            row = _draw_row(weight if weight.sum() > 0 else free, rng)
+            rows.append(row)
+            distance = nearest(points.x, points.x[row : row + 1], points.squares)[0]
+            weight = distance if weight is free else torch.minimum(weight, distance)
+            free[row] = 0
+            weight = weight * (free > 0)  # rounding must not draw a point twice
+        return points.x[rows].double()
+
+    def _descend(self, points: _Points, pinned: _Pinned, centres: Tensor) -> _Run:
+        """Lloyd's steps from centres (K, D), which stay float64."""
+        for _ in range(self.iterations):
+            distance, member = nearest(points.x, centres.to(points.x), points.squares)
+            member = _fill_empty(member, distance, pinned, len(centres))
+            before, centres = centres, _means(points.x, member, pinned, len(centres))
+            if (centres - before).norm(dim=1).sum() ** 2 <= self.tolerance:
+                break
+        distance = nearest(points.x, centres.to(points.x), points.squares)[0]
+        return _Run(centres, float(distance.sum(dtype=torch.float64)) + pinned.inertia(centres))
+
+
+def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Squared distance (N,) to the nearest of the centres (K, D), and which one it is (N,); ties go to the first.
+
+    Args:
+        points: (N, D), near the origin: the products lose as many digits as |x|^2 is larger than the distances.
+        squares: |x|^2 (N,), where they are known already.
+    """
+    distance = points.new_empty(len(points))
+    member = torch.empty(len(points), dtype=torch.int64, device=points.device)
+    rows = max(1, BLOCK // len(centres))
+    for first in range(0, len(points), rows):
+        part = slice(first, first + rows)
+        torch.min(_less_square(points[part], centres), dim=1, out=(distance[part], member[part]))
+    distance += points.square().sum(1) if squares is None else squares
+    return distance.clamp_(min=0), member
+
+
+def check_features(x: Any, name: str) -> Tensor:
+    """Points (N, D) in float32 or float64, without gradient; anything else is an error that names them."""
+    points = torch.as_tensor(x).detach()
+    if points.ndim != 2 or not points.numel():
+        raise ValueError(f"{name} must be points of shape (N, D) with N and D at least 1, not {tuple(points.shape)}")
+    points = points if points.dtype == torch.float64 else points.float()
+    wrong = (~points.isfinite().all(1)).nonzero().flatten()
+    if len(wrong):
+        raise ValueError(
+            f"{name} must be finite, but {len(wrong)} of {len(points)} rows hold NaN or infinity, the first is row "
+            f"{int(wrong[0])}; look at the features, or leave these rows out"
+        )
+    return points
+
+
+class _Points(NamedTuple):
+    """Unlabelled points (N, D) around the origin, and their squared norms (N,)."""
+
+    x: Tensor
+    squares: Tensor
+
+
+class _Pinned(NamedTuple):
+    """All that labelled points contribute: members (K_l,) and means (K_l, D) of the classes, scatter around these."""
+
+    counts: Tensor
+    means: Tensor
+    scatter: float
+
+    def inertia(self, centres: Tensor) -> float:
+        """sum |x - c|^2 = scatter + sum_j n_j |mean_j - c_j|^2."""
+        gap = (centres[: len(self.counts)] - self.means).square().sum(1)
+        return self.scatter + float((self.counts * gap).sum())
+
+
+class _Run(NamedTuple):
+    centres: Tensor
+    inertia: float
+
+
+def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable], _Pinned]:
+    """The sorted classes and what their points contribute; empty without labelled points."""
+    if (labelled is None) != (labels is None):
+        raise ValueError("labelled points and their labels go together: give both or neither")
+    if labelled is None or not len(labelled):
+        empty = torch.zeros(0, unlabelled.shape[1], dtype=torch.float64, device=unlabelled.device)
+        return [], _Pinned(empty[:, 0], empty, 0.0)
+    x = check_features(labelled, "labelled").to(unlabelled)
+    _check_width(x, unlabelled.shape[1], "labelled")
+    codes, classes = encode(labels, "labels")
+    if len(codes) != len(x):
+        raise ValueError(f"labels must have one id a labelled point, {len(x)}, not {len(codes)}")
+    if -1 in classes:
+        raise ValueError("labels hold -1, which means 'no label': pass these points as unlabelled")
+    member = torch.from_numpy(codes).to(x.device)
+    sums, counts = _sums(x, member, len(classes))
+    means = sums / counts.unsqueeze(1)
+    blocks = zip(x.split(_rows(x)), member.split(_rows(x)), strict=True)
+    scatter = sum(float((part.double() - means[of]).square().sum()) for part, of in blocks)
+    return classes, _Pinned(counts, means, scatter)
+
+
+def _less_square(points: Tensor, centres: Tensor) -> Tensor:
+    """|x - c|^2 - |x|^2, (N, K)."""
+    return torch.addmm(centres.square().sum(1), points, centres.T, alpha=-2)
+
+
+def _means(x: Tensor, member: Tensor, pinned: _Pinned, num_clusters: int) -> Tensor:
+    """Centres (K, D) as means of labelled and unlabelled members, float64; no cluster is empty here."""
+    sums, counts = _sums(x, member, num_clusters)
+    known = len(pinned.counts)
+    sums[:known] += pinned.counts.unsqueeze(1) * pinned.means
+    counts[:known] += pinned.counts
+    return sums / counts.unsqueeze(1)
+
+
+def _sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
+    """Sum (K, D) and number (K,) of each cluster's points, float64."""
+    sums = torch.zeros(num_clusters, x.shape[1], dtype=torch.float64, device=x.device)
+    for part, of in zip(x.split(_rows(x)), member.split(_rows(x)), strict=True):
+        sums.index_add_(0, of, part.double())
+    return sums, member.bincount(minlength=num_clusters).double()
+
+
+def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters: int) -> Tensor:
+    """Give each empty cluster the farthest unlabelled point whose own cluster keeps a member."""
+    sizes = member.bincount(minlength=num_clusters)
+    sizes[: len(pinned.counts)] += pinned.counts.long()
+    empty = (sizes == 0).nonzero().flatten().tolist()
+    if not empty:
+        return member
+    member = member.clone()
+    farthest_first = distance.argsort(descending=True, stable=True)
+    for cluster in empty:  # there is such a point as long as N >= K - K_l
+        row = farthest_first[(sizes[member[farthest_first]] > 1).nonzero()[0, 0]]
+        sizes[member[row]] -= 1
+        sizes[cluster] += 1
+        member[row] = cluster
+    return member
+
+
+def _draw_row(weight: Tensor, rng: np.random.Generator) -> int:
+    """A row with probability proportional to its weight."""
+    up_to = weight.cumsum(0, dtype=torch.float64)
+    row = torch.searchsorted(up_to, up_to[-1] * rng.random(), right=True)  # right: never a row of weight 0
+    return min(int(row), len(weight) - 1)
+
+
+def _check_start(start: Any, missing: int, x: Tensor) -> Tensor:
+    centres = check_features(start, "start").to(x.device, torch.float64)
+    if centres.shape != (missing, x.shape[1]):
+        raise ValueError(
+            f"start must hold the {missing} centres without a labelled class, shape ({missing}, {x.shape[1]}), not "
+            f"{tuple(centres.shape)}"
+        )
+    return centres
+
+
+def _check_width(x: Tensor, width: int, name: str) -> None:
+    if x.shape[1] != width:
+        raise ValueError(f"{name} has {x.shape[1]} features a point, the others {width}: use the same backbone for all")
+
+
+def _rows(x: Tensor) -> int:
+    """Rows of a float64 copy that is as large as a block of distances."""
+    return max(1, BLOCK // x.shape[1])

@@ -1,0 +1,76 @@
+"""GESTUR: a slow average of the weights shows the way out of the source domains, and predicts.
+
+For the tensors of the backbone that learn, with g_in the gradient of the losses and theta_g the average:
+
+    g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
+    gradient = (g_in + g_out) / 2
+    theta_g  <- decay * theta_g + (1 - decay) * theta      after every step, for all that is trained
+
+Lengths are over all tensors together. The head, and PatchGen's module, keep their gradients. Validation, SWAD and the
+checkpoints use theta_g.
+
+What differs from the released code: the average is kept of trained tensors only. It begins with the weights that the
+first step starts from, which under PatchGen are those after the mask's calibration. The published command line sets
+`--ld`, which the released code does not read; `gestur` is its `lda`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.methods.kept import Kept
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, trained_tensors
+
+
+class Gestur(Method):
+    summary = "GESTUR: gradients held near a moving average of the weights, which predicts"
+    reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
+    addable = True
+    defaults = {"gestur": 0.01, "decay": 0.999}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if not self.hparams["decay"] < 1:
+            raise ValueError(f"decay is a share from 0 to below 1, not {self.hparams['decay']}; the usual one is 0.999")
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.average = Kept(trained_tensors(model), saved=True)
+        self._begun = False
+        self.register_load_state_dict_post_hook(lambda *_: setattr(self, "_begun", True))
+
+    @torch.no_grad()
+    def adjust_gradients(self, model: Classifier) -> None:
+        super().adjust_gradients(model)
+        trained, average = trained_tensors(model), self.average.named()
+        if not self._begun:
+            for name, tensor in average.items():
+                tensor.copy_(trained[name])
+            self._begun = True
+        inner = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+        away = {name: trained[name] - average[name] for name in inner if name.startswith("backbone.")}
+        if not away:
+            return
+        scale = self.hparams["gestur"] * length(inner.values()) / length(away.values()).clamp(min=1e-12)
+        for name, outer in away.items():
+            inner[name].add_(outer * scale).div_(2)
+
+    @torch.no_grad()
+    def after_step(self, model: Classifier) -> None:
+        super().after_step(model)
+        average = self.average.named()
+        for name, tensor in trained_tensors(model).items():
+            average[name].lerp_(tensor, 1 - self.hparams["decay"])
+
+    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
+        return self.average.named()
+
+
+def length(tensors: Iterable[Tensor]) -> Tensor:
+    """Euclidean length of all tensors as one vector."""
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()

@@ -1,0 +1,140 @@
+"""GMDG: MIRO, a penalty on what labels explain of the features' covariance, and one Gaussian for all domains.
+
+    L_shift  = shift * s * mean square of C_xy C_yy^+ C_yx,   s = max |dCE/dx| / max |dpenalty/dx|   (detached)
+    L_domain = domain * 1/2 mean[ (c - m)^2 / v + log v ],    c = [x, y] without gradient
+    L_label  = cross-entropy of the head (detached) on y
+
+x are the features, y embeds the label (a three-layer network fed with the class id in every input, dropout 0.2 always
+on), m is the mean of the domains' means of [x, y], v a learned variance. Features and embedding are divided by their
+Frobenius norms and centred before the covariances. Samples without a label take their arg-max.
+
+What differs from the released code:
+
+- C_xy C_yy^+ C_yx = Xt P X / B with P the projection on the span of Y, so a thin singular value decomposition replaces
+  the pseudo-inverse of a D x D matrix; the same small directions are cut off.
+- The maxima in s are of absolute values, and dCE/dx is written out instead of differentiated.
+- The embedding learns in the common optimiser, with the features of the same step, not before them.
+- m averages the domains' means, so domains may have different numbers of samples; the release averages the i-th samples
+  of all domains. One variance stands for the release's one per domain: they start equal, get equal gradients, and only
+  their average is used.
+- As in the release, c carries no gradient and m is an average of the same c: with equally many samples per domain the
+  gradient of L_domain in the features is exactly zero. The term trains v and nothing else.
+- Terms with weight 0 are not computed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.miro import ChannelVariance, Miro, gaussian_nll
+from patchgen.methods.ranks import gather_over_ranks
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import cross_entropy, pseudo_labels
+
+
+class Gmdg(Miro):
+    summary = "GMDG: MIRO with label-conditional covariance and domain-invariance terms"
+    reference = "Tan et al., Rethinking Multi-domain Generalization with A General Learning Objective, CVPR 2024"
+    defaults = {"shift": 0.1, "domain": 0.1}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self._head = (model.head,)
+        if self._needs_labels:
+            self.embedding = LabelEmbedding(model.backbone.dim)
+            self.variance = ChannelVariance(2 * model.backbone.dim)
+
+    @property
+    def _needs_labels(self) -> bool:
+        return bool(self.hparams["shift"] or self.hparams["domain"])
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        rate = self.config.lr * self.hparams["lr_mult"]
+        own = [(self.embedding, rate), (self.variance, rate)] if self._needs_labels else []
+        return [*super().rates(), *own]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        found = super().losses(out, batch)
+        if not self._needs_labels:
+            return found
+        head, target = self._head[0], pseudo_labels(out.logits, batch.label)
+        embedded = self.embedding(target)  # (B, D)
+        seen = F.linear(embedded, head.weight.detach(), head.bias.detach())
+        found["L_label"] = cross_entropy(seen, batch.label)
+        features, labels = gather_over_ranks(out.features.float()), gather_over_ranks(embedded.detach())
+        if self.hparams["shift"]:
+            steepest = cross_entropy_slope(out.logits, batch.label, head.weight).abs().max()
+            found["L_shift"] = self.hparams["shift"] * scaled_penalty(features, labels, steepest)
+        if self.hparams["domain"]:
+            pair = torch.cat([features, labels], 1)  # (B, 2 D)
+            mean = mean_of_domains(pair, gather_over_ranks(batch.domain))
+            found["L_domain"] = self.hparams["domain"] * gaussian_nll(pair.detach(), mean, self.variance())
+        return found
+
+
+class LabelEmbedding(nn.Module):
+    """Class ids (B,) -> (B, D), through D copies of the number."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.layers = nn.Sequential(
+            nn.Linear(dim, dim // 2), nn.Dropout(0.2), nn.ReLU(),
+            nn.Linear(dim // 2, dim), nn.Dropout(0.2), nn.ReLU(),
+            nn.Linear(dim, dim), nn.Dropout(0.2),
+        )  # fmt: skip
+
+    def forward(self, target: Tensor) -> Tensor:
+        embedded: Tensor = self.layers(target.float().unsqueeze(1).expand(-1, self.dim))
+        return embedded
+
+
+def explained_covariance(features: Tensor, labels: Tensor) -> Tensor:
+    """Mean square of C_xy C_yy^+ C_yx, the covariance of the features that the labels explain linearly.
+
+    With X, Y (B, D) normed and centred the matrix is (1/B) Xt P X, P = U Ut the projection on the columns of Y, and its
+    Frobenius norm is that of the small matrix (Ut X)(Ut X)t / B.
+    """
+    x, y = (centred(matrix) for matrix in (features, labels))
+    u, size, _ = torch.linalg.svd(y, full_matrices=False)  # (B, r), (r,)
+    # torch.linalg.pinv's own rule for the D x D covariance, whose eigenvalues are the squares
+    kept = size.square() > y.shape[1] * torch.finfo(y.dtype).eps * size.max().square()
+    inside = (u * kept).T @ x  # (r, D)
+    return (inside @ inside.T / len(x)).square().sum() / x.shape[1] ** 2
+
+
+def centred(matrix: Tensor) -> Tensor:
+    """Divided by its Frobenius norm, then without the mean of its rows."""
+    normed = matrix / (matrix.norm() + 1e-12)
+    return normed - normed.mean(0)
+
+
+def scaled_penalty(features: Tensor, labels: Tensor, steepest: Tensor) -> Tensor:
+    """The penalty, scaled so that its largest slope in a feature is ``steepest``."""
+    leaf = features.detach().requires_grad_()
+    penalty = explained_covariance(leaf, labels)
+    (slope,) = torch.autograd.grad(penalty, leaf)
+    scale = steepest / slope.abs().max().clamp(min=torch.finfo(slope.dtype).tiny)
+    # the slope is known already: the linear term hands it on, and the penalty is differentiated once instead of twice
+    return scale * (penalty.detach() + (slope * (features - features.detach())).sum())
+
+
+@torch.no_grad()
+def cross_entropy_slope(logits: Tensor, label: Tensor, weight: Tensor) -> Tensor:
+    """dCE/dx (B, D) of the global batch, for the x that a linear head with this weight (C, D) reads."""
+    logits, label = gather_over_ranks(logits.float()), gather_over_ranks(label)
+    labelled = (label >= 0).float()
+    wrong = logits.softmax(1) - F.one_hot(label.clamp(min=0), logits.shape[1])  # (B, C)
+    return wrong * (labelled / labelled.sum().clamp(min=1)).unsqueeze(1) @ weight.float()
+
+
+def mean_of_domains(values: Tensor, domain: Tensor) -> Tensor:
+    """The average of the domains' means: (B, N) values, (B,) domains -> (N,).
+
+    A sample of a domain with n of the B samples counts 1 / (n K), K being the number of domains.
+    """
+    share = 1 / (domain.unsqueeze(1) == domain).sum(1).to(values.dtype)  # (B,) adds up to K
+    return (share / share.sum()) @ values

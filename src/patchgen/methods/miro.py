@@ -1,0 +1,173 @@
+"""MIRO: features at several depths stay near those of the pretrained backbone, each channel with its own tolerance.
+
+    L_miro = miro * sum_l 1/2 mean[ (z_l - z0_l)^2 / v_l + log v_l ]
+
+z_l is what tap l says while training, z0_l what it says with the pretrained weights, and v_l a learned variance per
+channel, 0.1 at the start. Taps: the stem (the patch convolution of a ViT) and four evenly spaced blocks.
+
+What differs from the released code: the pretrained network is no second copy. The tensors that learn are kept as they
+were, and the same backbone runs once more with them. A tap that no trained tensor stands in front of (the stem, under
+LayerNorm tuning) cannot drift and is left out: its term would be a constant for the model. With `miro` 0 nothing of
+this is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import softplus
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.kept import Kept
+from patchgen.methods.method import Method
+from patchgen.model.backbone import Backbone
+from patchgen.model.classifier import Classifier, Output
+
+LEAST_VARIANCE = 1e-5
+FIRST_VARIANCE = 0.1
+NUM_BLOCKS = 4
+
+
+class Miro(Method):
+    summary = "MIRO: intermediate features stay near the pretrained ones"
+    reference = "Cha et al., Domain Generalization by Mutual-Information Regularization with Pre-trained Models, 2022"
+    addable = True
+    defaults = {"miro": 0.1, "lr_mult": 10.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.hparams["miro"] and self.chosen_tune == "head":
+            raise ValueError(
+                f"{config.method!r} keeps the backbone near its pretrained state, but with tune 'head' none of it "
+                "can drift; choose --tune layernorm, last_block or full, or switch it off with --hparams miro 0"
+            )
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self._backbone = (model.backbone,)  # in a tuple, so that the model is no part of its method
+        self.variances = nn.ModuleList()
+        if not self.hparams["miro"]:
+            return
+        learned = {name: tensor for name, tensor in model.backbone.named_parameters() if tensor.requires_grad}
+        self.pretrained = Kept(learned, saved=False)  # a resumed run finds them in the backbone
+        side = model.backbone.patch_size
+        found = drifting_taps(model.backbone, (model.grid[0] * side, model.grid[1] * side))
+        self._taps = Taps([module for module, _ in found])
+        self.variances.extend(ChannelVariance(channels) for _, channels in found)
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.variances, self.config.lr * self.hparams["lr_mult"])]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        found = super().losses(out, batch)
+        if self.hparams["miro"]:
+            found["L_miro"] = self.hparams["miro"] * self._drift(batch.image)
+        return found
+
+    def _drift(self, images: Tensor) -> Tensor:
+        now = self._taps.take()
+        then = self._taps.reference(self._backbone[0], self.pretrained.named(), images)
+        terms = [gaussian_nll(z, z0, variance()) for z, z0, variance in zip(now, then, self.variances, strict=True)]
+        return torch.stack(terms).sum()
+
+
+class ChannelVariance(nn.Module):
+    """One learned variance a channel, shared by all samples and positions."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        start = math.log(math.expm1(FIRST_VARIANCE - LEAST_VARIANCE))  # softplus of it is the first variance
+        self.bias = nn.Parameter(torch.full((channels,), start))
+
+    def forward(self) -> Tensor:
+        """(channels,)"""
+        return softplus(self.bias) + LEAST_VARIANCE
+
+
+def gaussian_nll(z: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """1/2 mean[(z - mean)^2 / v + log v] over all elements.
+
+    Args:
+        z: (B, T, D) tokens, (B, D) vectors, or (B, D, h, w) maps.
+        mean: Of the same shape, or one that broadcasts to it.
+        variance: (D,).
+    """
+    of_channel = variance.view(-1, 1, 1) if z.ndim == 4 else variance
+    return ((z.float() - mean.float()).square() / of_channel).mean() / 2 + variance.log().mean() / 2
+
+
+# Taps
+
+
+def tap_modules(backbone: Backbone) -> list[nn.Module]:
+    """The stem, and the last block of each quarter; fewer where there are fewer blocks."""
+    blocks = backbone.model.get_submodule(backbone.family.blocks)
+    if backbone.family.convolutional:
+        stem = backbone.model.get_submodule("embedder")
+    else:
+        stem = next(module for module in backbone.modules() if isinstance(module, nn.Conv2d))
+    last = sorted({quarter * len(blocks) // NUM_BLOCKS - 1 for quarter in range(1, NUM_BLOCKS + 1)})
+    return [stem, *(blocks[i] for i in last if i >= 0)]
+
+
+def drifting_taps(backbone: Backbone, image_size: tuple[int, int]) -> list[tuple[nn.Module, int]]:
+    """The taps that something trained stands in front of, with their channels: one black image tells both."""
+    modules = tap_modules(backbone)
+    taps = Taps(modules)
+    device = next(backbone.parameters()).device
+    with torch.enable_grad():
+        backbone(torch.zeros(1, 3, *image_size, device=device))
+    taps.remove()
+    seen = zip(modules, taps.take(), strict=True)
+    return [(module, z.shape[1] if z.ndim == 4 else z.shape[-1]) for module, z in seen if z.requires_grad]
+
+
+class Taps:
+    """Reads what modules say: in training passes (those with gradients), and in a reference pass when asked.
+
+    Evaluation passes have no gradients and leave nothing behind.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._seen: dict[int, Tensor] = {}
+        self._compared: dict[int, Tensor] | None = None  # a reference pass is under way
+        self._half: torch.dtype | None = None  # number format of the training pass, where it is not its weights' own
+        self._handles = [module.register_forward_hook(self._hook(i)) for i, module in enumerate(modules)]
+
+    def _hook(self, i: int) -> Callable[[nn.Module, Any, Tensor], None]:
+        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if self._compared is not None:
+                self._compared[i] = output
+            elif torch.is_grad_enabled():
+                self._seen[i] = output
+                kind = output.device.type
+                self._half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+        return note
+
+    def take(self) -> list[Tensor]:
+        """Outputs of the last training pass, handed over once so that its graph can be freed."""
+        seen, self._seen = self._seen, {}
+        return [seen[i] for i in range(len(self._handles))]
+
+    @torch.no_grad()
+    def reference(self, backbone: Backbone, weights: dict[str, Tensor], images: Tensor) -> list[Tensor]:
+        """Outputs for the same images with other weights, in the number format of the training pass."""
+        self._compared = {}
+        try:
+            with torch.autocast(images.device.type, self._half) if self._half else nullcontext():
+                functional_call(backbone, weights, images)
+            return [self._compared[i] for i in range(len(self._handles))]
+        finally:
+            self._compared = None
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,126 @@
+"""Published hyper-parameters of the host methods, by benchmark and backbone; what no release states is absent.
+
+    host_settings("miro", "pacs", "resnet50")      # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": ...}
+
+Sources: the tables and commands in the README files of MIRO, GMDG, GESTUR and L-Reg. Where a command leaves out the
+learning rate, weight decay or dropout, the values are the lineage's defaults (5e-5, 0, 0); where a release states a
+weight alone, so does the entry here. `regnety-16gf` means the SWAG weights, which our backbone of that name has not.
+They belong to full fine-tuning of those backbones: nothing is published for LayerNorm tuning or for DINOv2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+Settings = dict[str, Any]  # fields of Config
+
+ORDER = ("pacs", "vlcs", "officehome", "terraincognita", "domainnet")  # of every row below
+DEFAULT = {"lr": 5e-5, "weight_decay": 0.0, "dropout": 0.0}
+
+
+def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) -> dict[str, Settings]:
+    """One row a field, one column a benchmark; names that are no fields of Config are hyper-parameters."""
+    entries: dict[str, Settings] = {}
+    for i, benchmark in enumerate(ORDER):
+        values = {name: row[i] for name, row in columns.items()}
+        fields = {name: values.pop(name) for name in (*DEFAULT, "batch_per_domain") if name in values}
+        entries[benchmark] = {**(common or {}), **fields, "hparams": values}
+    return entries
+
+
+_REGNET_BATCH = (16, 16, 16, 16, 14)
+_GCD_BATCH = (22, 22, 22, 22, 14)
+_GCD_MULT = (0.5, 2.0, 1.0, 10.0, 1.0)
+
+# method -> variant -> benchmark -> settings; a variant is a backbone, and "swad" or the task where they matter
+_RELEASED: dict[str, dict[str, dict[str, Settings]]] = {
+    "miro": {
+        "resnet50": _by_benchmark(
+            lr=(3e-5, 1e-5, 3e-5, 3e-5, 3e-5),
+            weight_decay=(0.0, 1e-6, 1e-6, 1e-4, 0.0),
+            dropout=(0.0, 0.5, 0.1, 0.0, 0.1),
+            miro=(0.01, 0.01, 0.1, 0.1, 0.1),
+        ),
+        "clip-b16": _by_benchmark(batch_per_domain=(32, 32, 32, 32, 24), miro=(1.0,) * 5),
+        "regnety-16gf": _by_benchmark(batch_per_domain=_REGNET_BATCH, miro=(0.1, 0.01, 0.1, 0.01, 0.1)),
+        "regnety-16gf mdg_gcd": _by_benchmark(
+            DEFAULT, batch_per_domain=_GCD_BATCH, miro=(0.01, 0.01, 0.01, 0.01, 0.1), lr_mult=_GCD_MULT
+        ),
+    },
+    "gmdg": {
+        "resnet50": _by_benchmark(
+            lr=(5e-5, 1e-5, 3e-5, 5e-5, 5e-5),
+            weight_decay=(0.0, 1e-6, 1e-6, 0.0, 0.0),
+            dropout=(0.0, 0.5, 0.1, 0.0, 0.0),
+            miro=(0.01, 0.01, 0.1, 0.1, 0.1),
+            shift=(0.01, 0.001, 0.001, 0.1, 0.1),
+            domain=(0.01, 0.1, 0.1, 0.2, 0.1),
+            lr_mult=(25.0, 10.0, 20.0, 12.5, 7.5),
+        ),
+        "resnet50 swad": _by_benchmark(
+            DEFAULT,
+            miro=(0.01, 0.01, 0.1, 0.1, 0.1),
+            shift=(0.001, 0.001, 0.1, 0.001, 0.1),
+            domain=(0.1, 0.1, 0.3, 0.01, 0.1),
+            lr_mult=(20.0, 10.0, 10.0, 10.0, 7.5),
+        ),
+        "regnety-16gf": _by_benchmark(
+            DEFAULT,
+            batch_per_domain=_REGNET_BATCH,
+            miro=(0.01, 0.01, 0.01, 0.01, 0.1),
+            shift=(0.1, 0.01, 0.1, 0.01, 0.1),
+            domain=(0.1, 0.1, 0.1, 0.01, 0.1),
+            lr_mult=(0.1, 2.0, 0.1, 2.5, 10.0),
+        ),
+        "regnety-16gf mdg_gcd": _by_benchmark(
+            DEFAULT,
+            batch_per_domain=_GCD_BATCH,
+            miro=(0.01, 0.01, 0.01, 0.01, 0.1),
+            shift=(0.1, 0.01, 0.1, 0.01, 0.1),
+            domain=(0.1, 0.1, 0.1, 0.01, 0.1),
+            lr_mult=(0.5, 2.0, 1.0, 5.0, 1.0),
+        ),
+    },
+    "gestur": {
+        "resnet50": _by_benchmark(
+            lr=(5e-5,) * 5,
+            weight_decay=(0.0, 1e-4, 1e-6, 0.0, 1e-4),
+            dropout=(0.0, 0.5, 0.5, 0.0, 0.1),
+            gestur=(0.01, 0.05, 0.01, 0.01, 0.01),
+        ),
+    },
+    "lreg": {  # on top of `pim-lreg` the release has 0.01 for PACS
+        "regnety-16gf mdg_gcd": _by_benchmark(DEFAULT, batch_per_domain=_GCD_BATCH, lreg=(0.1, 0.5, 0.1, 0.1, 0.1)),
+    },
+    "pim-lreg": {
+        "regnety-16gf mdg_gcd": _by_benchmark(
+            DEFAULT, batch_per_domain=_GCD_BATCH, confidence=(0.1,) * 5, lr_mult=(0.25, *_GCD_MULT[1:])
+        ),
+    },
+}
+
+# method -> benchmark -> variant -> settings
+HOST_PRESETS: Mapping[str, Mapping[str, Mapping[str, Settings]]] = {
+    method: {benchmark: {name: rows[benchmark] for name, rows in variants.items()} for benchmark in ORDER}
+    for method, variants in _RELEASED.items()
+}
+
+
+def host_settings(
+    method: str, benchmark: str | None, backbone_kind: str, *, task: str = "mdg", swad: bool = False
+) -> Settings:
+    """What the method's authors published for this benchmark and backbone: fields of Config; empty where nothing is.
+
+    Args:
+        method: A name of ``METHODS``; of ``patchgen+miro`` ask for ``miro``.
+        benchmark: A name of ``BENCHMARKS``; None for other data.
+        backbone_kind: A name of ``BACKBONES``; published ones are resnet50, regnety-16gf and clip-b16.
+        task: ``mdg`` or ``mdg_gcd``.
+        swad: Prefer the values published with SWAD where they are others.
+    """
+    variants = HOST_PRESETS.get(method, {}).get(benchmark or "", {})
+    plain = backbone_kind if task == "mdg" else f"{backbone_kind} {task}"
+    found = variants.get(f"{plain} swad") if swad else None
+    return deepcopy(found or variants.get(plain, {}))

@@ -1,0 +1,68 @@
+"""A fold: what is trained on, what is chosen by, what is scored, as rows of the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
+from patchgen.data.splits import Splits
+from patchgen.data.table import Table
+from patchgen.train.metrics import per_class_accuracy, scores
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One leave-one-domain-out fold.
+
+    Training and selection read ``target`` alone; ``truth`` is for the scorer, and for validation rows the two agree.
+    """
+
+    table: Table
+    splits: Splits
+    unseen: str
+    train: dict[int, np.ndarray]  # source domain id -> rows
+    validation: dict[str, np.ndarray]  # source domain name -> rows
+    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows
+    target: np.ndarray  # (N,) the output that should fire; -1 where training is told nothing
+    truth: np.ndarray  # (N,) the true class, known classes first
+    classes: tuple[str, ...]  # names of the classifier's outputs
+
+    @property
+    def benchmark(self) -> Benchmark | None:
+        return BENCHMARKS.get(self.table.benchmark or "")
+
+    @property
+    def metric(self) -> str:
+        """What checkpoints are chosen by."""
+        return self.benchmark.metric if self.benchmark else "accuracy"
+
+    @property
+    def uncovered(self) -> list[str]:
+        """Classes of the unseen domain that no source has: they cannot be learned and are reported separately."""
+        return uncovered_classes(self.table, self.unseen)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the summary must know of this fold."""
+        return ()
+
+    @property
+    def num_known(self) -> int:
+        """Classes that training may learn by name; they come first."""
+        return len(self.table.classes)
+
+    @property
+    def size(self) -> int:
+        """Side of a confusion matrix of true classes and outputs."""
+        return max(len(self.classes), len(self.table.classes))
+
+    def scores(self, confusion: np.ndarray) -> dict[str, Any]:
+        """What a test record says of a confusion matrix (true x predicted)."""
+        found: dict[str, Any] = {**scores(confusion), "per_class": per_class_accuracy(confusion, self.table.classes)}
+        if self.uncovered:
+            covered = [name not in self.uncovered for name in self.table.classes]
+            found["covered"] = {"without": self.uncovered, **scores(confusion * np.array(covered)[:, None])}
+        return found

@@ -1,0 +1,159 @@
+"""Unseen domain and unknown classes at once: some classes have no labels in training, and the test domain is unseen.
+
+The labels of unlabelled images are taken away here, before anything trains or selects: ``Fold.target`` is -1 for them,
+and only the scorer reads ``Fold.truth``. Checkpoints (and SWAD) are chosen on validation images of known classes. The
+classifier has one output per class; which of the outputs behind the known ones stands for which new class is found by
+one Hungarian match over all scored images, known classes included.
+
+The unlabelled pool holds the unknown classes only, as in the paper, or (``mixed``) a share of the known ones as well,
+as people's own data do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from patchgen.config import Config
+from patchgen.data.table import Table
+from patchgen.discovery.assignment import accuracy_of_counts, match
+from patchgen.methods import method_class
+from patchgen.names import did_you_mean
+from patchgen.tasks import mdg
+from patchgen.tasks.fold import Fold
+
+
+@dataclass(frozen=True)
+class DiscoveryFold(Fold):
+    known: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()  # true names, for the scorer only
+
+    @property
+    def metric(self) -> str:
+        return "accuracy"  # of known classes: the validation rows hold no others
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        seen = " - BUT THIS METHOD IS GIVEN THEM: an upper bound" if (self.target == self.truth).all() else ""
+        return (
+            f"known classes: {', '.join(self.known)}",
+            f"unknown classes, whose labels training does not see{seen}: {', '.join(self.unknown)}",
+            "accuracy is that of all classes under one match of outputs to classes",
+        )
+
+    @property
+    def num_known(self) -> int:
+        return len(self.known)
+
+    def scores(self, confusion: np.ndarray) -> dict[str, Any]:
+        """All / Known / Unknown after one joint match; ``accuracy`` is All."""
+        names = (*self.known, *self.unknown)
+        counts = confusion[: len(names), : len(self.classes)]
+        is_known = np.arange(len(names)) < len(self.known)
+        found = accuracy_of_counts(counts, is_known)
+        true_of = {output: true for output, true in enumerate(match(counts).tolist()) if true >= 0}
+        hits = {names[true]: int(counts[true, output]) for output, true in true_of.items()}
+        total = counts.sum(1)
+        return {
+            "accuracy": found.all,
+            "known": found.known,
+            "unknown": found.unknown,
+            "images": int(total.sum()),
+            "known_images": int(total[is_known].sum()),
+            "taken_for_known": _share(counts[~is_known, : len(self.known)].sum(), total[~is_known].sum()),
+            "per_class": {name: hits.get(name, 0) / int(total[i]) for i, name in enumerate(names) if total[i]},
+            "outputs": {self.classes[output]: names[true] for output, true in true_of.items()},
+        }
+
+
+def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
+    """The leave-one-domain-out fold with the labels of unknown classes taken away."""
+    whole = mdg.make_fold(replace(config, task="mdg", val_images=None), table)
+    known, unknown = known_classes(config.known, whole.table.classes)
+    outputs = output_names(known, unknown, config.num_classes)
+    order = [whole.table.classes.index(name) for name in (*known, *unknown)]
+    rank = np.argsort(order)  # table's class id -> known classes first
+    truth = np.where(whole.table.label >= 0, rank[whole.table.label], -1)
+    hidden = _hidden(config, whole, truth, len(known))
+    revealed = method_class(config.method).labels == "all"
+    return DiscoveryFold(
+        table=whole.table,
+        splits=whole.splits,
+        unseen=whole.unseen,
+        train=whole.train,
+        validation=_validation(config, whole, truth, len(known)),
+        test=whole.test,
+        target=truth if revealed else np.where(hidden, -1, truth),
+        truth=truth,
+        classes=outputs,
+        known=known,
+        unknown=unknown,
+    )
+
+
+def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Known and unknown classes: ``lreg`` (the host's half and one more), ``half``, or names with commas between."""
+    if rule in ("lreg", "half"):
+        first = len(classes) // 2 + (rule == "lreg")  # L-Reg: class ids up to int(C / 2), that one included
+        known = classes[:first]
+    else:
+        known = tuple(dict.fromkeys(name.strip() for name in rule.split(",") if name.strip()))
+        for name in known:
+            if name not in classes:
+                hint = did_you_mean(name, classes)
+                raise ValueError(f"--known {name!r} is not a class of this data{hint} (classes: {', '.join(classes)})")
+    unknown = tuple(name for name in classes if name not in known)
+    if len(known) < 2:
+        raise ValueError(f"at least two classes must be known, got {len(known)} of {len(classes)} (--known {rule})")
+    if not unknown:
+        raise ValueError(f"all {len(classes)} classes are known (--known {rule}): nothing is left to discover")
+    return known, unknown
+
+
+def output_names(known: tuple[str, ...], unknown: tuple[str, ...], num_classes: int | None) -> tuple[str, ...]:
+    """Known classes by name; the outputs behind them have no names of their own."""
+    total = num_classes or len(known) + len(unknown)
+    if total < len(known):
+        raise ValueError(
+            f"--num-classes {total} is less than the {len(known)} known classes; give known and new ones together"
+        )
+    return (*known, *(f"new-{i + 1}" for i in range(total - len(known))))
+
+
+def _hidden(config: Config, whole: Fold, truth: np.ndarray, num_known: int) -> np.ndarray:
+    """(N,) rows whose label training must not see: all unknown classes, and with ``mixed`` some of the known."""
+    hidden = truth >= num_known
+    if config.unlabelled == "mixed":
+        for domain, rows in whole.train.items():
+            of_known = rows[truth[rows] < num_known]
+            count = round(len(of_known) * (1 - config.labelled_share))
+            drawn = np.random.default_rng([config.seed, domain, 77]).choice(of_known, count, replace=False)
+            hidden[drawn] = True
+    source = np.concatenate(list(whole.train.values()))
+    if not hidden[source].any():
+        raise ValueError(
+            "the unlabelled pool is empty: no training image of the source domains is of an unknown class; "
+            "choose --known so that the sources hold images of other classes"
+        )
+    for domain, rows in whole.train.items():
+        if hidden[rows].all():
+            name = whole.table.domains[domain]
+            raise ValueError(f"source domain {name!r} has no labelled image of a known class; leave it out of the data")
+    return hidden
+
+
+def _validation(config: Config, whole: Fold, truth: np.ndarray, num_known: int) -> dict[str, np.ndarray]:
+    """Held-out rows of known classes only: what has no label cannot be chosen by."""
+    chosen = {}
+    for name, rows in whole.validation.items():
+        kept = rows[truth[rows] < num_known]
+        if not len(kept):
+            raise ValueError(f"source domain {name!r} has no held-out image of a known class to choose a checkpoint by")
+        chosen[name] = mdg.at_most(kept, config.val_images, [config.seed, whole.table.domains.index(name)])
+    return chosen
+
+
+def _share(part: Any, whole: Any) -> float:
+    return float(part / whole) if whole else float("nan")

@@ -1,0 +1,58 @@
+"""One optimiser step, as a method sees it: batches in, gradients out, the optimiser at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+
+from patchgen.data.loaders import Batch
+from patchgen.model.classifier import Output
+
+if TYPE_CHECKING:
+    from patchgen.train.trainer import Trainer
+
+
+class Step:
+    """What ``Method.update`` works with.
+
+    Attributes:
+        number: The step's number, from 0.
+        model: The classifier itself, for its parameters; call ``forward``, not the model, for a training pass.
+        optimizer: Its optimiser, the method's own parameters included.
+    """
+
+    def __init__(self, trainer: Trainer, number: int, count: Callable[[dict[str, Tensor]], None]) -> None:
+        self.number, self.model, self.optimizer = number, trainer.model, trainer.optimizer
+        self._trainer, self._count = trainer, count
+        self._parts = trainer.config.accumulate
+
+    def batches(self) -> Iterator[Batch]:
+        """The step's micro-batches; gradients are exchanged between devices with the last of them."""
+        trainer = self._trainer
+        for micro in range(self._parts):
+            with trainer.fabric.no_backward_sync(trainer.parallel, enabled=micro < self._parts - 1):
+                yield trainer.batch(self.number, micro)
+
+    def forward(self, batch: Batch) -> Output:
+        trainer = self._trainer
+        mask = trainer.evaluate.given_mask(batch.index.numpy(), trainer.method.mask)
+        return cast(Output, trainer.parallel(batch.image, mask=mask))
+
+    def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
+        """Sum the terms once, add their gradients, and keep their values for the next record."""
+        self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
+        self._count(losses | (watched or {}))
+
+    def apply(self) -> None:
+        """The optimiser's step."""
+        fabric = self._trainer.fabric
+        if fabric.world_size > 1:  # the model's gradients are averaged on their way; the method's own are not
+            for parameter in self._trainer.method.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = cast(Tensor, fabric.all_reduce(parameter.grad))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+

@@ -1,0 +1,220 @@
+"""The matched accuracies against every permutation, ids of all kinds, and the errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from patchgen.discovery import (
+    accuracy_of_counts,
+    ari,
+    ari_of_counts,
+    class_mean_accuracy,
+    class_mean_of_counts,
+    clustering_accuracy,
+    contingency,
+    match,
+    nmi,
+    nmi_of_counts,
+    two_match_accuracy,
+    two_match_of_counts,
+)
+
+
+def every_match(counts: np.ndarray) -> list[dict[int, int]]:
+    """All ways to give clusters (columns) different classes (rows), as many as the smaller side allows."""
+    classes, clusters = counts.shape
+    if classes >= clusters:
+        return [dict(enumerate(rows)) for rows in itertools.permutations(range(classes), clusters)]
+    return [
+        dict(zip(columns, range(classes), strict=True)) for columns in itertools.permutations(range(clusters), classes)
+    ]
+
+
+def hits_of(counts: np.ndarray, pairs: dict[int, int]) -> np.ndarray:
+    hits = np.zeros(len(counts), dtype=int)
+    for column, row in pairs.items():
+        hits[row] = counts[row, column]
+    return hits
+
+
+def ratio(part: Any, whole: Any) -> float:
+    return float(part) / float(whole) if whole else math.nan
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(a == pytest.approx(b, nan_ok=True) for a, b in zip(one, other, strict=True))
+
+
+def brute_force(counts: np.ndarray, known: np.ndarray, weights: np.ndarray) -> list[tuple[float, ...]]:
+    """(all, known, unknown) of every optimal match: there may be several, with different parts."""
+    found = [hits_of(counts, pairs) for pairs in every_match(counts)]
+    best = max(hits.sum() for hits in found)
+    groups = (np.ones_like(known), known, ~known)
+    return [
+        tuple(ratio((hits * weights)[rows].sum(), (counts.sum(1) * weights)[rows].sum()) for rows in groups)
+        for hits in found
+        if hits.sum() == best
+    ]
+
+
+tables = st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(
+    lambda shape: st.tuples(arrays(np.int64, shape, elements=st.integers(0, 6)), arrays(np.bool_, shape[0]))
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables)
+def test_all_three_scores_equal_brute_force(table: tuple[np.ndarray, np.ndarray]) -> None:
+    counts, known = table
+    if not counts.sum():
+        counts[0, 0] = 1
+    possible = brute_force(counts, known, np.ones(len(counts)))
+    found = accuracy_of_counts(counts, known)
+    assert found.all == possible[0][0]  # equal, not nearly
+    assert any(same(found, one) for one in possible)
+
+    per_class = 1 / np.maximum(counts.sum(1), 1)
+    assert any(same(class_mean_of_counts(counts, known), one) for one in brute_force(counts, known, per_class))
+
+    apart = two_match_of_counts(counts, known)
+    parts = [
+        max((hits_of(counts[rows], p).sum() for p in every_match(counts[rows])), default=0) for rows in (known, ~known)
+    ]
+    total = [counts[known].sum(), counts[~known].sum()]
+    assert same(apart, (sum(parts) / sum(total), ratio(parts[0], total[0]), ratio(parts[1], total[1])))
+    assert apart.all >= found.all
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(10, 14)), min_size=1, max_size=40))
+def test_ids_and_counts_give_the_same(rows: list[tuple[int, int]]) -> None:
+    true, pred = map(list, zip(*rows, strict=True))
+    table = contingency(true, pred)
+    for i, c in enumerate(table.classes):
+        for j, p in enumerate(table.clusters):
+            assert table.counts[i, j] == rows.count((c, p))  # type: ignore[arg-type]
+    known = np.array([c in (0, 1) for c in table.classes])
+    assert same(clustering_accuracy(true, pred, [0, 1]), accuracy_of_counts(table.counts, known))
+    assert same(class_mean_accuracy(true, pred, [0, 1]), class_mean_of_counts(table.counts, known))
+    assert same(two_match_accuracy(true, pred, [0, 1]), two_match_of_counts(table.counts, known))
+
+
+def test_by_hand() -> None:
+    """Cluster 3 holds a dog and two eels. Jointly it is one of them; matched apart it serves both."""
+    true = ["cat", "cat", "dog", "eel", "eel", "cat"]
+    pred = [7, 7, 3, 3, 3, 5]
+    assert same(clustering_accuracy(true, pred, ["cat", "dog"]), (4 / 6, 2 / 4, 1.0))
+    assert same(class_mean_accuracy(true, pred, ["cat", "dog"]), ((2 / 3 + 0 + 1) / 3, (2 / 3 + 0) / 2, 1.0))
+    assert same(two_match_accuracy(true, pred, ["cat", "dog"]), (5 / 6, 3 / 4, 1.0))
+
+
+def test_match_names_clusters() -> None:
+    #                  7  3  5  9
+    counts = np.array([[2, 0, 1, 0], [0, 1, 0, 0], [0, 2, 0, 0]])
+    assert match(counts).tolist() == [0, 2, -1, -1]  # dog is left with an empty cluster, which is no match
+    assert match(counts.T).tolist() == [0, -1, 1]
+
+
+ids = [3, 3, 8, 8, 8, 1]
+KINDS: dict[str, Any] = {
+    "list": ids,
+    "tuple": tuple(ids),
+    "array": np.array(ids),
+    "tensor": torch.tensor(ids),
+    "list of tensors": list(torch.tensor(ids)),
+    "floats": [float(i) for i in ids],
+    "int8": np.array(ids, dtype=np.int8),
+    "objects": np.array(ids, dtype=object),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("known", [[3, 8], {3, 8}, np.array([3, 8]), torch.tensor([3, 8]), (8, 3, 99)])
+def test_ids_of_any_kind(kind: str, known: Any) -> None:
+    assert same(clustering_accuracy(KINDS[kind], torch.tensor([0, 0, 5, 5, 0, 0]), known), (4 / 6, 4 / 5, 0.0))
+
+
+def test_tuples_and_mixed_ids_stay_apart() -> None:
+    assert clustering_accuracy([("a", 1), ("a", 2)], [0, 1], [("a", 1)]) == (1.0, 1.0, 1.0)
+    assert contingency([1, "1", 1], [0, 0, 0]).counts.tolist() == [[2], [1]]
+
+
+@pytest.mark.parametrize(("known", "empty"), [([], "known"), ([0, 1], "unknown"), ([5], "known")])
+def test_nan_where_there_is_no_sample(known: list[int], empty: str) -> None:
+    found = clustering_accuracy([0, 1, 1], [1, 0, 0], known)
+    assert found.all == 1 and math.isnan(getattr(found, empty))
+
+
+def test_does_not_depend_on_the_names_of_clusters() -> None:
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 20, 500)
+    pred = np.where(rng.random(500) < 0.6, true, rng.integers(0, 25, 500))
+    renamed = rng.permutation(25)[pred]
+    assert same(clustering_accuracy(true, pred, range(10)), clustering_accuracy(true, renamed, range(10)))
+    assert nmi(true, pred) == pytest.approx(nmi(true, renamed)) and ari(true, pred) == pytest.approx(ari(true, renamed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=40))
+def test_nmi_and_ari_are_scikit_learns(rows: list[tuple[int, int]]) -> None:
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    true, pred = map(list, zip(*rows, strict=True))
+    assert nmi(true, pred) == pytest.approx(normalized_mutual_info_score(true, pred), abs=1e-9)
+    assert ari(true, pred) == pytest.approx(adjusted_rand_score(true, pred), abs=1e-9)
+    counts = contingency(true, pred).counts
+    assert (nmi(true, pred), ari(true, pred)) == (nmi_of_counts(counts), ari_of_counts(counts))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (([0, 1], [0], [0]), "one length, not 2 and 1"),
+        (([], [], [0]), "empty"),
+        ((np.zeros((2, 2)), [0, 1], [0]), r"one id a sample, shape \(N,\), not \(2, 2\)"),
+        (([[0], [1]], [0, 1], [0]), "hashable"),
+        (([0.0, math.nan], [0, 1], [0]), "y_true holds NaN"),
+        (([0, 1], np.array([0, math.nan]), [0]), "y_pred holds NaN"),
+        (([0, 1], [0, 1], 70), r"range\(70\), not 70"),
+        ((["a"], ["a"], "a"), "not 'a'"),
+        (([0, 1], [0, 1], [True, False]), "mask of samples"),
+        (([0, 1], [0, 1], ["0"]), "'0' beside 0"),
+    ],
+)
+def test_wrong_ids(arguments: tuple[Any, Any, Any], text: str) -> None:
+    for score in (clustering_accuracy, class_mean_accuracy, two_match_accuracy):
+        with pytest.raises(ValueError, match=text):
+            score(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("counts", "known", "text"),
+    [
+        ([1, 2], [True], "must be a matrix"),
+        ([[1, -1]], [True], "smallest is -1"),
+        ([[1.0, math.nan]], [True], "finite"),
+        ([[1, 2], [3, 4]], [True], "each of the 2 rows"),
+        ([[1, 2], [3, 4]], [0, 1], "boolean"),
+        ([[0, 0]], [True], "all 0"),
+    ],
+)
+def test_wrong_counts(counts: Any, known: Any, text: str) -> None:
+    for score in (accuracy_of_counts, class_mean_of_counts, two_match_of_counts):
+        with pytest.raises(ValueError, match=text):
+            score(counts, known)
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [[0, 0]], [[2, -1]]])
+def test_wrong_counts_of_the_agreements(counts: Any) -> None:
+    for score in (nmi_of_counts, ari_of_counts):
+        with pytest.raises(ValueError, match="counts must be a matrix"):
+            score(counts)

@@ -1,0 +1,254 @@
+"""Semi-supervised k-means against scikit-learn, a slow version written out point by point, and analytic cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.discovery import SemiSupervisedKMeans, clustering_accuracy, kmeans
+from patchgen.discovery.kmeans import nearest
+
+
+def blobs(
+    classes: int, each: int, dim: int = 6, spread: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Points (classes * each, dim) around centres 4 apart on the axes and their negatives, and their classes."""
+    generator = torch.Generator().manual_seed(seed)
+    axes = 4 * torch.cat((torch.eye(dim), -torch.eye(dim)))[:classes]
+    label = torch.arange(classes).repeat_interleave(each)
+    return (axes[label] + spread * torch.randn(len(label), dim, generator=generator)).to(dtype), label
+
+
+def slow_pinned(
+    x: np.ndarray, labelled: np.ndarray, labels: np.ndarray, others: np.ndarray, tolerance: float
+) -> tuple[np.ndarray, list[int], float]:
+    """Lloyd's steps as they are defined, labelled points among the others in every sum."""
+    classes = sorted(set(labels.tolist()))
+    centres = np.array([labelled[labels == c].mean(0) for c in classes] + list(others))
+    for _ in range(200):
+        member = [int(np.argmin([np.sum((p - c) ** 2) for c in centres])) for p in x]
+        new = []
+        for k in range(len(centres)):
+            mine = [p for p, m in zip(x, member, strict=True) if m == k]
+            mine += [p for p, y in zip(labelled, labels, strict=True) if classes.index(y) == k]
+            new.append(np.mean(mine, axis=0))
+        change = sum(np.linalg.norm(a - b) for a, b in zip(new, centres, strict=True)) ** 2
+        centres = np.array(new)
+        if change <= tolerance:
+            break
+    member = [int(np.argmin([np.sum((p - c) ** 2) for c in centres])) for p in x]
+    inertia = sum(np.sum((p - centres[m]) ** 2) for p, m in zip(x, member, strict=True))
+    inertia += sum(np.sum((p - centres[classes.index(y)]) ** 2) for p, y in zip(labelled, labels, strict=True))
+    return centres, member, inertia
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("tolerance", [0.0, 0.1])
+def test_equals_the_slow_version_with_pinned_labels(seed: int, tolerance: float) -> None:
+    rng = np.random.default_rng(seed)
+    x, labelled = rng.normal(size=(60, 3)), rng.normal(size=(25, 3)) + 0.5
+    labels = rng.permutation(np.array([4, 9, 2] * 8 + [2]))  # classes that overlap: pinning decides
+    others = x[rng.choice(60, 2, replace=False)]
+    centres, member, inertia = slow_pinned(x, labelled, labels, others, tolerance)
+    found = SemiSupervisedKMeans(5, tolerance=tolerance).fit(x, labelled, labels, start=others)
+    assert found.labelled_classes == [2, 4, 9]
+    np.testing.assert_allclose(found.centres.numpy(), centres, atol=1e-9)
+    assert found.assignment.tolist() == member and found.inertia == pytest.approx(inertia, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equals_scikit_learn_from_the_same_start(dtype: torch.dtype) -> None:
+    from sklearn.cluster import KMeans
+
+    x = torch.randn(400, 5, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    start = x[:7]
+    ours = SemiSupervisedKMeans(7, tolerance=0).fit(x, start=start)
+    theirs = KMeans(7, init=start.numpy(), n_init=1, tol=0, max_iter=200, algorithm="lloyd").fit(x.numpy())
+    assert (ours.assignment.numpy() == theirs.labels_).all()
+    np.testing.assert_allclose(ours.centres.numpy(), theirs.cluster_centers_, atol=1e-5)
+    assert ours.inertia == pytest.approx(theirs.inertia_, rel=1e-5)
+
+
+def test_labelled_points_alone_can_be_the_whole_answer() -> None:
+    """K = K_l: nothing is drawn. One step by hand: class means 0 and 10, the points 1 and 7 join them."""
+    found = SemiSupervisedKMeans(2, tolerance=0).fit([[1.0], [7.0]], [[0.0], [10.0]], ["near", "far"])
+    assert found.labelled_classes == ["far", "near"] and found.assignment.tolist() == [1, 0]
+    torch.testing.assert_close(found.centres, torch.tensor([[8.5], [0.5]]))
+    assert found.inertia == pytest.approx(4 * 0.25 + 2 * (1.5**2) - 2 * 0.25)
+
+
+def test_labelled_points_are_pinned_even_where_another_centre_is_nearer() -> None:
+    labelled = [[0.0], [0.0], [10.0]]
+    found = SemiSupervisedKMeans(2, tolerance=0).fit([[10.0], [10.0]], labelled, [0, 0, 0])
+    assert found.centres[0].item() == pytest.approx(10 / 3)  # the labelled 10 stays with its class
+    assert found.centres[1].item() == pytest.approx(10) and found.assignment.tolist() == [1, 1]
+
+
+def test_finds_new_classes_beside_labelled_ones() -> None:
+    x, label = blobs(8, 30)
+    is_labelled = (label < 5) & (torch.arange(len(x)) % 2 == 0)
+    found = SemiSupervisedKMeans(8).fit(x[~is_labelled], x[is_labelled], label[is_labelled])
+    true = label[~is_labelled]
+    assert (found.assignment[true < 5] == true[true < 5]).all()  # known classes keep their ids
+    assert clustering_accuracy(true, found.assignment, range(5)) == (1, 1, 1)
+
+
+def test_far_from_the_origin_float32_still_tells_points_apart() -> None:
+    x, label = blobs(4, 20, dtype=torch.float32)
+    near, far = SemiSupervisedKMeans(4).fit(x), SemiSupervisedKMeans(4).fit(x + 3000)
+    assert clustering_accuracy(label, far.assignment, []).all == 1
+    assert far.inertia == pytest.approx(near.inertia, rel=1e-2)  # x + 3000 itself is rounded
+    torch.testing.assert_close(
+        far.distances(x + 3000).min(1).values, near.distances(x).min(1).values, atol=5e-3, rtol=0
+    )
+
+
+def test_predict_and_distances() -> None:
+    x, _ = blobs(4, 10)
+    found = SemiSupervisedKMeans(4).fit(x)
+    torch.testing.assert_close(found.distances(x), torch.cdist(x, found.centres))
+    assert torch.equal(found.predict(x), found.assignment) and torch.equal(
+        found.distances(x).argmin(1), found.assignment
+    )
+    assert float(found.distances(x).min(1).values.square().sum()) == pytest.approx(found.inertia)
+    assert found.predict(x[:1].float()).tolist() == found.assignment[:1].tolist()
+
+
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_blocks_do_not_change_the_answer(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, label = blobs(5, 12)
+    whole = SemiSupervisedKMeans(5, inits=2).fit(x[20:], x[:20], label[:20])
+    monkeypatch.setattr(kmeans, "BLOCK", block)
+    parts = SemiSupervisedKMeans(5, inits=2).fit(x[20:], x[:20], label[:20])
+    assert torch.equal(whole.assignment, parts.assignment)
+    torch.testing.assert_close(whole.centres, parts.centres)
+    assert whole.inertia == pytest.approx(parts.inertia)
+
+
+def test_nearest_equals_the_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, centres = torch.randn(50, 4, generator=generator), torch.randn(9, 4, generator=generator)
+    distance, member = nearest(x, centres)
+    exact = torch.cdist(x.double(), centres.double()).square().min(1)
+    assert torch.equal(member, exact.indices)
+    torch.testing.assert_close(distance.double(), exact.values, atol=1e-5, rtol=1e-5)
+
+
+# Draws
+
+
+def test_the_same_seed_gives_the_same_clusters_and_another_seed_other_draws() -> None:
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(5)
+    one = SemiSupervisedKMeans(12, inits=2, seed=3).fit(x)
+    torch.manual_seed(6)  # the global generator plays no part
+    np.random.seed(6)
+    again, other = SemiSupervisedKMeans(12, inits=2, seed=3).fit(x), SemiSupervisedKMeans(12, inits=2, seed=4).fit(x)
+    assert torch.equal(one.centres, again.centres) and torch.equal(one.assignment, again.assignment)
+    assert one.inertia == again.inertia != other.inertia
+
+
+def test_more_inits_are_never_worse() -> None:
+    x = torch.randn(150, 3, generator=torch.Generator().manual_seed(1))
+    inertia = [SemiSupervisedKMeans(15, inits=inits).fit(x).inertia for inits in (1, 3, 8)]
+    assert inertia[0] >= inertia[1] >= inertia[2] and inertia[0] > inertia[2]
+
+
+def test_draws_are_proportional_to_the_squared_distance() -> None:
+    """One labelled class at 0; points at 1, 2 and 3 are drawn with probability 1/14, 4/14 and 9/14."""
+    x, origin = torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(1, 1)
+    points = kmeans._Points(x, x.square().sum(1))
+    pinned = kmeans._Pinned(torch.ones(1).double(), origin.double(), 0.0)
+    draw = SemiSupervisedKMeans(2)._draw
+    drawn = np.array([draw(points, pinned, 1, run).item() for run in range(3000)])
+    shares = [(drawn == value).mean() for value in (1, 2, 3)]
+    np.testing.assert_allclose(shares, np.array([1, 4, 9]) / 14, atol=0.03)
+
+
+def test_draws_never_repeat_a_point() -> None:
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    found = SemiSupervisedKMeans(12, inits=1).fit(x)
+    assert sorted(found.assignment.tolist()) == list(range(12)) and found.inertia == pytest.approx(0, abs=1e-5)
+
+
+# Empty clusters
+
+
+def test_an_empty_cluster_restarts_at_the_farthest_point() -> None:
+    """Two centres far away lose everything; the farthest points, 9 and then 6, take them over."""
+    x = torch.tensor([[0.0], [1.0], [6.0], [9.0]], dtype=torch.float64)
+    start = torch.tensor([[0.0], [500.0], [600.0]], dtype=torch.float64)
+    found = SemiSupervisedKMeans(3, tolerance=0).fit(x, start=start)
+    torch.testing.assert_close(found.centres.flatten(), torch.tensor([0.5, 9.0, 6.0], dtype=torch.float64))
+    assert found.assignment.tolist() == [0, 0, 2, 1]
+
+
+def test_a_restart_empties_no_other_cluster() -> None:
+    """The point 100 is farthest from its centre but alone with it: the next one moves."""
+    x = torch.tensor([[0.0], [2.0], [100.0]], dtype=torch.float64)
+    start = torch.tensor([[0.5], [150.0], [900.0]], dtype=torch.float64)
+    found = SemiSupervisedKMeans(3, tolerance=0).fit(x, start=start)
+    assert sorted(found.assignment.tolist()) == [0, 1, 2] and found.centres[1].item() == 100
+
+
+def test_equal_points_give_finite_centres() -> None:
+    found = SemiSupervisedKMeans(3).fit(torch.ones(5, 2), torch.ones(2, 2), [0, 0])
+    assert torch.isfinite(found.centres).all() and found.inertia == pytest.approx(0, abs=1e-9)
+
+
+# Errors
+
+
+def fit(clusters: int, *data: Any, **more: Any) -> SemiSupervisedKMeans:
+    return SemiSupervisedKMeans(clusters).fit(*data, **more)
+
+
+X = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+BROKEN = X.clone()
+BROKEN[4, 1] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("clusters", "data", "text"),
+    [
+        (2, (X, X[:3], [0, 1, 2]), "at least the number of labelled classes: 2 < 3; ask for 3 or more"),
+        (8, (X, X[:1], [0]), "7 clusters without a labelled class .* there are 6; ask for at most 7"),
+        (2, (BROKEN,), "unlabelled must be finite, but 1 of 6 rows .* row 4"),
+        (2, (X, BROKEN, [0] * 6), "labelled must be finite"),
+        (2, (X, torch.zeros(1, 3), [0]), "labelled has 3 features a point, the others 2"),
+        (2, (X, X[:2], [0]), "one id a labelled point, 2, not 1"),
+        (2, (X, X[:2], [0, -1]), "-1, which means 'no label'"),
+        (2, (X, X[:2]), "both or neither"),
+        (2, (X[0],), r"shape \(N, D\) .* not \(2,\)"),
+        (2, (X[:0],), r"not \(0, 2\)"),
+    ],
+)
+def test_wrong_data(clusters: int, data: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        fit(clusters, *data)
+
+
+def test_wrong_start_and_use_before_fit() -> None:
+    with pytest.raises(ValueError, match=r"the 1 centres without a labelled class, shape \(1, 2\), not \(2, 2\)"):
+        fit(2, X, X[:2], [0, 0], start=X[:2])
+    with pytest.raises(ValueError, match="call fit"):
+        SemiSupervisedKMeans(2).predict(X)
+    with pytest.raises(ValueError, match="x has 3 features a point, the others 2"):
+        fit(2, X).predict(torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_clusters": 0}, {"inits": 0}, {"iterations": 0}, {"tolerance": -1.0}, {"seed": -1}]
+)
+def test_wrong_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least"):
+        SemiSupervisedKMeans(**{"num_clusters": 2, **wrong})
+
+
+def test_no_labelled_points_may_also_be_said_with_empty_ones() -> None:
+    plain, empty = fit(3, X), fit(3, X, X[:0], [])
+    assert torch.equal(plain.centres, empty.centres) and empty.labelled_classes == []

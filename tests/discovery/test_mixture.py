@@ -1,0 +1,331 @@
+"""The mixture against scikit-learn, EM against its promise, and the host's collapse as a case that must not return."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchgen.discovery import mixture as module
+from patchgen.discovery.mixture import SphericalMixture
+
+
+def blobs(
+    classes: int, dim: int, per_class: int, noise: float, seed: int = 0, uneven: float = 0.8
+) -> tuple[Tensor, Tensor]:
+    """Unit rows (N, D), float64, around random directions; widths differ up to a factor 1 + uneven; their classes."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = F.normalize(torch.randn(classes, dim, generator=generator, dtype=torch.float64), dim=1)
+    width = noise * (1 + uneven * torch.rand(classes, 1, 1, generator=generator, dtype=torch.float64)) / math.sqrt(dim)
+    draws = torch.randn(classes, per_class, dim, generator=generator, dtype=torch.float64)
+    rows = F.normalize((centres[:, None] + width * draws).flatten(0, 1), dim=1)
+    return rows, torch.arange(classes).repeat_interleave(per_class)
+
+
+def some_rows(rows: Tensor, count: int, seed: int = 0) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:count]]
+
+
+def hard_start(rows: Tensor, means: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The documented start, row by row: weights and variances of the rows nearest to each mean."""
+    errors: list[list[float]] = [[] for _ in means]
+    for x in rows:
+        distance = (x - means).square().sum(1)
+        errors[int(distance.argmin())].append(float(distance.min()))
+    variances = [sum(e) / len(e) / rows.shape[1] for e in errors]
+    return np.array([len(e) for e in errors]) / len(rows), np.array(variances)
+
+
+def scikit_em(rows: Tensor, means: Tensor, steps: int, added: float = 0.0) -> list[tuple[np.ndarray, ...]]:
+    """Weights, means, variances and mean log-likelihood after each step of scikit-learn's EM."""
+    from sklearn.mixture import GaussianMixture
+
+    weights, variances = hard_start(rows, means)
+    reference = GaussianMixture(
+        len(means), covariance_type="spherical", tol=0, reg_covar=added, max_iter=1, warm_start=True,
+        weights_init=weights, means_init=means.numpy(), precisions_init=1 / (variances + added),
+    )  # fmt: skip
+    states = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one step does not converge
+        for _ in range(steps):
+            reference.fit(rows.numpy())
+            likelihood = reference.score(rows.numpy())
+            states.append((reference.weights_, reference.means_, reference.covariances_, likelihood))
+    return states
+
+
+# the fit
+
+
+@pytest.mark.parametrize(("classes", "dim", "noise"), [(4, 3, 0.8), (8, 16, 1.0), (10, 96, 1.5)])
+def test_em_is_that_of_scikit_learn_from_the_same_start(classes: int, dim: int, noise: float) -> None:
+    rows, _ = blobs(classes, dim, 40, noise)
+    start = some_rows(rows, classes)
+    ours = SphericalMixture.fit(7 * rows, classes, start=start, iterations=12, tolerance=0, regularisation=0)
+    steps = len(ours.history) - 1
+    assert steps >= 4
+    theirs = scikit_em(rows, start, steps)
+    np.testing.assert_allclose(ours.history[1:], [state[3] for state in theirs], rtol=1e-9, atol=1e-9)
+    weights, means, variances, _ = theirs[-1]
+    np.testing.assert_allclose(ours.weights, weights, rtol=1e-5)
+    np.testing.assert_allclose(ours.means, means, atol=1e-6)
+    np.testing.assert_allclose(ours.variances, variances, rtol=1e-5)
+
+
+def test_responsibilities_and_likelihood_are_those_of_scikit_learn() -> None:
+    from sklearn.mixture import GaussianMixture
+
+    rows, _ = blobs(5, 12, 30, 1.0)
+    ours = SphericalMixture.fit(rows, 5).to(torch.float64)
+    theirs = GaussianMixture(5, covariance_type="spherical")
+    theirs.weights_, theirs.means_ = ours.weights.numpy(), ours.means.numpy()
+    theirs.covariances_ = ours.variances.numpy()
+    theirs.precisions_cholesky_ = 1 / np.sqrt(theirs.covariances_)
+    joint = theirs._estimate_weighted_log_prob(rows.numpy())
+    expected = joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
+    np.testing.assert_allclose(ours.log_responsibilities(rows), expected, rtol=1e-5, atol=1e-5)
+    assert ours.log_likelihood(rows) == pytest.approx(theirs.score(rows.numpy()), rel=1e-9)
+    assert ours.log_likelihood(rows) == pytest.approx(ours.history[-1], rel=1e-5)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.06, 0.2])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_likelihood_never_falls(seed: int, floor: float) -> None:
+    """Nothing but the top of the climb may end it early, whether the floor is out of reach, holds some or holds all."""
+    rows, _ = blobs(6, 8, 25, 0.8, seed)
+    start = some_rows(rows, 6, seed)
+    fitted = SphericalMixture.fit(rows, 6, start=start, iterations=30, tolerance=0, regularisation=floor)
+    assert len(fitted.history) == 31 or abs(fitted.history[-1] - fitted.history[-2]) < 1e-9
+    assert np.diff(fitted.history).min() >= 0 and fitted.history[-1] > fitted.history[0] + 0.01
+    assert fitted.variances.min() >= floor * (1 - 1e-6)
+    held = int((fitted.variances <= floor * (1 + 1e-6)).sum())
+    assert {0.0: held == 0, 0.06: 1 <= held <= 5, 0.2: held == 6}[floor]
+
+
+def test_a_floor_climbs_where_adding_to_the_variances_falls() -> None:
+    """Classes narrower than the regularisation, as real features are: why it is a floor and nothing that is added."""
+    rows, _ = blobs(12, 32, 20, 1.5, uneven=2)
+    start = SphericalMixture.fit(rows, 12, iterations=0).means.double()
+    added = [state[3] for state in scikit_em(rows, start, 8, added=0.03)]
+    assert max(np.diff(added)) < 0  # every step
+    ours = SphericalMixture.fit(rows, 12, start=start, regularisation=0.03)
+    assert np.diff(ours.history).min() >= 0 and ours.history[-1] > max(added)
+
+
+def test_the_m_step_under_a_floor_is_the_best_allowed() -> None:
+    """No other variance at or above the floor explains the rows better, component by component."""
+    rows, _ = blobs(2, 16, 30, 0.5, uneven=3)
+    fitted = SphericalMixture.fit(rows, 2, regularisation=0.01).to(torch.float64)
+    best = fitted.log_likelihood(rows)
+    for component in range(2):
+        for factor in (0.7, 0.9, 1.1, 1.5):
+            variances = fitted.variances.clone()
+            variances[component] = max(factor * variances[component], 0.01)
+            other = SphericalMixture(fitted.means, variances, fitted.weights)
+            assert other.log_likelihood(rows) <= best + 1e-6
+
+
+def test_the_fit_stops_at_the_tolerance() -> None:
+    rows, _ = blobs(5, 8, 40, 1.0)
+    coarse = SphericalMixture.fit(rows, 5, start=some_rows(rows, 5), tolerance=1e-2)
+    gains = np.diff(coarse.history)
+    assert gains[-1] < 1e-2 and (gains[:-1] >= 1e-2).all() and len(gains) < 100
+
+
+def test_a_fit_without_a_start_finds_the_blobs_and_repeats_itself() -> None:
+    rows, classes = blobs(6, 32, 20, 0.4)
+    first, again = SphericalMixture.fit(rows, 6, seed=3), SphericalMixture.fit(rows, 6, seed=3)
+    assert torch.equal(first.means, again.means) and first.history == again.history
+    found = first.nearest(rows, 1)[:, 0]
+    assert len({(int(c), int(f)) for c, f in zip(classes, found, strict=True)}) == 6  # one to one
+
+
+def test_a_warm_start_keeps_ids_and_adds_what_is_missing() -> None:
+    """Twelve known means (more than ten: names must not be sorted as text) and three new blobs."""
+    rows, classes = blobs(15, 32, 20, 0.4)
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(5))
+    known = torch.stack([rows[classes == c].mean(0) for c in order])
+    grown = SphericalMixture.fit(rows, 15, start=known)
+    for component, c in enumerate(order):
+        assert (grown.nearest(rows[classes == c], 1) == component).all()
+    new = [set(grown.nearest(rows[classes == c], 1).flatten().tolist()) for c in (12, 13, 14)]
+    assert sorted(new, key=min) == [{12}, {13}, {14}]
+
+
+def test_replay_keeps_a_class_whose_images_are_gone() -> None:
+    rows, classes = blobs(4, 32, 40, 0.5)
+    last = SphericalMixture.fit(rows[classes < 3], 3)
+    replay = last.sample(40, torch.Generator().manual_seed(0))
+    assert replay.shape == (3, 40, 32)
+    now = SphericalMixture.fit(rows[classes == 3], 4, start=last.means, replay=replay)
+    assert F.cosine_similarity(now.means[:3], last.means).min() > 0.99
+    assert (now.means[:3].norm(dim=1) - last.means.norm(dim=1)).abs().max() < 0.02
+    assert (now.nearest(rows[classes == 3], 1) == 3).all()
+    assert now.weights.tolist() == pytest.approx([0.25] * 4, abs=0.01)
+
+
+def test_a_component_without_rows_stays_finite() -> None:
+    rows, _ = blobs(3, 8, 20, 0.2)
+    far = torch.cat([some_rows(rows, 3), 100 * torch.ones(1, 8, dtype=torch.float64)])
+    fitted = SphericalMixture.fit(rows, 4, start=far)
+    assert all(torch.isfinite(part).all() for part in (fitted.means, fitted.variances, fitted.weights))
+    assert torch.equal(fitted.means[3], far[3].float()) and fitted.weights[3] < 1e-6
+    assert torch.isfinite(fitted.log_responsibilities(rows)[:, :3]).all()
+    assert not (fitted.nearest(rows, 1) == 3).any()
+
+
+def test_rows_that_are_all_the_same_have_a_mixture_too() -> None:
+    fitted = SphericalMixture.fit(torch.ones(6, 4), 2, regularisation=0)
+    assert math.isfinite(fitted.history[-1]) and (fitted.variances > 0).all()
+    torch.testing.assert_close(fitted.means, torch.full((2, 4), 0.5))
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = blobs(4, 8, 25, 0.8)
+    whole = SphericalMixture.fit(rows, 4, start=some_rows(rows, 4))
+    monkeypatch.setattr(module, "CHUNK", 8 * 7)  # seven rows at a time
+    parts = SphericalMixture.fit(rows, 4, start=some_rows(rows, 4))
+    np.testing.assert_allclose(parts.history, whole.history, rtol=1e-12)
+    torch.testing.assert_close(parts.log_responsibilities(rows), whole.log_responsibilities(rows))
+
+
+def test_the_report_is_one_sentence() -> None:
+    said: list[str] = []
+    rows, _ = blobs(3, 8, 20, 0.5)
+    fitted = SphericalMixture.fit(rows, 3, report=said.append)
+    assert len(said) == 1 and f"{fitted.history[-1]:.4f}" in said[0] and "mixture of 3" in said[0]
+
+
+# queries
+
+
+def test_the_length_of_features_changes_nothing() -> None:
+    rows, _ = blobs(6, 16, 20, 1.0)
+    one, long = SphericalMixture.fit(rows, 6), SphericalMixture.fit(45 * rows, 6)
+    torch.testing.assert_close(one.means, long.means)
+    torch.testing.assert_close(
+        one.log_responsibilities(rows), one.log_responsibilities(45 * rows), atol=1e-4, rtol=1e-4
+    )
+    assert one.means.norm(dim=1).max() < 1
+
+
+def test_distinct_images_get_distinct_prompt_sets() -> None:
+    """PromptCCD's collapse: fitted on unit features and queried at norm 45, it gave all images the same prompts."""
+    rows, classes = blobs(70, 384, 50, 1.0, uneven=0.2)
+    centres = torch.stack([rows[classes == c].mean(0) for c in range(70)])
+    fitted = SphericalMixture.fit(rows.float(), 70, start=centres)
+
+    def sets(top: Tensor) -> int:
+        return len({tuple(sorted(row)) for row in top.tolist()})
+
+    plain = sets(fitted.nearest(rows.float(), 5))
+    assert plain > 1000
+    assert sets(fitted.nearest(45 * rows.float(), 5)) == pytest.approx(plain, abs=2)  # two may tie in float32
+    unnormalised = fitted._log_joint(45 * rows)  # what a query without `unit` would rank by
+    assert sets(unnormalised.topk(5, dim=1).indices) < plain / 20
+
+
+def test_nearest_is_ordered_by_responsibility() -> None:
+    rows, _ = blobs(6, 16, 10, 1.0)
+    fitted = SphericalMixture.fit(rows, 6)
+    shares = fitted.log_responsibilities(rows).gather(1, fitted.nearest(rows, 6))
+    assert (shares.diff(dim=1) <= 0).all()
+    torch.testing.assert_close(shares.exp().sum(1), torch.ones(len(rows)))
+
+
+def test_views_vote_with_their_log_responsibilities() -> None:
+    """Two views that disagree: the surer one wins, whichever comes first."""
+    means = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    pool = SphericalMixture(means, torch.full((2,), 0.1), torch.full((2,), 0.5))
+    sure, unsure = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.69, 0.72]])
+    assert pool.nearest(sure, 1).item() == 0 and pool.nearest(unsure, 1).item() == 1
+    assert pool.pseudo_labels([sure, unsure]).tolist() == [0] == pool.pseudo_labels([unsure, sure]).tolist()
+    assert pool.pseudo_labels([unsure]).tolist() == [1]
+
+
+def test_queries_carry_no_gradient() -> None:
+    rows = torch.randn(20, 6, requires_grad=True)
+    fitted = SphericalMixture.fit(rows, 3)
+    assert not fitted.means.requires_grad and not fitted.log_responsibilities(rows).requires_grad
+
+
+# replay
+
+
+def test_samples_have_the_mean_and_variance_of_their_component() -> None:
+    means = torch.tensor([[0.5, 0.0, 0.0, 0.1], [0.0, -0.4, 0.2, 0.0]])
+    pool = SphericalMixture(means, torch.tensor([0.04, 0.09]), torch.tensor([0.999, 0.001]))
+    draws = pool.sample(20_000, torch.Generator().manual_seed(0))  # as many from the component of weight 0.001
+    torch.testing.assert_close(draws.mean(1), means, atol=0.01, rtol=0)
+    torch.testing.assert_close(draws.var(1), torch.tensor([[0.04] * 4, [0.09] * 4]), rtol=0.05, atol=0)
+    assert torch.equal(draws, pool.sample(20_000, torch.Generator().manual_seed(0)))
+
+
+def test_samples_are_as_long_as_features() -> None:
+    """E|x|^2 = |m|^2 + D v = 1 for the variance of the rows; drawn with the floor it would be more than 2 here."""
+    rows, _ = blobs(5, 384, 60, 0.5)
+    fitted = SphericalMixture.fit(rows, 5, regularisation=4e-3)
+    floored = fitted.means.square().sum(1) + 384 * fitted.variances
+    assert floored.min() > 2
+    lengths = fitted.sample(50, torch.Generator().manual_seed(0)).square().sum(-1)
+    torch.testing.assert_close(lengths.mean(1), torch.ones(5), atol=0.02, rtol=0)
+
+
+def test_a_checkpoint_gives_the_mixture_back(tmp_path: Path) -> None:
+    rows, _ = blobs(5, 16, 20, 1.0)
+    fitted = SphericalMixture.fit(rows, 5)
+    save_file(fitted.tensors(), tmp_path / "mixture.safetensors")
+    back = SphericalMixture.from_tensors(load_file(tmp_path / "mixture.safetensors"))
+    assert torch.equal(back.log_responsibilities(rows), fitted.log_responsibilities(rows))
+    first, second = (pool.sample(3, torch.Generator().manual_seed(1)) for pool in (fitted, back))
+    assert torch.equal(first, second)
+
+
+# errors
+
+
+def test_errors_say_the_rule_and_the_value() -> None:
+    rows = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="between 1 and the number of rows, 10; got 11"):
+        SphericalMixture.fit(rows, 11)
+    with pytest.raises(ValueError, match="got 0"):
+        SphericalMixture.fit(rows, 0)
+    with pytest.raises(ValueError, match="not be negative, got -1"):
+        SphericalMixture.fit(rows, 2, regularisation=-1)
+    with pytest.raises(ValueError, match=r"start has 3 dimensions, the features 4"):
+        SphericalMixture.fit(rows, 2, start=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="start has 3 means for 2 components"):
+        SphericalMixture.fit(rows, 2, start=rows[:3])
+    with pytest.raises(ValueError, match="features have 5 dimensions, but 4 were expected"):
+        SphericalMixture.fit(rows, 2, replay=torch.ones(2, 3, 5))
+    broken = rows.clone()
+    broken[6, 1] = math.nan
+    with pytest.raises(ValueError, match="features must be finite.*row 6"):
+        SphericalMixture.fit(broken, 2)
+    with pytest.raises(ValueError, match="start must be finite"):
+        SphericalMixture.fit(rows, 2, start=broken[6:8])
+
+
+def test_errors_of_queries_and_of_stored_tensors() -> None:
+    rows = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    fitted = SphericalMixture.fit(rows, 3)
+    with pytest.raises(ValueError, match="features have 5 dimensions, but 4 were expected"):
+        fitted.nearest(torch.ones(2, 5), 1)
+    with pytest.raises(ValueError, match="features must be finite"):
+        fitted.log_likelihood(rows / 0)
+    with pytest.raises(ValueError, match="number of components, 3; got 5"):
+        fitted.nearest(rows, 5)
+    with pytest.raises(ValueError, match="at least one view"):
+        fitted.pseudo_labels([])
+    with pytest.raises(ValueError, match=r"stored as means, variances and weights, got \['means'\]"):
+        SphericalMixture.from_tensors({"means": rows})
+    with pytest.raises(ValueError, match=r"must be \(K, D\), \(K,\) and \(K,\), got"):
+        SphericalMixture(rows, torch.ones(9), torch.ones(10))

@@ -1,0 +1,104 @@
+"""Prompts against a sequence built by hand, for every family of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.discovery.mixture import SphericalMixture
+from patchgen.discovery.prompts import choose_prompts, prompted
+from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.convert import Loaded, build
+
+VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
+SMALL: dict[str, dict[str, Any]] = {
+    "dinov2": VIT,
+    "dinov2_with_registers": VIT,
+    "vit": VIT | {"intermediate_size": 64},
+    "vit_mae": VIT | {"intermediate_size": 64},
+    "clip_vision_model": VIT | {"intermediate_size": 64},
+}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def small(family: str) -> Backbone:
+    model = build(family, SMALL[family])
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.copy_(draw(*parameter.shape, seed=i) * 0.2)
+    return Backbone(Loaded(model), Origin("small", "small"))
+
+
+def test_the_prompts_of_an_image_are_the_means_of_its_likeliest_components() -> None:
+    mixture = SphericalMixture(torch.eye(4) * 0.9, torch.full((4,), 0.1), torch.full((4,), 0.25))
+    query = torch.tensor([[30.0, 20.0, 10.0, 0.0], [0.0, 1.0, 0.0, 2.0]])  # far from unit length
+    prompts = choose_prompts(mixture, query.to(torch.bfloat16), k=2)
+    assert prompts.dtype == torch.bfloat16 and not prompts.requires_grad
+    torch.testing.assert_close(prompts.float(), 0.9 * torch.eye(4)[torch.tensor([[0, 1], [3, 1]])], atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["dinov2", "dinov2_with_registers"])
+def test_prompts_stand_behind_cls_and_carry_its_position(family: str) -> None:
+    backbone, images, prompts = small(family), draw(3, 3, 16, 16), draw(3, 5, 32, seed=1)
+    model = backbone.model
+    plain = model.embeddings(images)  # (B, 1 + R + P, D), positions added
+    placed = prompts + model.embeddings.position_embeddings[:, :1]
+    hidden = torch.cat([plain[:, :1], placed, plain[:, 1:]], dim=1)
+    for layer in model.encoder.layer:
+        out = layer(hidden)
+        hidden = out[0] if isinstance(out, tuple) else out
+    hidden = model.layernorm(hidden)
+    tokens = prompted(backbone, images, prompts)
+    torch.testing.assert_close(tokens.cls, hidden[:, 0])
+    torch.testing.assert_close(tokens.patches, hidden[:, -16:])
+
+
+@pytest.mark.parametrize("family", list(SMALL))
+def test_every_transformer_takes_prompts_and_forgets_them(family: str) -> None:
+    backbone, images, prompts = small(family), draw(3, 3, 16, 16), draw(3, 5, 32, seed=1)
+    before = backbone(images)
+    during = prompted(backbone, images, prompts)
+    after = backbone(images)
+    assert during.patches.shape == before.patches.shape == (3, 16, 32) and during.grid == (4, 4)
+    assert not torch.allclose(during.cls, before.cls, atol=1e-4)
+    assert torch.equal(after.cls, before.cls) and torch.equal(after.patches, before.patches)
+
+
+@pytest.mark.parametrize("family", list(SMALL))
+def test_no_prompts_are_the_plain_sequence_and_the_order_of_prompts_is_nothing(family: str) -> None:
+    backbone, images, prompts = small(family), draw(2, 3, 16, 16), draw(2, 3, 32, seed=1)
+    torch.testing.assert_close(prompted(backbone, images, prompts[:, :0]).cls, backbone(images).cls)
+    one, other = prompted(backbone, images, prompts), prompted(backbone, images, prompts.flip(1))
+    torch.testing.assert_close(one.patches, other.patches)  # all share one position, so they are a set
+
+
+def test_each_image_sees_its_own_prompts() -> None:
+    backbone, images, prompts = small("dinov2"), draw(1, 3, 16, 16).expand(2, -1, -1, -1), draw(2, 3, 32, seed=1)
+    cls = prompted(backbone, images, prompts).cls
+    alone = prompted(backbone, images[:1], prompts[1:]).cls
+    torch.testing.assert_close(cls[1:], alone)
+    assert not torch.allclose(cls[0], cls[1], atol=1e-4)
+
+
+def test_a_failed_forward_leaves_no_hook_behind() -> None:
+    backbone = small("dinov2")
+    with pytest.raises(ValueError, match="multiples of the patch size"):
+        prompted(backbone, draw(2, 3, 15, 15), draw(2, 3, 32))
+    assert not backbone.model.embeddings._forward_hooks
+
+
+def test_errors_say_the_rule_and_the_value() -> None:
+    images = draw(2, 3, 16, 16)
+    with pytest.raises(ValueError, match=r"prompts must be \(2, k, 32\), one set for each image, got \(1, 5, 32\)"):
+        prompted(small("dinov2"), images, draw(1, 5, 32))
+    with pytest.raises(ValueError, match=r"got \(2, 5, 31\)"):
+        prompted(small("dinov2"), images, draw(2, 5, 31))
+    conv = build("resnet", {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]})
+    with pytest.raises(ValueError, match="convolutional: use a vision transformer"):
+        prompted(Backbone(Loaded(conv), Origin("small", "small")), images, draw(2, 5, 16))

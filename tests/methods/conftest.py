@@ -1,0 +1,106 @@
+"""A method with its model, a batch and the model's output: what the trainer has before it asks for the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import Method, make_method
+from patchgen.model.checkpoint import build_model
+from patchgen.model.classifier import Classifier, Output, trained_tensors
+from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.trainer import Trainer, train
+
+LABEL = (0, 2, 2, 1, 0, -1)
+DOMAIN = (0, 0, 0, 2, 2, 2)
+
+
+class Scene(NamedTuple):
+    method: Method
+    model: Classifier
+    batch: Batch
+
+    def forward(self) -> Output:
+        out: Output = self.model(self.batch.image)
+        return out
+
+    def move(self) -> None:
+        """Change every trained tensor, as steps would."""
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for tensor in trained_tensors(self.model).values():
+                tensor += 0.05 * torch.randn(tensor.shape, generator=generator)
+
+    def reached(self, loss: Tensor) -> tuple[set[str], set[str]]:
+        """Names of the model's and the method's tensors whose gradient the loss changes."""
+        for module in (self.model, self.method):
+            module.zero_grad()
+        loss.backward()
+        return _touched(self.model), _touched(self.method)
+
+
+def _touched(module: torch.nn.Module) -> set[str]:
+    return {name for name, tensor in module.named_parameters() if tensor.grad is not None and tensor.grad.any()}
+
+
+def make_scene(method: str, **changes: Any) -> Scene:
+    config = Config(data="photos", unseen="site_c", backbone="tiny", image_size=28, method=method, **changes)
+    chosen = make_method(config)
+    model = build_model(config, chosen, 3)
+    torch.manual_seed(0)
+    chosen.setup(model)
+    image = torch.randn(len(LABEL), 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    batch = Batch(image, torch.tensor(LABEL), torch.tensor(DOMAIN), torch.arange(len(LABEL)))
+    return Scene(chosen, model, batch)
+
+
+@pytest.fixture
+def scene() -> Callable[..., Scene]:
+    """`scene(method, **settings)`"""
+    return make_scene
+
+
+@pytest.fixture
+def interrupted(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RunFolder]:
+    """`interrupted(method=...)` trains, is stopped between two evaluations, and goes on to the end."""
+
+    def run(**settings: Any) -> RunFolder:
+        whole, calls = Trainer._step, iter(range(100))
+
+        def breaks(self: Trainer, number: int) -> None:
+            if next(calls) == 4:  # after the state of step 2, and one more step
+                raise KeyboardInterrupt
+            whole(self, number)
+
+        config = Config(**{**tiny_settings, **settings})
+        monkeypatch.setattr(Trainer, "_step", breaks)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path, quiet=True)
+        monkeypatch.setattr(Trainer, "_step", whole)
+        return train(config, tmp_path, quiet=True)
+
+    return run
+
+
+@pytest.fixture
+def same_run() -> Callable[[RunFolder, RunFolder], bool]:
+    """Whether two runs have the same records (but for the clock) and the same checkpoints."""
+
+    def compare(one: RunFolder, other: RunFolder) -> bool:
+        plain = [[{k: v for k, v in r.items() if k != "seconds"} for r in run.records()] for run in (one, other)]
+        for name in ("selected", "swad"):
+            a, b = (load_tensors(run.checkpoint(name))[0] for run in (one, other))
+            if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
+                return False
+        return plain[0] == plain[1]
+
+    return compare

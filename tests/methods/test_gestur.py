@@ -1,0 +1,107 @@
+"""GESTUR: gradients and moving average against loops, and an average that survives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.methods import make_method
+from patchgen.methods.kept import Kept
+from patchgen.model.classifier import trained_tensors
+from patchgen.train.records import load_tensors
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def backward(s: Any) -> dict[str, Tensor]:
+    s.model.zero_grad()
+    sum(s.method.losses(s.forward(), s.batch).values()).backward()
+    return {name: tensor.grad.clone() for name, tensor in trained_tensors(s.model).items()}
+
+
+def test_names_with_dots_come_back() -> None:
+    kept = Kept({"a.b_c": torch.ones(2), "a_b.c": torch.zeros(1)}, saved=True)
+    assert list(kept.named()) == ["a.b_c", "a_b.c"] and not list(kept.parameters())
+    assert len(kept.state_dict()) == 2 and not Kept({"a.b": torch.ones(1)}, saved=False).state_dict()
+
+
+@pytest.mark.parametrize("name", ["gestur", "patchgen+gestur"])
+def test_a_step_by_hand(name: str, scene: Callable[..., Any]) -> None:
+    s = scene(name, tune="full", hparams={"gestur": 0.2, "decay": 0.9})
+    start = copies(trained_tensors(s.model))
+    for _ in range(2):
+        inner, theta = backward(s), copies(trained_tensors(s.model))
+        average = copies(s.method.predicting(s.model))
+        s.method.adjust_gradients(s.model)
+        far = {n: theta[n] - average[n] for n in theta if n.startswith("backbone.")}
+        norm_in = sum(float(g.double().square().sum()) for g in inner.values()) ** 0.5
+        norm_out = sum(float(d.double().square().sum()) for d in far.values()) ** 0.5
+        for n, parameter in trained_tensors(s.model).items():
+            wanted = inner[n]
+            if n in far:
+                outer = far[n] * (0.2 * norm_in / norm_out) if norm_out else torch.zeros_like(far[n])
+                wanted = (inner[n] + outer) / 2
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-8)
+        s.move()
+        s.method.after_step(s.model)
+        for n, tensor in s.method.predicting(s.model).items():
+            torch.testing.assert_close(tensor, 0.9 * average[n] + 0.1 * trained_tensors(s.model)[n].detach())
+    assert norm_out > 0 and any(not torch.equal(start[n], t) for n, t in s.method.predicting(s.model).items())
+
+
+def test_the_average_starts_where_the_first_step_does(scene: Callable[..., Any]) -> None:
+    s = scene("patchgen+gestur")
+    with torch.no_grad():
+        s.model.select.qkv.weight.mul_(3)  # as calibration does, between set-up and the first step
+    backward(s)
+    s.method.adjust_gradients(s.model)
+    found, trained = s.method.predicting(s.model), trained_tensors(s.model)
+    assert found.keys() == trained.keys()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in found.items())
+
+
+def test_a_loaded_average_is_not_begun_again(scene: Callable[..., Any]) -> None:
+    s, other = scene("gestur"), scene("gestur")
+    backward(s)
+    s.method.adjust_gradients(s.model)
+    s.move()
+    s.method.after_step(s.model)
+    other.method.load_state_dict(s.method.state_dict())
+    other.move()
+    backward(other)
+    other.method.adjust_gradients(other.model)
+    kept, found = s.method.predicting(s.model), other.method.predicting(other.model)
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in found.items())
+
+
+def test_it_has_no_parameters_and_no_terms_of_its_own(scene: Callable[..., Any]) -> None:
+    s = scene("gestur")
+    assert not list(s.method.parameters()) and list(s.method.losses(s.forward(), s.batch)) == ["main"]
+    assert len(s.method.state_dict()) == len(trained_tensors(s.model))
+
+
+def test_a_decay_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="decay is a share from 0 to below 1, not 1"):
+        make_method(Config(data="photos", unseen="site_c", method="gestur", hparams={"decay": 1.0}))
+
+
+def test_the_average_is_what_a_run_saves(tiny_run: Callable[..., Any]) -> None:
+    slow, fast = (tiny_run("patchgen+gestur", steps=3, hparams={"decay": decay}) for decay in (0.999, 0.0))
+    a, b = (load_tensors(run.checkpoint("selected"))[0] for run in (slow, fast))
+    assert a.keys() == b.keys() and any(not torch.equal(a[name], b[name]) for name in a)
+    # the average has hardly moved, so what it predicts has not either
+    first, last = (slow.records("evaluation")[i]["validation"]["field"]["loss"] for i in (0, -1))
+    assert last == pytest.approx(first, abs=1e-2)
+
+
+def test_an_interrupted_run_gives_the_same_numbers(
+    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
+) -> None:
+    assert same_run(interrupted(method="gestur"), tiny_run("gestur"))
