@@ -175,6 +175,13 @@ def test_draws_never_repeat_a_point() -> None:
     assert sorted(found.assignment.tolist()) == list(range(12)) and found.inertia == pytest.approx(0, abs=1e-5)
 
 
+def test_draws_never_repeat_a_point_where_distances_are_mere_rounding() -> None:
+    x = 1000 + 0.01 * torch.randn(20, 300, generator=torch.Generator().manual_seed(0))  # |x|^2 = 3e8, distances 0.06
+    none = kmeans._Pinned(torch.zeros(0).double(), torch.zeros(0, 300).double(), 0.0)
+    drawn = SemiSupervisedKMeans(20)._draw(kmeans._Points(x, x.square().sum(1)), none, 20, 0)
+    assert len(drawn.unique(dim=0)) == 20
+
+
 # Empty clusters
 
 
