@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.methods import METHODS, make_method
-from patchgen.methods.presets import HOST_PRESETS, host_settings
+from patchgen.methods.presets import HOST_PRESETS, host_settings, published
 from patchgen.model.backbone import BACKBONES
 
 
@@ -73,3 +75,13 @@ def test_every_entry_is_accepted_as_settings() -> None:
             for variant, settings in variants.items():
                 assert variant.split()[0] in BACKBONES
                 make_method(Config(data="photos", unseen="site_c", method=method, **settings))
+
+
+def test_published_values_are_found_by_the_folders_name(tmp_path: Path) -> None:
+    for domain in ("Caltech101", "LabelMe"):
+        (tmp_path / "VLCS" / domain).mkdir(parents=True)
+    found = published(str(tmp_path / "VLCS"), None, "patchgen+miro", "resnet50")
+    assert found == host_settings("miro", "vlcs", "resnet50") != {}
+    assert published(str(tmp_path), None, "patchgen+miro", "resnet50") == {}
+    assert published(str(tmp_path), "vlcs", "miro", "resnet50") == found
+    assert published(str(tmp_path / "VLCS"), None, "patchgen", "resnet50") == {}

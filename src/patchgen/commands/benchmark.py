@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -74,11 +74,12 @@ def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator
     for unseen in dict.fromkeys(arguments.folds or domains):
         for seed in dict.fromkeys(arguments.seeds):
             for label in dict.fromkeys(arguments.methods):
-                chosen = method_settings(label)
-                own = known_hparams(arguments, chosen["method"])
-                for lr in arguments.lr_grid or rates(arguments, chosen["method"]):
-                    changes = {"unseen": unseen, "seed": seed, "lr": lr, "hparams": own, **chosen}
-                    yield Job(label, settings_of(arguments, Config, **changes))
+                chosen = {**_published(arguments, label.split("@")[0]), **method_settings(label)}
+                given = known_hparams(arguments, chosen["method"])
+                chosen["hparams"] = {**chosen.get("hparams", {}), **given}
+                own_rate = chosen.pop("lr", None) or preset_settings(arguments.preset, chosen["method"]).get("lr")
+                for lr in arguments.lr_grid or (arguments.lr or own_rate or Config.lr,):
+                    yield Job(label, settings_of(arguments, Config, unseen=unseen, seed=seed, lr=lr, **chosen))
 
 
 def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float]:
@@ -89,9 +90,17 @@ def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float
     return {name: value for name, value in arguments.hparams.items() if name in known}
 
 
-def rates(arguments: BenchmarkArguments, method: str) -> tuple[float, ...]:
-    """The learning rate given, or else the preset's own for this method."""
-    return (arguments.lr or preset_settings(arguments.preset, method).get("lr", Config.lr),)
+def _published(arguments: BenchmarkArguments, method: str) -> dict[str, Any]:
+    """With the preset `paper`: what the method's authors used on this benchmark, unless another value was given."""
+    if arguments.preset != "paper":
+        return {}
+    from patchgen.methods.presets import published
+
+    found = published(
+        arguments.data, arguments.benchmark, method, arguments.backbone, task=arguments.task, swad=arguments.swad
+    )
+    usual = {"lr": 0.0, "hparams": arguments.hparams}
+    return {k: v for k, v in found.items() if getattr(arguments, k) == usual.get(k, getattr(Config, k, None))}
 
 
 def method_settings(label: str) -> dict[str, str]:
@@ -180,7 +189,14 @@ def _print(
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import CHECKPOINTS, PARTS, accuracy_table, backbone_line, recovery_table, validation_table
+    from patchgen.report.table import (
+        CHECKPOINTS,
+        PARTS,
+        accuracy_table,
+        backbone_line,
+        recovery_table,
+        validation_table,
+    )
 
     seeds = len(set(arguments.seeds))
     print(f"\n{backbone_line(cells)}")

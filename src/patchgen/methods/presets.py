@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
+
+from patchgen.data.benchmarks import match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
 
@@ -124,3 +127,13 @@ def host_settings(
     plain = backbone_kind if task == "mdg" else f"{backbone_kind} {task}"
     found = variants.get(f"{plain} swad") if swad else None
     return deepcopy(found or variants.get(plain, {}))
+
+
+def published(
+    data: str, benchmark: str | None, method: str, backbone: str, *, task: str = "mdg", swad: bool = False
+) -> Settings:
+    """``host_settings`` for data that is recognised by its folder's name; of ``a+b`` the last part that has any."""
+    found = match_benchmark(Path(data)) if Path(data).is_dir() else None
+    name = benchmark or (found.name if found else None)
+    parts = (host_settings(part, name, backbone, task=task, swad=swad) for part in reversed(method.split("+")))
+    return next((settings for settings in parts if settings), {})
