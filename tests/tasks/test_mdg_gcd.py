@@ -121,7 +121,9 @@ def test_only_the_named_upper_bound_sees_all_labels() -> None:
 
 def by_permutation(confusion: np.ndarray, num_known: int) -> tuple[float, float, float]:
     """The best of all one-to-one matches, tried one by one."""
-    best = max(itertools.permutations(range(len(confusion))), key=lambda p: sum(confusion[i, j] for i, j in enumerate(p)))
+    best = max(
+        itertools.permutations(range(len(confusion))), key=lambda p: sum(confusion[i, j] for i, j in enumerate(p))
+    )
     hits = np.array([confusion[i, j] for i, j in enumerate(best)])
     total = confusion.sum(1)
     return (
@@ -172,9 +174,7 @@ def manifests(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.fixture(scope="module")
-def run_on(
-    manifests: dict[str, str], tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Any:
+def run_on(manifests: dict[str, str], tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("runs")
 
     def make(data: str, **settings: Any) -> RunFolder:

@@ -134,7 +134,75 @@ def _print_kmeans(found: Mapping[str, Any]) -> None:
     )
 
 
-SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step, "kmeans": bench_kmeans}
+def bench_discovery(
+    backbone: str = "dinov2-small",
+    image_size: int = 224,
+    batch: int = 8,
+    repeats: int = 3,
+    labelled: int = 42_950,
+    unlabelled: int = 7_050,
+    dim: int = 768,
+    classes: int = 100,
+    inits: int = 10,
+    json: bool = False,
+) -> None:
+    """Time the choice of prompts against a training step, and the scoring of a stage against plain k-means.
+
+    Args:
+        backbone: A name (its architecture, random weights), or a hub id, folder or .safetensors file.
+        image_size: Pixels of the square images.
+        batch: Images in a step, each in two views.
+        repeats: Timed steps, after one that warms up.
+        labelled: Images with a class or cluster; the default is the last stage of CIFAR-100.
+        unlabelled: Images of the stage.
+        dim: Features an image.
+        classes: Clusters, and components of the mixture.
+        inits: Starts of each k-means.
+        json: Print JSON instead of tables.
+    """
+    from patchgen.diagnose import cost_stream
+    from patchgen.train.progress import Progress
+
+    with Progress("bench discovery", cost_stream.pieces(repeats)) as bar:
+
+        def report(line: str) -> None:
+            bar.advance()
+            bar.say(line)
+
+        found = cost_stream.measure_discovery(
+            backbone, image_size=image_size, batch=batch, repeats=repeats, labelled=labelled, unlabelled=unlabelled,
+            dim=dim, classes=classes, inits=inits, report=report,
+        )  # fmt: skip
+    if json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        _print_discovery(found)
+
+
+def _print_discovery(found: Mapping[str, Any]) -> None:
+    prompts, evaluation, machine = found["prompts"], found["evaluation"], found["machine"]
+    print(
+        f"{prompts['backbone']}, {prompts['image_size']} px, {prompts['batch']} images x 2 views, "
+        f"{prompts['components']} components, {machine['device']}, {machine['threads']} threads"
+    )
+    names = {"query": "prompt-free pass", "choice": "choice of the prompts", "step": "whole training step"}
+    whole = prompts["median_seconds"]["step"]
+    rows = [(names[n], f"{1000 * s:.2f}", f"{s / whole:.2%}") for n, s in prompts["median_seconds"].items()]
+    print_table(("part of a step", "median ms", "of the step"), rows)
+    seconds = evaluation["seconds"]
+    print(
+        f"scoring a stage: {evaluation['labelled']:,} labelled and {evaluation['unlabelled']:,} unlabelled images, "
+        f"{evaluation['dim']} features, {evaluation['classes']} clusters, {evaluation['inits']} starts"
+    )
+    times = [
+        ("constrained k-means, ours", f"{seconds['ours']:.1f}"),
+        ("plain k-means, scikit-learn", f"{seconds['sklearn']:.1f}"),
+    ]
+    print_table(("clustering", "seconds"), times)
+    print(f"time ratio {evaluation['ratio']:.3f} (ours / scikit-learn's)")
+
+
+SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step, "kmeans": bench_kmeans, "discovery": bench_discovery}
 
 
 def main(argv: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as to_json
+from typing import Any
 
 from patchgen.commands import parse
 
@@ -15,7 +16,7 @@ def list_methods(json: bool = False) -> None:
     """
     from patchgen.methods import METHODS
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "pool": method.pool, "tune": method.tune, "summary": method.summary,
          "hparams": method.all_defaults(), "reference": method.reference, "addable": method.addable}
         for name, method in METHODS.items()

@@ -43,7 +43,20 @@ def defaults(argv: list[str]) -> dict[str, Any]:
     if path:
         return vars(load_config(path))
     preset = preset_settings(preset_name or "small", option(argv, "--method", Config.method))
+    if preset_name == "paper":
+        preset |= _published(argv)
     return {"data": tyro.MISSING, "unseen": tyro.MISSING, **preset}
+
+
+def _published(argv: list[str]) -> dict[str, Any]:
+    """What the method's authors used on this benchmark, where they said so."""
+    from patchgen.methods.presets import published
+
+    data = next((word for word in argv if not word.startswith("-") and Path(word).is_dir()), "")
+    method, backbone = option(argv, "--method", Config.method), option(argv, "--backbone", Config.backbone)
+    task = option(argv, "--task", Config.task)
+    return dict(published(data, option(argv, "--benchmark", "") or None, method, backbone, task=task,
+                          swad="--swad" in argv))  # fmt: skip
 
 
 def main(argv: list[str]) -> int:

@@ -77,8 +77,9 @@ class SphericalMixture:
         """Expectation-maximisation from `start`, until a step gains less than `tolerance` in log-likelihood per row.
 
         The regularisation is a floor of the variances. Under a floor the M-step is still a maximum and the likelihood
-        never falls. Adding it to the variances, as is usual, breaks that: on CIFAR-100 features of DINOv2-S (variance
-        6e-4 within a class, 1e-3 added) each step lowers the likelihood, from 836 to 830, and the clusters get worse.
+        never falls. Adding it to the variances, as is usual, breaks that: on 3,000 CIFAR-100 images (the `registry`
+        ViT-S, variance 6e-4 within a class, 1e-3 added, 50 components from k-means) the likelihood falls from 836 to
+        830 within 20 steps, and the accuracy of the clusters from 20.6 to 19.4 %.
 
         Args:
             features: (N, D), of any length.

@@ -1,4 +1,4 @@
-"""Adam with one learning rate each for the head, the module, the tuned part of the backbone and a method's own parts."""
+"""Adam with one learning rate each for the head, the module, the tuned part of the backbone and a method's parts."""
 
 from __future__ import annotations
 

@@ -55,4 +55,3 @@ class Step:
                     parameter.grad = cast(Tensor, fabric.all_reduce(parameter.grad))
         self.optimizer.step()
         self.optimizer.zero_grad()
-

@@ -1,0 +1,238 @@
+"""patchgen discover RUN IMAGES... --out DIR: groups of images that fit no known class, as sheets, CSV and a page."""
+
+from __future__ import annotations
+
+import json as to_json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from patchgen.commands import announce, parse, print_table, require_data
+from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+
+if TYPE_CHECKING:
+    from patchgen.discover import Features, Groups, Member
+    from patchgen.discovery import Estimate
+    from patchgen.explain import Predictor
+
+CENTRAL = 24  # images of a group that its sheet shows
+CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio")
+
+
+@dataclass(frozen=True)
+class DiscoverArguments:
+    """Group images that fit no known class: a contact sheet (.png) a group, assignments.csv and index.html."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, as `patchgen train` prints it, of any method and task."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
+    """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
+    out: str
+    """Folder for the sheets, the CSV and the page; made when missing, files of the same name are replaced."""
+    new_classes: int | None = None
+    """How many groups to make beside the known classes; estimated when left out."""
+    at_most: int | None = None
+    """The largest number of new classes that the estimate considers; at least 10 and as many as known when left out."""
+    data: str | None = None
+    """Where the run's own training data lies now, if not where it was trained: its images show the known classes."""
+    checkpoint: Literal["selected", "swad"] = "selected"
+    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
+    batch: int = 64
+    """Images a forward pass."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+    strict: bool = False
+    """Exit with code 1 when any image could not be read."""
+    quiet: bool = False
+    """Say nothing while working."""
+
+
+def _check(arguments: DiscoverArguments, images: int) -> None:
+    """Refuse before any work what could only fail at its end."""
+    for option, value in (("--new-classes", arguments.new_classes), ("--at-most", arguments.at_most)):
+        if value is not None and value < 1:
+            estimated = "; leave it out to have the number estimated" if option == "--new-classes" else ""
+            raise ValueError(f"{option} must be at least 1, not {value}{estimated}")
+        if value is not None and value > images:
+            raise ValueError(
+                f"{option} {value} needs as many images, but {images} were found; give more, or a lower number"
+            )
+    if arguments.new_classes is not None and arguments.at_most is not None:
+        raise ValueError("--at-most limits the estimate, which --new-classes replaces: choose one")
+    if arguments.data is not None:
+        require_data(arguments.data)
+    if arguments.batch < 1:
+        raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
+    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
+        raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
+
+
+def read_known(
+    predictor: Predictor, arguments: DiscoverArguments, say: Callable[[str], None]
+) -> tuple[Features, list[str]]:
+    """Features and labels of the run's own images of known classes."""
+    from patchgen.discover import read_features, reference_images
+    from patchgen.train.progress import Progress
+    from patchgen.train.records import RunFolder
+
+    known = reference_images(RunFolder.open(arguments.run), arguments.data)
+    with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
+        features = read_features(predictor, known.files, arguments.batch, ticker(bar))
+    label_of = dict(zip(known.files, known.labels, strict=True))
+    labels = [label_of[path] for path in features.paths]
+    lost = [name for name in dict.fromkeys((*known.without, *known.labels)) if name not in labels]
+    if not labels:
+        raise ValueError(f"none of the {len(known.files)} training images of known classes could be read")
+    if lost:
+        say(f"no readable training image of {', '.join(lost)}: images of such a class will look new")
+    return features, labels
+
+
+def describe_estimate(estimate: Estimate, known: int) -> str:
+    """The number of new classes, and how every number that was tried scored."""
+    curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in estimate.curve.items())
+    return (
+        f"new classes: {estimate.num_classes - known} (an estimate, often off by a few; `--new-classes` sets it)\n"
+        f"  known images in the right cluster for each number tried: {curve}"
+    )
+
+
+def summarise(groups: Groups) -> list[dict[str, Any]]:
+    """A row a group: the new ones, largest first, then the known classes that got an image."""
+    rows = []
+    for name in (*groups.new, *groups.known):
+        members, new = groups.of(name), name in groups.new
+        if members:
+            near = [one.nearest_known for one in members]
+            rows.append(
+                {
+                    "group": name,
+                    "images": len(members),
+                    "fits_known": not new,
+                    "confidence": median(one.confidence for one in members),
+                    "nearest_known": max(sorted(set(near)), key=near.count),
+                    "sheet": f"{name}.png" if new else None,
+                }
+            )
+    return rows
+
+
+def _csv_cells(one: Member) -> list[str]:
+    fits = "yes" if one.fits_known else "no"
+    return [shown(one.path), one.group, fits, f"{one.confidence:.4f}", one.nearest_known, f"{one.distance_ratio:.4f}"]
+
+
+def _write_sheets(groups: Groups, rows: Iterable[dict[str, Any]], out: Path) -> None:
+    from patchgen.overlay import original
+    from patchgen.report.sheet import Tile, contact_sheet, write_sheet
+
+    for row in rows:
+        if row["sheet"]:
+            central = groups.of(row["group"])[:CENTRAL]
+            tiles = [
+                Tile(original(one.path), one.path.name, f"confidence {one.confidence:.2f}", one.mask) for one in central
+            ]
+            columns = 6 if central[0].mask is None else 4
+            write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, _caption(row, len(tiles))))
+
+
+def _caption(row: dict[str, Any], shown_images: int) -> str:
+    images = row["images"]
+    part = f", the {shown_images} most central shown" if shown_images < images else ", most central first"
+    return f"{images} image{'s' * (images > 1)} that fit no known class{part}"
+
+
+def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
+    """One HTML page beside the sheets: no script, nothing from the network."""
+    from patchgen.overlay import NOTICE
+    from patchgen.report.page import page, table
+
+    columns = {"group": "group", "images": "images", "fits": "fits a known class",
+               "confidence": "median confidence", "nearest_known": "nearest known class"}  # fmt: skip
+    cells = [{**row, "images": str(row["images"]), "fits": "yes" if row["fits_known"] else "no"} for row in rows]
+    estimate = f"<p>{escape(describe_estimate(groups.estimate, len(groups.known)))}</p>" if groups.estimate else ""
+    notes = (
+        '<p class="note">Confidence is a margin, not a probability: 0 is half-way between two groups, 1 is the centre '
+        f"of one. A map beside an image is a {NOTICE}: it shows what the model read, not where something is. "
+        'Every image stands in <a href="assignments.csv">assignments.csv</a>.</p>'
+    )
+    sections = [("Groups", table(cells, columns) + estimate + notes)]
+    for row in rows:
+        if row["sheet"]:
+            alt = f"Contact sheet of {row['group']}, {row['images']} images, the most central first"
+            sections.append(
+                (row["group"], f'<a href="{row["sheet"]}"><img src="{row["sheet"]}" alt="{alt}" width="100%"></a>')
+            )
+    new = sum(row["images"] for row in rows if not row["fits_known"])
+    lead = f"{len(groups.members)} images: {new} in {len(groups.new)} groups that fit no known class."
+    return page(title, lead, sections)
+
+
+def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> Path:
+    """All files, the page last; returns the page."""
+    from patchgen.data.table import write_csv
+    from patchgen.report.page import write_page
+
+    out.mkdir(parents=True, exist_ok=True)
+    _write_sheets(groups, rows, out)
+    write_csv(out / "assignments.csv", CSV_HEADER, map(_csv_cells, groups.members))
+    return write_page(out / "index.html", render_page(title, groups, rows))
+
+
+def _print_tables(groups: Groups, rows: list[dict[str, Any]], page: Path) -> None:
+    if groups.estimate:
+        print(describe_estimate(groups.estimate, len(groups.known)))
+    cells = [
+        (row["group"], str(row["images"]), "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
+         row["nearest_known"], row["sheet"] or "") for row in rows
+    ]  # fmt: skip
+    print_table(("group", "images", "fits known", "median confidence", "nearest known", "sheet"), cells)
+    print(page)
+
+
+def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
+    known, estimate = len(groups.known), None
+    if groups.estimate:
+        curve = {str(k - known): score for k, score in groups.estimate.curve.items()}
+        estimate = {"new_classes": groups.estimate.num_classes - known, "known_accuracy": curve}
+    unreadable = [{"path": str(one.path), "reason": one.reason} for one in groups.unreadable]
+    files = {"assignments": str(page.with_name("assignments.csv")), "page": str(page)}
+    return to_json.dumps({"groups": rows, "estimate": estimate, "unreadable": unreadable, **files}, indent=2)
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(DiscoverArguments, "discover", argv)
+    paths = find_images(arguments.images)
+    _check(arguments, len(paths))
+    announce(arguments.quiet)
+    from patchgen.discover import discover
+    from patchgen.explain import load_run
+    from patchgen.train.progress import Progress
+
+    def say(text: str) -> None:
+        if not arguments.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    predictor = load_run(arguments.run, arguments.checkpoint)
+    known, labels = read_known(predictor, arguments, say)
+    with Progress("images", len(paths), quiet=arguments.quiet) as bar:
+        groups = discover(
+            predictor, paths, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
+            batch=arguments.batch, tick=ticker(bar),
+        )  # fmt: skip
+    rows = summarise(groups)
+    run = f"run {Path(arguments.run).resolve().name} ({arguments.checkpoint})"
+    page = _write(
+        groups, rows, f"{predictor.config.method}, {run}: images that fit no known class", Path(arguments.out)
+    )
+    if arguments.json:
+        print(_as_json(groups, rows, page))
+    else:
+        _print_tables(groups, rows, page)
+    return report_unreadable(groups.unreadable, len(paths), arguments.strict)

@@ -1,0 +1,180 @@
+"""`patchgen discover` as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.discover import Features, read_features
+from patchgen.explain import Predictor
+from patchgen.train.records import RunFolder
+
+MakeRun = Callable[..., RunFolder]
+Captured = pytest.CaptureFixture[str]
+AXIS = {"circle": 0, "cross": 1, "square": 2, "star": 3, "moon": 4}
+
+
+@pytest.fixture
+def photos(image_folder: Path, tmp_path: Path) -> Path:
+    """Folders by what is in them: 2 crosses, 5 stars, 3 moons (copies under other names), and a broken file."""
+    for kind, number in (("cross", 2), ("star", 5), ("moon", 3)):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for i in range(number):
+            shutil.copy(image_folder / f"studio/cross/{i:02d}.png", tmp_path / "photos" / kind / f"{i}.png")
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"not an image")
+    return tmp_path / "photos"
+
+
+@pytest.fixture(scope="module")
+def run(tiny_run: MakeRun) -> str:
+    return str(tiny_run().path)
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The true reading of files, but features that lie around an axis of each kind of image."""
+
+    def plant(predictor: Predictor, paths: Any, *more: Any, **options: Any) -> Features:
+        found = read_features(predictor, paths, *more, **options)
+        rng = np.random.default_rng(len(found.paths))
+        axis = [AXIS[path.parent.name] for path in found.paths]
+        return found._replace(vectors=(np.eye(8)[axis] + 0.02 * rng.standard_normal((len(axis), 8))).astype(np.float32))
+
+    monkeypatch.setattr("patchgen.discover.read_features", plant)
+
+
+def test_groups_sheets_and_csv(run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured) -> None:
+    out = tmp_path / "deep" / "out"
+    assert main(["discover", run, str(photos), "--out", str(out), "--new-classes", "2"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == str(out / "index.html")
+    assert "1 of 11 images could not be read" in printed.err and "broken.jpg" in printed.err
+    for line in (r"new-1 +│ 5 +│ no", r"new-2 +│ 3 +│ no", r"cross +│ 2 +│ yes"):
+        assert re.search(line, printed.out)
+    assert sorted(p.name for p in out.iterdir()) == ["assignments.csv", "index.html", "new-1.png", "new-2.png"]
+    assert Image.open(out / "new-1.png").width == 1200
+
+    rows = list(csv.DictReader((out / "assignments.csv").open()))
+    assert list(rows[0]) == ["path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio"]
+    group = {"cross": "cross", "star": "new-1", "moon": "new-2"}
+    assert len(rows) == 10
+    for row in rows:
+        kind = Path(row["path"]).parent.name
+        assert row["group"] == group[kind] and row["fits_known"] == ("yes" if kind == "cross" else "no")
+        assert float(row["confidence"]) > 0.8 and row["nearest_known"] in ("circle", "cross", "square")
+        assert (float(row["distance_ratio"]) == 1) == (kind == "cross")
+
+
+def test_the_page_stands_beside_its_sheets(run: str, photos: Path, tmp_path: Path, planted: None) -> None:
+    out = tmp_path / "out"
+    assert main(["discover", run, str(photos), "--out", str(out), "--new-classes", "2", "--quiet"]) == 0
+    text = (out / "index.html").read_text()
+    sources = re.findall(r'src="([^"]+)"', text)
+    assert sources == ["new-1.png", "new-2.png"] and all((out / name).is_file() for name in sources)
+    assert "not an annotation" in text and "not a probability" in text and "10 images: 8 in 2 groups" in text
+    assert "<script" not in text and "http" not in text and not re.findall(r'alt=""', text)
+
+
+def test_json_says_it_all(run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured) -> None:
+    words = ["discover", run, str(photos), "--out", str(tmp_path / "out"), "--at-most", "4", "--json", "--quiet"]
+    assert main([*words, "--strict"]) == 1  # a broken file, after all work
+    found = json.loads(capsys.readouterr().out)
+    number = found["estimate"]["new_classes"]
+    assert 0 <= number <= 4 and str(number) in found["estimate"]["known_accuracy"]
+    assert sum(row["images"] for row in found["groups"]) == 10
+    assert all((row["sheet"] is None) == row["fits_known"] for row in found["groups"])
+    assert [Path(one["path"]).name for one in found["unreadable"]] == ["broken.jpg"]
+    assert Path(found["page"]).is_file() and Path(found["assignments"]).is_file()
+
+
+def test_the_estimate_is_said_with_its_curve(
+    run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured
+) -> None:
+    assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert re.match(r"new classes: \d+ \(an estimate.*\n  known images in the right cluster .*: 0?", printed)
+    assert re.search(r"new classes: \d+ \(an estimate", (tmp_path / "out" / "index.html").read_text())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "lp-ln"}, {"task": "mdg_gcd", "known": "circle,square", "swad": False}]
+)
+def test_any_method_and_task(
+    settings: dict[str, Any], tiny_run: MakeRun, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    """With the model's own features: every image is in one group, and only known classes are named."""
+    run, out = tiny_run(**settings), tmp_path / "out"
+    words = ["discover", str(run.path), str(image_folder / "studio"), "--out", str(out), "--new-classes", "3"]
+    assert main([*words, "--batch", "7", "--json"]) == 0
+    groups = json.loads(capsys.readouterr().out)["groups"]
+    known = {"circle", "square"} if "task" in settings else {"circle", "cross", "square"}
+    assert {row["group"] for row in groups if row["fits_known"]} <= known
+    assert sum(row["images"] for row in groups) == 30 == len((out / "assignments.csv").read_text().splitlines()) - 1
+
+
+def test_a_class_without_examples_is_said(
+    run: str, photos: Path, tmp_path: Path, planted: None, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    from patchgen.discover import reference_images
+
+    monkeypatch.setattr(
+        "patchgen.discover.reference_images", lambda *words: reference_images(*words)._replace(without=["comet"])
+    )
+    assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--new-classes", "2"]) == 0
+    assert "no readable training image of comet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--new-classes", "0"], "--new-classes must be at least 1, not 0; leave it out"),
+        (["--new-classes", "two"], "--new-classes must be a whole number"),
+        (["--new-classes", "12"], "--new-classes 12 needs as many images, but 11 were found"),
+        (["--new-classes", "11"], "readable images, 10, not 11"),
+        (["--at-most", "0"], "--at-most must be at least 1"),
+        (["--at-most", "3", "--new-classes", "2"], "choose one"),
+        (["--batch", "0"], "--batch must be at least 1"),
+        (["--data", ""], "DATA is empty"),
+        (["--data", "nowhere"], "`--data` says where"),
+        (["--checkpoint", "best"], "invalid"),
+    ],
+)
+def test_wrong_options_are_one_sentence(
+    words: list[str], message: str, run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured
+) -> None:
+    command = ["discover", run, str(photos), "--out", str(tmp_path / "out"), *words]
+    try:
+        code = main(command)
+    except SystemExit as stop:  # the parser's own refusal
+        code = int(str(stop.code))
+    assert code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_input(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    out = ["--out", str(tmp_path / "out")]
+    (tmp_path / "file").write_text("")
+    half = shutil.copytree(run, tmp_path / "half")
+    shutil.rmtree(half / "checkpoints")
+    for words, message in (
+        ([run, *out], "no image given"),
+        ([run, str(tmp_path / "none"), *out], "no image found"),
+        ([str(photos), str(photos), *out], "not a run folder"),
+        ([str(half), str(photos), *out], "has no checkpoint 'selected'"),
+        ([run, str(photos), "--out", str(tmp_path / "file")], "--out must be a folder"),
+        ([run, str(photos / "broken.jpg"), *out], "none of the 1 images could be read"),
+    ):
+        assert main(["discover", *words]) == 2
+        error = capsys.readouterr().err
+        assert message in error and "Traceback" not in error
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,108 @@
+"""Contact sheets: everything is where it should be, and the colours say the mask's own values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image, ImageFont
+
+from patchgen.overlay import OPACITY
+from patchgen.report.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over, viridis, write_sheet
+
+RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
+
+
+def plain(colour: tuple[int, int, int], height: int = 30, width: int = 30) -> np.ndarray:
+    return np.full((height, width, 3), colour, np.uint8)
+
+
+def spots(sheet: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """Box of the pixels of a colour: left, top, right, bottom."""
+    rows, columns = np.nonzero((np.abs(np.asarray(sheet).astype(int) - colour) < 3).all(2))
+    return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
+
+
+def test_colours_are_viridis() -> None:
+    values = np.linspace(0, 1, 101)
+    expected = 255 * matplotlib.colormaps["viridis"](values)[:, :3]
+    assert np.abs(viridis(values) - expected).max() < 5
+
+
+def test_tiles_stand_in_reading_order() -> None:
+    tiles = [Tile(plain(colour), "x") for colour in (RED, GREEN, BLUE)]
+    sheet = contact_sheet("three", tiles, columns=2)
+    red, green, blue = (spots(sheet, colour) for colour in (RED, GREEN, BLUE))
+    side = (WIDTH - 2 * MARGIN - 16) // 2
+    assert sheet.width == WIDTH and red == (MARGIN, HEADER, MARGIN + side, HEADER + side)
+    assert green[1] == red[1] and green[0] > red[2]
+    assert blue[0] == red[0] and blue[1] > red[3] and blue[3] < sheet.height
+
+
+def test_aspect_is_kept() -> None:
+    sheet = contact_sheet("wide", [Tile(plain(RED, 20, 60), "x"), Tile(plain(GREEN, 60, 20), "y")], columns=4)
+    left, top, right, bottom = spots(sheet, RED)
+    assert (right - left) / (bottom - top) == pytest.approx(3, abs=0.1)
+    left, top, right, bottom = spots(sheet, GREEN)
+    assert (bottom - top) / (right - left) == pytest.approx(3, abs=0.1)
+
+
+def test_the_map_stands_beside_its_image() -> None:
+    mask = np.array([[1.0, 0.0], [1.0, 0.0]])  # the left half is selected
+    sheet = contact_sheet("map", [Tile(plain(RED), "x", "note", mask)])
+    left, top, right, bottom = spots(sheet, RED)
+    side, pixels = right - left, np.asarray(sheet).astype(float)
+    grey = np.asarray(Image.fromarray(plain(RED)).convert("L"))[0, 0]
+    for value, column in ((1.0, right + 8), (0.0, right + side - 4)):
+        expected = OPACITY * viridis(np.array(value)) + (1 - OPACITY) * grey
+        assert np.abs(pixels[(top + bottom) // 2, column] - expected).max() < 4
+
+
+def test_the_notice_is_there_only_with_maps() -> None:
+    def header(mask: np.ndarray | None) -> np.ndarray:
+        return np.asarray(contact_sheet("t", [Tile(plain(RED), "x", "", mask)]))[:HEADER, WIDTH // 2 :]
+
+    assert (header(None) == 255).all() and (header(np.ones((2, 2))) < 200).any()
+
+
+def test_a_constant_mask_has_one_colour() -> None:
+    picture = np.asarray(mask_over(Image.new("RGB", (20, 10), (128, 128, 128)), np.full((3, 3), 0.5)))
+    assert picture.shape == (10, 20, 3) and np.ptp(picture, axis=(0, 1)).max() == 0
+
+
+def test_text_fits_and_keeps_its_end() -> None:
+    font = ImageFont.load_default(14)
+    assert fit_text("short.png", font, 200) == "short.png"
+    cut = fit_text("a" * 200 + "_17.png", font, 150)
+    assert cut.startswith("…") and cut.endswith("_17.png") and font.getlength(cut) <= 150
+    assert fit_text("a\nb\udcff", font, 200) == "a?b?"
+    assert fit_text("wide", font, 1) == "…"
+
+
+def test_odd_names_do_not_break_a_sheet() -> None:
+    tiles = [Tile(plain(RED), name, "n" * 300) for name in ("", "a\nb", "x\udcff.png", "名前.png", "w" * 300)]
+    assert contact_sheet("title " * 60, tiles, columns=12, subtitle="s" * 400).width == WIDTH
+
+
+@pytest.mark.parametrize(("tiles", "columns", "message"), [(0, 4, "at least one"), (1, 0, "columns"), (1, 13, "13")])
+def test_what_cannot_be_drawn(tiles: int, columns: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        contact_sheet("t", [Tile(plain(RED), "x")] * tiles, columns)
+
+
+def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet = contact_sheet("t", [Tile(plain(RED), "x")])
+    write_sheet(tmp_path / "a.png", sheet)
+    before = (tmp_path / "a.png").read_bytes()
+    assert Image.open(tmp_path / "a.png").size == sheet.size
+
+    def full(self: Image.Image, where: Path, kind: str) -> None:
+        Path(where).write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="full"):
+        write_sheet(tmp_path / "a.png", sheet)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"] and (tmp_path / "a.png").read_bytes() == before

@@ -1,0 +1,216 @@
+"""Groups of what fits no known class: planted features come out exactly, the reference is the run's own."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchgen.discover import Features, discover, group_features, read_features, reference_images
+from patchgen.explain import Predictor, load_run
+from patchgen.train.records import RunFolder
+
+MakeRun = Callable[..., RunFolder]
+NAMES = ("ant", "bee", "cat")  # of the first three axes
+
+
+def blobs(counts: dict[int, int], seed: int = 0, spread: float = 0.02, dim: int = 12) -> tuple[np.ndarray, list[int]]:
+    """Unit vectors around the axes of the space, as many for each axis as asked, and their axes."""
+    axis = np.repeat(list(counts), list(counts.values()))
+    points = np.eye(dim)[axis] + spread * np.random.default_rng(seed).standard_normal((len(axis), dim))
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), axis.tolist()
+
+
+def features_of(vectors: np.ndarray) -> Features:
+    return Features([Path(f"{i}.png") for i in range(len(vectors))], vectors, [None] * len(vectors), [])
+
+
+def known_blobs(spread: float = 0.02) -> tuple[np.ndarray, list[str]]:
+    vectors, axis = blobs({0: 20, 1: 20, 2: 20}, seed=1, spread=spread)
+    return vectors, [NAMES[a] for a in axis]
+
+
+# Grouping
+
+
+def test_separated_blobs_come_out_exactly() -> None:
+    vectors, axis = blobs({4: 5, 0: 7, 5: 11, 2: 3})
+    groups = group_features(features_of(vectors), *known_blobs(), new_classes=2)
+    name = {0: "ant", 2: "cat", 5: "new-1", 4: "new-2"}  # the larger new group is the first
+    assert [one.group for one in groups.members] == [name[a] for a in axis]
+    assert [one.fits_known for one in groups.members] == [a < 3 for a in axis]
+    assert groups.new == ["new-1", "new-2"] and groups.known == ["ant", "bee", "cat"] and groups.estimate is None
+    assert [one.path.name for one in groups.members] == [f"{i}.png" for i in range(len(axis))]
+
+
+def test_known_classes_are_pinned() -> None:
+    """Two known classes that lie together stay two, and the new cluster is spent on what is new."""
+    known, _ = blobs({0: 20, 1: 10}, seed=1)
+    vectors, axis = blobs({0: 10, 5: 3})
+    groups = group_features(features_of(vectors), known, ["left"] * 10 + ["right"] * 10 + ["far"] * 10, new_classes=1)
+    assert {one.group for one, a in zip(groups.members, axis, strict=True) if a == 0} <= {"left", "right"}
+    assert [one.group for one, a in zip(groups.members, axis, strict=True) if a == 5] == ["new-1"] * 3
+
+
+def test_numbers_equal_the_obvious_computation() -> None:
+    vectors, _ = blobs({4: 8, 0: 8, 5: 12}, spread=0.2)
+    known, labels = known_blobs(0.2)
+    groups = group_features(features_of(vectors), known, labels, new_classes=2)
+    centre = {}
+    for name in ("ant", "bee", "cat", "new-1", "new-2"):
+        mine = [v for v, one in zip(vectors, groups.members, strict=True) if one.group == name]
+        centre[name] = np.mean(mine + [v for v, label in zip(known, labels, strict=True) if label == name], axis=0)
+    for vector, one in zip(vectors, groups.members, strict=True):
+        distance = {name: float(np.linalg.norm(vector - c)) for name, c in centre.items()}
+        first, second, *_ = sorted(distance.values())
+        nearest = min(("ant", "bee", "cat"), key=distance.__getitem__)
+        assert one.group == min(distance, key=distance.__getitem__) and one.nearest_known == nearest
+        assert one.distance == pytest.approx(first, abs=2e-3)
+        assert one.confidence == pytest.approx(1 - first / second, abs=4e-3)
+        assert one.distance_ratio == pytest.approx(first / distance[nearest], abs=4e-3)
+        assert (one.distance_ratio == 1) == one.fits_known
+
+
+def test_central_images_come_first() -> None:
+    vectors, _ = blobs({5: 15}, spread=0.1)
+    groups = group_features(features_of(vectors), *known_blobs(), new_classes=1)
+    central = groups.of("new-1")
+    centre = vectors.mean(0)
+    order = np.argsort(np.linalg.norm(vectors - centre, axis=1))
+    assert [one.path.stem for one in central] == [str(i) for i in order] and groups.of("ant") == []
+
+
+def test_equal_points_are_no_division_by_zero() -> None:
+    same = np.tile(np.eye(12, dtype=np.float32)[0], (4, 1))
+    groups = group_features(features_of(same), same[:2], ["a", "a"], new_classes=1)
+    assert all(one.confidence == 0 and one.distance_ratio == 1 and one.fits_known for one in groups.members)
+    assert groups.new == []
+
+
+def test_a_known_class_may_be_called_like_a_group() -> None:
+    known, axis = blobs({0: 5, 1: 5})
+    vectors, _ = blobs({4: 3, 5: 2})
+    groups = group_features(features_of(vectors), known, [f"new-{a + 1}" for a in axis], new_classes=2)
+    assert groups.new == ["new-3", "new-4"] and Counter(m.group for m in groups.members) == {"new-3": 3, "new-4": 2}
+
+
+def test_the_same_seed_gives_the_same_groups() -> None:
+    vectors, _ = blobs({3: 9, 4: 9, 5: 9}, spread=0.4)
+    first, second = (group_features(features_of(vectors), *known_blobs(0.4), new_classes=3) for _ in range(2))
+    assert [one.group for one in first.members] == [one.group for one in second.members]
+
+
+# The number of new classes
+
+
+def test_the_estimate_finds_that_something_is_new() -> None:
+    """Overlapping classes and many more examples than images: the examples must not drown the images."""
+    known, axis = blobs({0: 60, 1: 60, 2: 60}, seed=1, spread=0.25)
+    labels = [NAMES[a] for a in axis]
+    vectors, _ = blobs({4: 12, 5: 12}, spread=0.05)
+    groups = group_features(features_of(vectors), known, labels, at_most=6)
+    assert groups.estimate is not None and 1 <= groups.estimate.num_classes - 3 <= 6
+    assert set(groups.estimate.curve) <= set(range(3, 10)) and not any(one.fits_known for one in groups.members)
+
+
+def test_the_estimate_may_find_nothing_new() -> None:
+    known, axis = blobs({0: 20, 1: 20, 2: 20}, seed=1, spread=0.4)
+    vectors, _ = blobs({0: 20, 1: 20, 2: 20}, seed=2, spread=0.4)
+    groups = group_features(features_of(vectors), known, list(map(str, axis)))
+    assert groups.estimate is not None and groups.estimate.num_classes == 3
+    assert groups.new == [] and all(one.fits_known for one in groups.members)
+
+
+@pytest.mark.parametrize("number", [{"new_classes": 0}, {"new_classes": 6}, {"at_most": 0}, {"at_most": 6}])
+def test_numbers_that_cannot_be(number: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(number))} must lie between 1 and .* 5"):
+        group_features(features_of(blobs({4: 5})[0]), *known_blobs(), **number)
+
+
+# A run's features
+
+
+@pytest.fixture(scope="module")
+def predictor(tiny_run: MakeRun) -> Predictor:
+    return load_run(tiny_run().path)
+
+
+def test_features_are_what_the_head_reads(tiny_run: MakeRun, image_folder: Path, tmp_path: Path) -> None:
+    files = sorted((image_folder / "studio").rglob("*.png"))[:5]
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    for method in ("patchgen", "lp-ln"):
+        predictor, ticks = load_run(tiny_run(method).path), list[int]()
+        found = read_features(predictor, [files[0], broken, *files[1:]], batch=2, tick=ticks.append)
+        assert found.paths == files and ticks == [2, 2, 2] and [one.path for one in found.unreadable] == [broken]
+        backbone = predictor.model.backbone
+        for path, vector, mask in zip(files, found.vectors, found.masks, strict=True):
+            pixels = np.asarray(Image.open(path).convert("RGB").resize((56, 56), Image.Resampling.BILINEAR)) / 255
+            image = torch.tensor((pixels - np.array(backbone.mean)) / np.array(backbone.std)).permute(2, 0, 1).float()
+            with torch.no_grad():
+                expected = predictor.model(image[None]).features[0].numpy()
+            np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-4)
+            assert (mask is None) == (method == "lp-ln")
+        assert not predictor.model.head._forward_pre_hooks  # nothing is left behind
+
+
+def test_no_features_of_no_images(predictor: Predictor) -> None:
+    assert read_features(predictor, []).vectors.shape == (0, predictor.model.head.in_features)
+
+
+# The reference
+
+
+def test_the_reference_is_the_training_part_of_the_sources(tiny_run: MakeRun, image_folder: Path) -> None:
+    run = tiny_run()
+    known = reference_images(run)
+    rows = list(csv.DictReader((run.path / "splits.csv").open()))
+    trained = {image_folder / r["path"]: r["label"] for r in rows if r["part"] == "in" and r["domain"] != "studio"}
+    assert dict(zip(known.files, known.labels, strict=True)) == trained and known.without == []
+    few = reference_images(run, per_class=3)
+    assert Counter(few.labels) == {"circle": 3, "cross": 3, "square": 3} and set(few.files) < set(known.files)
+    assert few == reference_images(run, per_class=3)
+
+
+def test_unknown_classes_are_no_reference(tiny_run: MakeRun) -> None:
+    for method in ("patchgen", "all-labels"):  # all-labels is given the hidden labels, and still they are not known
+        run = tiny_run(method, task="mdg_gcd", known="circle,square", swad=False)
+        known = reference_images(run)
+        assert set(known.labels) == {"circle", "square"} == {file.parent.name for file in known.files}
+
+
+def test_data_that_moved(tiny_run: MakeRun, image_folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(tiny_run().path, tmp_path / "run"))
+    text = (run.path / "config.yaml").read_text()
+    (run.path / "config.yaml").write_text(text.replace(str(image_folder), str(tmp_path / "gone")))
+    with pytest.raises(ValueError, match="'gone' is not in .*`--data` says where"):
+        reference_images(run)
+    moved = shutil.copytree(image_folder, tmp_path / "moved")
+    assert len(reference_images(run, str(moved)).files) == len(reference_images(tiny_run()).files)
+    (moved / "clinic/circle/00.png").unlink()
+    with pytest.raises(ValueError, match="not the same data.*`--data`"):
+        reference_images(run, str(moved))
+
+
+# All together
+
+
+def test_discover_reads_and_groups(predictor: Predictor, image_folder: Path, tmp_path: Path) -> None:
+    files = sorted((image_folder / "studio").rglob("*.png"))[:8]
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    features = read_features(predictor, files)
+    groups = discover(predictor, [*files, broken], features.vectors[:4], ["a", "a", "b", "b"], new_classes=2, batch=3)
+    assert [one.path for one in groups.members] == files and [one.path for one in groups.unreadable] == [broken]
+    assert all(one.mask is not None and one.mask.shape == (4, 4) for one in groups.members)
+    with pytest.raises(ValueError, match="no image to group"):
+        discover(predictor, [], features.vectors, ["a"] * 8)
+    with pytest.raises(ValueError, match="none of the 1 images could be read.*broken.png"):
+        discover(predictor, [broken], features.vectors, ["a"] * 8)
