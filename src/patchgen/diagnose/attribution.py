@@ -1,0 +1,211 @@
+"""Rankings of an image's patches: which one a method, or a control, calls more important.
+
+    scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
+    order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
+
+Higher is more important. `available` names the rankings a classifier has: a mask only PatchGen, attention only
+transformers. Where the truth is known it is one more ranking, the upper line, and comes with the data.
+
+Attention is computed again from each block's queries and keys, which hooks read from the projections: the model keeps
+its fused attention and is not loaded twice.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.model.backbone import Backbone
+from patchgen.model.classifier import Classifier
+from patchgen.names import did_you_mean
+
+Ranking = Callable[[Classifier, Tensor, Tensor], Tensor]
+CONTROLS = ("random", "centre")  # know nothing of the model
+
+
+def learned_mask(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """PatchGen's mask m, which does not depend on the target."""
+    with torch.no_grad():
+        return classifier(images).masked()[0].float()
+
+
+def last_attention(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """Attention of the last block, mean over heads, from the tokens that the head reads to each patch."""
+    return _to_patches(classifier, attention_maps(classifier.backbone, images, last=True)[-1])
+
+
+def attention_rollout(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """Product over the blocks of (A + I) / 2, A the mean over heads: attention followed through the residuals."""
+    maps = attention_maps(classifier.backbone, images)
+    eye = torch.eye(maps[0].shape[-1], device=images.device)
+    rolled = eye.expand_as(maps[0])
+    for attention in maps:
+        rolled = (attention + eye) / 2 @ rolled  # rows stay sums of one
+    return _to_patches(classifier, rolled)
+
+
+def grad_cam(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """sum_d w_d z_pd with w the target logit's gradient averaged over the patches.
+
+    On the tokens that enter the last block: behind it, a head that reads CLS has no gradient at the patches. Without
+    Grad-CAM's ReLU, which would only tie the patches that speak against the class.
+    """
+    tokens, gradient = token_gradient(classifier, images, target, block=-1)
+    return (tokens * gradient.mean(1, keepdim=True)).sum(-1)
+
+
+def gradient_x_input(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """sum_d z_pd dlogit/dz_pd on the tokens that enter the first block (the last map of a convolutional net)."""
+    tokens, gradient = token_gradient(classifier, images, target, block=0)
+    return (tokens * gradient).sum(-1)
+
+
+def random_order(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """A uniform order of the patches, drawn from the image's own pixels: the same in every batch and place."""
+    patches = classifier.grid[0] * classifier.grid[1]
+    return torch.stack([_shuffled(patches, image) for image in images]).to(images.device)
+
+
+def centre_first(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
+    """Closeness to the middle of the image: photographs have their object there."""
+    height, width = classifier.grid
+    y, x = (torch.linspace(-1 + 1 / n, 1 - 1 / n, n) for n in (height, width))
+    near = -(y[:, None] ** 2 + x[None] ** 2).flatten()
+    return near.expand(len(images), -1).to(images.device)
+
+
+RANKINGS: dict[str, Ranking] = {
+    "mask": learned_mask,
+    "attention": last_attention,
+    "rollout": attention_rollout,
+    "grad-cam": grad_cam,
+    "gradient-x-input": gradient_x_input,
+    "random": random_order,
+    "centre": centre_first,
+}
+
+
+def available(classifier: Classifier) -> tuple[str, ...]:
+    """The rankings that make sense for this classifier."""
+    lacking = set() if classifier.pool == "patchgen" else {"mask"}
+    if classifier.backbone.family.convolutional:
+        lacking |= {"attention", "rollout"}
+    return tuple(name for name in RANKINGS if name not in lacking)
+
+
+def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -> None:
+    """ValueError when a ranking is unknown, or not to be had from this classifier."""
+    for name in names:
+        if name not in RANKINGS:
+            raise ValueError(
+                f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {', '.join(RANKINGS)})"
+            )
+        if name not in available(classifier):
+            reads = "convolutional backbone" if name != "mask" else f"head, which reads {classifier.pool!r},"
+            raise ValueError(
+                f"{whose} has no ranking {name!r}: its {reads} has none to give; "
+                f"it has {', '.join(available(classifier))}"
+            )
+
+
+def descending(scores: Tensor, ties: Tensor) -> Tensor:
+    """Patches (B,P) from most to least important; equal scores are ordered by `ties`, never by their place."""
+    first = ties.argsort(dim=1, descending=True)
+    return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
+
+
+def _shuffled(patches: int, image: Tensor) -> Tensor:
+    seed = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
+    return torch.randperm(patches, generator=torch.Generator().manual_seed(seed)).float()
+
+
+# Attention
+
+
+@torch.no_grad()
+def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
+    """Each block's attention averaged over its heads, (B,T,T) with the prefix tokens; only the last block's if asked.
+
+    softmax(<q, k> / sqrt(d)), as the fused kernel computes it, from the outputs of q_proj and k_proj.
+    """
+    blocks = list(backbone.model.get_submodule(backbone.family.blocks))[-1 if last else 0 :]
+    projections = [_projections(block) for block in blocks]
+    seen: dict[nn.Module, Tensor] = {}
+    hooks = [module.register_forward_hook(_keep(seen)) for pair in projections for module in pair]
+    try:
+        backbone(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    heads = backbone.model.config.num_attention_heads
+    return [_mean_attention(seen[q], seen[k], heads) for q, k in projections]
+
+
+def _projections(block: nn.Module) -> tuple[nn.Module, nn.Module]:
+    found = {name.rpartition(".")[2]: module for name, module in block.named_modules()}
+    return found["q_proj"], found["k_proj"]
+
+
+def _keep(seen: dict[nn.Module, Tensor]) -> Callable[[nn.Module, Any, Tensor], None]:
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        seen[module] = output
+
+    return hook
+
+
+def _mean_attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
+    """(B,T,D) each -> (B,T,T)."""
+    q, k = (x.float().unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k))  # (B,H,T,d)
+    return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1).mean(1)
+
+
+def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
+    """(B,T,T) -> (B,P): the row of CLS where the head reads it, else the mean row of the patches."""
+    prefix = classifier.backbone.num_prefix_tokens
+    row = attention[:, 0] if classifier.pool == "cls" else attention[:, prefix:].mean(1)
+    return row[:, prefix:]
+
+
+# Gradients
+
+
+@torch.enable_grad()
+def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Patch tokens (B,P,D) that enter a block, and the target logit's gradient there; of a convolutional net, its map.
+
+    The graph begins at that block, so a late one is cheap and a frozen backbone is no obstacle.
+    """
+    if classifier.backbone.family.convolutional:
+        tokens = classifier.backbone(images).patches.detach().requires_grad_()
+        logits = classifier.classify(tokens if classifier.pool == "patchgen" else tokens.mean(1)).logits
+        return tokens.detach(), _gradient(logits, target, tokens)
+    module = classifier.backbone.model.get_submodule(classifier.backbone.family.blocks)[block]
+    with _leaf_at(module) as entered:
+        logits = classifier(images).logits
+    prefix = classifier.backbone.num_prefix_tokens
+    return entered[0].detach()[:, prefix:], _gradient(logits, target, entered[0])[:, prefix:]
+
+
+def _gradient(logits: Tensor, target: Tensor, leaf: Tensor) -> Tensor:
+    return torch.autograd.grad(logits.gather(1, target[:, None]).sum(), leaf)[0]
+
+
+@contextmanager
+def _leaf_at(block: nn.Module) -> Iterator[list[Tensor]]:
+    """Makes what enters a block a leaf with a gradient; the list then holds it."""
+    entered: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        entered.append(inputs[0].detach().requires_grad_())
+        return (entered[-1], *inputs[1:])
+
+    hook = block.register_forward_pre_hook(cut)
+    try:
+        yield entered
+    finally:
+        hook.remove()

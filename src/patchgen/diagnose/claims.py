@@ -1,0 +1,152 @@
+"""The paper's five claims about patch selection, each held against what was measured on a run.
+
+Verdicts are `yes`, `partly`, `no`, `not tested`; the sentence beside it has the numbers. "Clear" is a difference over
+the same images of more than two standard errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from patchgen.diagnose.faithfulness import OPERATORS, area
+from patchgen.diagnose.summary import Record, paired
+
+
+class Claim(NamedTuple):
+    part: str
+    claim: str
+    verdict: str
+    measured: str
+
+
+STATED = {
+    "A": "Keeping the selected patches preserves accuracy; perturbing them destroys it.",
+    "B": "The mask's insertion AUC is higher and its deletion AUC lower than those of other rankings.",
+    "C": "Classes are tighter and domains less apart than in the baseline's features.",
+    "D": "The maps lie on what carries the label.",
+    "E": "About 4 % more parameters, about 8 % more time, comparable memory.",
+}
+
+
+def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Claim]:
+    """Verdicts on the run `main`; `found` is the whole diagnosis, `records` each run's images."""
+    verdicts = {
+        "A": _perturbation(found["runs"][main], records[main]),
+        "B": _curves(found["runs"], records[main], main),
+        "C": _geometry(found["runs"], main),
+        "D": _maps(found["runs"], main),
+        "E": _cost(found["cost"]),
+    }
+    return [Claim(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
+
+
+def _of_two(first: bool, second: bool) -> str:
+    return "yes" if first and second else "partly" if first or second else "no"
+
+
+def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
+    if run["mask"] is None or "mask" not in run["curves"]:
+        return "not tested", "This run has no mask, or its ranking was left out."
+    if run["mask"]["full"] + run["mask"]["empty"] > run["images"] / 2:
+        return "not tested", f"The mask is {run['mask']['verdict']}."
+    operators = [name for name in run["perturbation"] if name in OPERATORS]
+
+    def right(record: Record, ranking: str, side: str) -> float:
+        return sum(record["perturbation"][op][ranking][side]["correct"] for op in operators) / len(operators)
+
+    def difference(side: str, other: str | None = None) -> Record:
+        own = [right(r, "mask", side) for r in records]
+        return paired(own, [right(r, other, side) if other else r["correct"] for r in records])
+
+    keep, lose = difference("keep"), difference("perturb")
+    text = f"Accuracy changes by {_points(keep)} when the rest is perturbed, by {_points(lose)} when the selection is"
+    # "small" against "sharp": less than half of the other drop
+    sufficient, needed = keep["mean"] > lose["mean"] / 2, lose["mean"] < 0 and lose["clear"]
+    if "random" in run["curves"]:
+        above, below = difference("keep", "random"), difference("perturb", "random")
+        text += f"; against random sets of the same size {_points(above)} and {_points(below)}"
+        sufficient &= above["mean"] > 0 and above["clear"]
+        needed &= below["mean"] < 0 and below["clear"]
+    return _of_two(sufficient, needed), f"{text} (mean over {', '.join(operators)})."
+
+
+def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str) -> tuple[str, str]:
+    curves, patches = runs[main]["curves"], runs[main]["patches"]
+    rivals = [name for name in curves if name not in ("mask", "truth")]
+    if "mask" not in curves or not rivals:
+        return "not tested", "There is no mask, or no other ranking to compare it with."
+    wins, parts = [], []
+    for way, sign in (("insertion", 1), ("deletion", -1)):
+        best = max(rivals, key=lambda name: sign * curves[name][f"{way}_auc"]["predicted"]["mean"])
+        areas = {
+            name: [float(area(r["curves"][name][way]["predicted"], patches)) for r in records]
+            for name in ("mask", best)
+        }
+        difference = paired(areas["mask"], areas[best])
+        wins.append(sign * difference["mean"] > 0 and difference["clear"])
+        own = curves["mask"][f"{way}_auc"]["predicted"]["mean"]
+        parts.append(f"{way} AUC {own:.3f}, {_signed(difference)} to the best other ranking ({best})")
+    baseline = _baseline(runs, main)
+    if baseline and "attention" in runs[baseline]["curves"]:
+        of = runs[baseline]["curves"]["attention"]
+        ins, out = (of[f"{way}_auc"]["predicted"]["mean"] for way in ("insertion", "deletion"))
+        parts.append(f"{baseline} by its own attention: {ins:.3f} and {out:.3f}")
+    return _of_two(*wins), "; ".join(parts)[:1].upper() + "; ".join(parts)[1:] + "."
+
+
+def _geometry(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
+    baseline = _baseline(runs, main)
+    if baseline is None:
+        return "not tested", "Needs a baseline: --against its run."
+    ours, theirs = runs[main]["geometry"], runs[baseline]["geometry"]
+    tight = [g["silhouette_by_class"] for g in (ours, theirs)]
+    apart = [g["domain_separability"] and g["domain_separability"]["accuracy"] for g in (ours, theirs)]
+    if None in tight or None in apart:
+        return "not tested", "Too few images for the numbers."
+    text = (
+        f"Silhouette by class {tight[0]:.3f} against {tight[1]:.3f} of {baseline}; domains told apart by a linear "
+        f"classifier {apart[0]:.1%} against {apart[1]:.1%}. One run of each: no error bar."
+    )
+    return _of_two(tight[0] > tight[1], apart[0] < apart[1]), text
+
+
+def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
+    known = runs[main]["auroc"]
+    if known is None or "mask" not in known or known["mask"] is None:
+        return "not tested", "No truth is known here: the maps must be looked at, and nobody has annotated them."
+    rivals = {"its own attention": known.get("attention")}
+    baseline = _baseline(runs, main)
+    if baseline:
+        rivals[f"the attention of {baseline}"] = runs[baseline]["auroc"].get("attention")
+    rivals = {name: value for name, value in rivals.items() if value}
+    own = known["mask"]
+    text = ", ".join([f"AUROC of the mask for the true patches {own['mean']:.3f}"] + [
+        f"of {name} {value['mean']:.3f}" for name, value in rivals.items()
+    ])  # fmt: skip
+    above_chance = own["mean"] - 2 * own["error"] > 0.5
+    return _of_two(above_chance, all(own["mean"] > value["mean"] for value in rivals.values())), f"{text}."
+
+
+def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
+    more, ratio = cost["module"]["of_backbone"], cost["ratio"]
+    text = (
+        f"{more:.1%} of the backbone's parameters more, step time x {ratio['of_medians']:.2f}, peak memory x "
+        f"{ratio['peak_bytes']:.2f}, on this machine"
+    )
+    if not ratio["conclusive"]:
+        text += f" (times scatter too much to conclude; matrix products alone ask for x {ratio['floor']:.2f})"
+    small, quick = more <= 0.05, ratio["of_medians"] <= 1.1 and ratio["peak_bytes"] <= 1.1
+    return _of_two(small, quick), f"{text}."
+
+
+def _baseline(runs: Mapping[str, Any], main: str) -> str | None:
+    return next((name for name, run in runs.items() if name != main and run["mask"] is None), None)
+
+
+def _points(difference: Mapping[str, Any]) -> str:
+    return f"{100 * difference['mean']:+.1f} +- {100 * difference['error']:.1f} points"
+
+
+def _signed(difference: Mapping[str, Any]) -> str:
+    return f"{difference['mean']:+.3f} +- {difference['error']:.3f}"

@@ -1,0 +1,147 @@
+"""Does the classifier read what a ranking calls important? Patches are taken away, and its answer is watched.
+
+    answers = pixel_answers(probabilities, images, OPERATORS["blur"](images, others, 14), grid)
+    found = ask(answers, keeps)                       # keeps (B,K,P) bool: K ways to keep patches -> (B,K,C)
+    insertion, deletion = step_sets(order, steps=8)   # (B,9,P) each
+    area(curve)                                       # trapezoids over the share of patches
+
+(A) perturbation: keep the selected set and perturb the rest, and the reverse. (B) insertion and deletion along a
+ranking. A patch is perturbed in the pixels, so that a head that reads CLS is treated like any other; for PatchGen also
+at its tokens. Keeping everything gives the classifier's own answer and keeping nothing that of the perturbed image, bit
+for bit: nothing is blended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchgen.model.classifier import Classifier
+
+Probabilities = Callable[[Tensor], Tensor]  # pixels (N,3,S,S) in [0,1] -> (N,C)
+Answers = Callable[[Tensor, Tensor], Tensor]  # which image (N,), patches kept (N,P) bool -> (N,C)
+THRESHOLD = 0.5  # the paper's: the selected set is {p: m_p >= 0.5}
+VIEWS = 96  # perturbed images a forward pass
+
+
+# What stands in the place of a patch
+
+
+def blur(images: Tensor, others: Tensor, patch: int) -> Tensor:
+    """Gaussian blur with the patch's side as sigma: texture and edges go, the colour around stays."""
+    radius = min(3 * patch, images.shape[-1] - 1, images.shape[-2] - 1)
+    at = torch.arange(-radius, radius + 1, dtype=images.dtype, device=images.device)
+    kernel = torch.exp(-(at**2) / (2 * patch**2))
+    kernel = (kernel / kernel.sum()).expand(images.shape[1], 1, 1, -1)  # (3,1,1,2r+1)
+    wide = F.conv2d(F.pad(images, (radius, radius, 0, 0), mode="reflect"), kernel, groups=images.shape[1])
+    tall = F.pad(wide, (0, 0, radius, radius), mode="reflect")
+    return F.conv2d(tall, kernel.transpose(2, 3), groups=images.shape[1])
+
+
+def mean_colour(images: Tensor, others: Tensor, patch: int) -> Tensor:
+    """The image's own mean colour."""
+    return images.mean((2, 3), keepdim=True).expand_as(images)
+
+
+def swap(images: Tensor, others: Tensor, patch: int) -> Tensor:
+    """The same place of another image, of whatever class."""
+    return others
+
+
+OPERATORS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"blur": blur, "mean": mean_colour, "swap": swap}
+
+
+def partners(count: int, seed: int) -> np.ndarray:
+    """For each image another one, each once: a random cycle."""
+    order = np.random.default_rng([seed, count]).permutation(count)
+    partner = np.empty(count, dtype=np.int64)
+    partner[order] = np.roll(order, 1)
+    return partner
+
+
+# Who answers
+
+
+def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, grid: tuple[int, int]) -> Answers:
+    """Perturbs pixels: (B,3,S,S) where a patch is kept, the replacement of the same shape elsewhere."""
+    size = images.shape[-2:]
+
+    def answer(index: Tensor, keep: Tensor) -> Tensor:
+        cells = keep.unflatten(1, grid)
+        for axis, length in enumerate(size, start=1):
+            cells = cells.repeat_interleave(length // grid[axis - 1], dim=axis)  # (N,S,S)
+        return score(torch.where(cells[:, None], images[index], replacement[index]))
+
+    return answer
+
+
+def token_answers(classifier: Classifier, tokens: Tensor) -> dict[str, Answers]:
+    """Perturbs PatchGen's input (B,P,D): `token-mean` puts the image's mean token, `token-drop` a mask of zero."""
+    mean = tokens.mean(1, keepdim=True)
+
+    def replaced(index: Tensor, keep: Tensor) -> Tensor:
+        return classifier.classify(torch.where(keep[..., None], tokens[index], mean[index])).logits.float().softmax(1)
+
+    learned = classifier.classify(tokens).masked()[0]
+
+    def dropped(index: Tensor, keep: Tensor) -> Tensor:
+        return classifier.classify(tokens[index], mask=learned[index] * keep).logits.float().softmax(1)
+
+    return {"token-mean": replaced, "token-drop": dropped}
+
+
+@torch.no_grad()
+def ask(answers: Answers, keeps: Tensor, views: int = VIEWS) -> Tensor:
+    """Probabilities (B,K,C) for K kept sets (B,K,P) of each image; equal sets of an image are computed once.
+
+    All sets of an image stand together, in one forward pass where they fit in.
+    """
+    images, sets, patches = keeps.shape
+    place = torch.arange(images, device=keeps.device).repeat_interleave(sets)
+    rows = torch.cat([place[:, None], keeps.flatten(0, 1).long()], 1)  # (B*K,1+P)
+    unique, inverse = torch.unique(rows, dim=0, return_inverse=True)  # sorted by image
+    parts = [answers(part[:, 0], part[:, 1:].bool()) for part in unique.split(views)]
+    return torch.cat(parts)[inverse].unflatten(0, (images, sets))
+
+
+# Which patches
+
+
+def selected_set(mask: Tensor) -> Tensor:
+    """(B,P) bool: the paper's thresholded set."""
+    return mask >= THRESHOLD
+
+
+def top(order: Tensor, count: Tensor) -> Tensor:
+    """(B,P) bool: of each image the first `count` (B,) patches of its order (B,P)."""
+    rank = order.argsort(dim=1)  # a patch's place in the order
+    return rank < count[:, None]
+
+
+def step_sets(order: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """What is kept while the order's patches are inserted and deleted: (B,steps+1,P) bool each."""
+    inserted = torch.stack([top(order, count) for count in _counts(order, steps)], 1)
+    return inserted, ~inserted
+
+
+def shares(patches: int, steps: int) -> np.ndarray:
+    """Share of patches at each step: 0, ..., 1; patches are whole, so the steps are only nearly equal."""
+    return np.round(np.arange(steps + 1) * patches / steps) / patches
+
+
+def area(curve: np.ndarray | Sequence[float], patches: int) -> np.ndarray:
+    """Area under curves (..., steps+1) over the share of patches."""
+    heights = np.asarray(curve)
+    return np.trapezoid(heights, shares(patches, heights.shape[-1] - 1), axis=-1)
+
+
+def _counts(order: Tensor, steps: int) -> list[Tensor]:
+    images, patches = order.shape
+    if not 1 <= steps <= patches:
+        raise ValueError(f"steps must be between 1 and the number of patches, {patches}, not {steps}")
+    counts = np.round(shares(patches, steps) * patches).astype(int)
+    return [torch.full((images,), int(count), device=order.device) for count in counts]

@@ -1,0 +1,279 @@
+"""Every figure of a diagnosis as PNG, SVG and CSV: the picture for a page or for print, and the numbers it shows.
+
+Colours are Okabe and Ito's, and nothing is told by colour alone: lines differ in dash and marker, points in shape.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from patchgen.data.table import write_csv
+from patchgen.diagnose.faithfulness import OPERATORS, shares
+from patchgen.overlay import COLOURS as MAP_COLOURS
+from patchgen.overlay import OPACITY, upsample
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NOTICE = "selection maps: what the model read, not annotations and not a diagnosis"
+PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#999999")
+MARKERS = "osD^vP*X"
+DPI = 200
+STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
+    "truth": ("#000000", "-", "*"),
+    "mask": ("#0072b2", "-", "o"),
+    "attention": ("#e69f00", "-", "s"),
+    "rollout": ("#d55e00", "--", "D"),
+    "grad-cam": ("#009e73", "-", "^"),
+    "gradient-x-input": ("#cc79a7", "--", "v"),
+    "random": ("#777777", ":", "x"),
+    "centre": ("#56b4e9", ":", "P"),
+}
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure on its way to the disk, with the table of what it shows."""
+
+    name: str
+    description: str
+    figure: Figure
+    header: Sequence[str]
+    rows: list[Row]
+
+    def save(self, folder: Path) -> None:
+        """`name.png`, `name.svg` and `name.csv`."""
+        from matplotlib import rc_context
+
+        for ending, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
+            target = folder / f"{self.name}.{ending}"
+            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+            with rc_context({"svg.hashsalt": self.name}):  # the same figure gives the same bytes
+                self.figure.savefig(temporary, format=ending, **options)  # type: ignore[arg-type]
+            os.replace(temporary, target)
+        write_csv(folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows])
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+# A
+
+
+def perturbation(run: str, found: Mapping[str, Any], name: str) -> Drawn:
+    """Accuracy with the selection kept (filled) and perturbed (hollow), one panel an operator, one line a ranking."""
+    operators = found["perturbation"]
+    rankings = list(next(iter(operators.values()))["rankings"])
+    figure = _figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
+    panels = figure.subplots(1, len(operators), sharey=True, squeeze=False)[0]
+    places = np.arange(len(rankings))[::-1]
+    rows: list[Row] = []
+    for axes, (operator, values) in zip(panels, operators.items(), strict=True):
+        for place, ranking in zip(places, rankings, strict=True):
+            both = {side: values["rankings"][ranking][side]["accuracy"] for side in ("keep", "perturb")}
+            colour = STYLES[ranking][0]
+            axes.plot([100 * v["mean"] for v in both.values()], [place] * 2, color=colour, linewidth=1, zorder=1)
+            for side, value in both.items():
+                face = colour if side == "keep" else "white"
+                axes.errorbar(100 * value["mean"], place, xerr=100 * value["error"], color=colour, marker="o",
+                              markerfacecolor=face, markersize=6, elinewidth=0.8)  # fmt: skip
+                rows.append((run, operator, ranking, side, value["mean"], value["error"]))
+        for end, dash in (("nothing", "--"), ("everything", ":")):
+            value = values[end]["accuracy"]
+            axes.axvline(100 * value["mean"], color="0.45", linestyle=dash, linewidth=0.9, zorder=0)
+            rows.append((run, operator, "", f"{end} perturbed", value["mean"], value["error"]))
+        level = "pixels" if operator in OPERATORS else "tokens"
+        axes.set(title=f"{operator} ({level})", xlim=(-3, 103), xlabel="accuracy (%)")
+        axes.title.set_fontsize(10)
+        _plain(axes)
+    panels[0].set(yticks=places, yticklabels=rankings, ylim=(-0.6, len(rankings) - 0.4))
+    figure.suptitle(run, fontsize=11, weight="bold", parse_math=False)
+    _perturbation_legend(figure)
+    text = f"Accuracy of {run} when the selected patches are kept, and when they are perturbed"
+    return Drawn(name, text, figure, ("run", "operator", "ranking", "side", "accuracy", "standard_error"), rows)
+
+
+def _perturbation_legend(figure: Figure) -> None:
+    from matplotlib.lines import Line2D
+
+    dot: dict[str, Any] = {"color": "0.3", "marker": "o", "linestyle": "", "markersize": 6}
+    handles = [
+        Line2D([], [], **dot, label="selection kept"),
+        Line2D([], [], **dot, markerfacecolor="white", label="selection perturbed"),
+        Line2D([], [], color="0.45", linestyle="--", label="nothing perturbed"),
+        Line2D([], [], color="0.45", linestyle=":", label="everything"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+
+
+# B
+
+
+def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
+    """Probability of the predicted class while patches are inserted and deleted, one line of panels a run."""
+    figure = _figure(9.2, 2.9 * len(runs) + 0.5)
+    panels = figure.subplots(len(runs), 2, sharex=True, sharey=True, squeeze=False)
+    rows: list[Row] = []
+    for line, (run, found) in zip(panels, runs.items(), strict=True):
+        for axes, way, better in zip(line, ("insertion", "deletion"), ("higher", "lower"), strict=True):
+            for ranking, values in found["curves"].items():
+                colour, dash, marker = STYLES[ranking]
+                curve = values[way]["predicted"]
+                share = shares(found["patches"], len(curve) - 1)
+                area = values[f"{way}_auc"]["predicted"]["mean"]
+                axes.plot(100 * share, curve, color=colour, linestyle=dash, marker=marker, markersize=4,
+                          label=f"{ranking}  {area:.3f}")  # fmt: skip
+                rows += [
+                    (run, way, ranking, s, p, t) for s, p, t in zip(share, curve, values[way]["true"], strict=True)
+                ]
+            axes.set_title(f"{run}: {way} ({better} is better)", fontsize=10, parse_math=False)
+            axes.set(xlabel=f"patches {'shown' if way == 'insertion' else 'perturbed'} (%)", ylim=(-0.02, 1.02))
+            axes.legend(frameon=False, fontsize=7.5, title="area", title_fontsize=8, loc="center left",
+                        bbox_to_anchor=(1, 0.5))  # fmt: skip
+            _plain(axes)
+        line[0].set_ylabel("p(predicted class)")
+    text = f"Insertion and deletion curves ({operator}) of each run and ranking"
+    header = ("run", "way", "ranking", "share_of_patches", "p_predicted", "p_true")
+    return Drawn("curves", text, figure, header, rows)
+
+
+# C
+
+
+def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.ndarray, unseen: str, way: str) -> Drawn:
+    """Each run's features twice: coloured by class and by domain."""
+    figure = _figure(9.2, 3.4 * len(points) + 0.2)
+    panels = figure.subplots(len(points), 2, squeeze=False)
+    rows: list[Row] = []
+    domains = [*sorted(set(domain.tolist()) - {unseen}), unseen]
+    for line, (run, flat) in zip(panels, points.items(), strict=True):
+        _scatter(line[0], flat, label, sorted(set(label.tolist())))
+        _scatter(line[1], flat, domain, domains, {unseen: f"{unseen} (unseen)"})
+        for axes, what in zip(line, ("class", "domain"), strict=True):
+            axes.set_title(f"{run}: {way} of the features by {what}", fontsize=10, parse_math=False)
+        rows += [(run, x, y, c, d) for (x, y), c, d in zip(flat.tolist(), label, domain, strict=True)]
+    text = f"{way} of the features of each run, by class and by domain"
+    return Drawn("geometry", text, figure, ("run", "x", "y", "class", "domain"), rows)
+
+
+def _scatter(
+    axes: Axes, points: np.ndarray, group: np.ndarray, names: Sequence[str], titles: Mapping[str, str] | None = None
+) -> None:
+    for i, name in enumerate(names):
+        of = points[group == name]
+        marker = MARKERS[(i + i // len(PALETTE)) % len(MARKERS)]  # a second round of colours gets other markers
+        shown = (titles or {}).get(name, name)
+        axes.scatter(
+            of[:, 0],
+            of[:, 1],
+            s=13,
+            color=PALETTE[i % len(PALETTE)],
+            marker=marker,
+            linewidths=0,
+            alpha=0.8,
+            label=shown,
+        )
+    axes.set(xticks=[], yticks=[])
+    if len(names) <= 24:
+        columns = 1 if len(names) <= 12 else 2
+        legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+# D
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One image of the overlays."""
+
+    image: np.ndarray  # (S,S,3) in [0,1]
+    title: str
+    maps: Mapping[str, np.ndarray]  # "run: ranking" -> (h,w); masks and the truth are absolute, 0 to 1
+
+
+def overlays(shown: Sequence[Shown]) -> Drawn:
+    """Images down, maps across, one colour bar for all."""
+    columns = list(dict.fromkeys(name for one in shown for name in one.maps))
+    figure = _figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
+    panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
+    rows: list[Row] = []
+    drawn = None
+    for line, one in zip(panels, shown, strict=True):
+        line[0].imshow(one.image)
+        line[0].set_ylabel(one.title, fontsize=7.5, parse_math=False)
+        for axes, column in zip(line[1:], columns, strict=True):
+            axes.imshow(one.image.mean(2), cmap="gray", vmin=0, vmax=1)
+            if column in one.maps:
+                drawn = axes.imshow(_large(one, column), cmap=MAP_COLOURS, vmin=0, vmax=1, alpha=OPACITY)
+                rows += _cells(one.title, column, one.maps[column])
+    for axes, column in zip(panels[0], ["image", *columns], strict=True):
+        axes.set_title(column.replace(": ", "\n"), fontsize=8, parse_math=False)
+    for axes in panels.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    if drawn is not None:
+        bar = figure.colorbar(drawn, ax=panels[:, -1], shrink=0.75 if len(shown) > 1 else 1.0, pad=0.02)
+        bar.ax.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the images
+        bar.ax.tick_params(labelsize=7.5)
+        bar.set_label(
+            "mask and truth: 0 left out, 1 selected\nother maps: lowest to highest in the image", fontsize=7.5
+        )
+    figure.supxlabel(NOTICE, fontsize=9, color="0.35", style="italic")
+    header = ("image", "map", "row", "column", "value")
+    return Drawn("overlays", "Images of the unseen domain with the maps of each run", figure, header, rows)
+
+
+def is_absolute(column: str) -> bool:
+    return column.rpartition(" ")[2] in ("mask", "truth")
+
+
+def _large(one: Shown, column: str) -> np.ndarray:
+    values = one.maps[column].astype(np.float32)
+    if not is_absolute(column):
+        span = float(values.max() - values.min())
+        values = (values - values.min()) / span if span > 0 else np.zeros_like(values)
+    return upsample(values, *one.image.shape[:2])
+
+
+def _cells(title: str, column: str, values: np.ndarray) -> Iterable[Row]:
+    return [(title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(values)]
+
+
+# E
+
+
+def costs(found: Mapping[str, Any]) -> Drawn:
+    """Trained parameters, step time and peak memory of LP+LN and PatchGen."""
+    kinds = {
+        "trainable_parameters": ("trained parameters (thousands)", 1e3),
+        "median_seconds": ("training step (s)", 1.0),
+        "peak_bytes": ("peak memory of a step (MB)", 1e6),
+    }
+    figure = _figure(9.2, 1.75)
+    rows: list[Row] = []
+    for axes, (key, (title, unit)) in zip(figure.subplots(1, 3, sharey=True), kinds.items(), strict=True):
+        values = [method[key] / unit for method in found["methods"].values()]
+        bars = axes.barh(list(found["methods"]), values, color=("#999999", "#0072b2"), height=0.6)
+        axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8.5)
+        axes.set(xlim=(0, 1.3 * max(values)), ylim=(1.5, -0.5))
+        axes.set_title(title, fontsize=10)
+        _plain(axes)
+        rows += [(name, key, method[key]) for name, method in found["methods"].items()]
+    return Drawn("cost", "Cost of a training step of LP+LN and PatchGen", figure, ("method", "what", "value"), rows)

@@ -1,0 +1,116 @@
+"""How features lie: by class and by domain, as a picture and as numbers.
+
+    numbers(features, label, domain, unseen)   # silhouette by class, domains told apart by a line, kNN across domains
+    points, name = flat(features, "auto")      # (N,2) by UMAP where it is installed, else PCA
+
+A picture bends distances; the numbers are computed on the features themselves, each brought to length one.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import numpy as np
+
+Projection = Literal["auto", "umap", "pca"]
+NEIGHBOURS = 5
+FOLDS = 5
+
+
+def numbers(features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen: str, seed: int = 0) -> dict[str, Any]:
+    """What the picture should show.
+
+    Args:
+        features: (N,D).
+        label: (N,) class names.
+        domain: (N,) domain names.
+        unseen: The domain that is the kNN's test set; the others are its training set.
+    """
+    unit = unit_length(features)
+    return {
+        "images": len(unit),
+        "silhouette_by_class": silhouette(unit, label),
+        "silhouette_by_domain": silhouette(unit, domain),
+        "domain_separability": domain_separability(unit, domain, seed),
+        "knn_across_domains": knn_across_domains(unit, label, domain, unseen),
+    }
+
+
+def unit_length(features: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.maximum(length, 1e-12)
+
+
+def silhouette(features: np.ndarray, group: np.ndarray) -> float | None:
+    """Mean silhouette of the groups, -1 to 1; None where there are fewer than two, or one for each point."""
+    from sklearn.metrics import silhouette_score
+
+    if not 2 <= len(np.unique(group)) < len(features):
+        return None
+    return float(silhouette_score(features, group))
+
+
+def domain_separability(features: np.ndarray, domain: np.ndarray, seed: int = 0) -> dict[str, float] | None:
+    """Cross-validated balanced accuracy of a linear classifier of the domains, and what guessing gets.
+
+    Balanced, so that a large domain is no head start. None where a domain has fewer images than there are folds.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    names, count = np.unique(domain, return_counts=True)
+    if len(names) < 2 or count.min() < FOLDS:
+        return None
+    linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500, class_weight="balanced"))
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
+    found = cross_val_score(linear, features, domain, cv=folds, scoring="balanced_accuracy")
+    return {"accuracy": float(found.mean()), "chance": 1 / len(names)}
+
+
+def knn_across_domains(
+    features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen: str
+) -> dict[str, Any] | None:
+    """Accuracy of a kNN trained on the other domains: for each domain, and for the unseen one from the sources."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    by_domain = {}
+    for name in np.unique(domain).tolist():
+        there = domain == name
+        if there.all() or not there.any():
+            return None
+        neighbours = KNeighborsClassifier(min(NEIGHBOURS, int((~there).sum())))
+        neighbours.fit(features[~there], label[~there])
+        by_domain[name] = float(neighbours.score(features[there], label[there]))
+    return {"unseen": by_domain.get(unseen), "mean": float(np.mean(list(by_domain.values()))), "by_domain": by_domain}
+
+
+def flat(features: np.ndarray, how: Projection = "auto", seed: int = 0) -> tuple[np.ndarray, str]:
+    """(N,2) for a picture, and the name of the way; too few images for UMAP's neighbourhoods are shown by PCA."""
+    if how == "umap" and find_spec("umap") is None:
+        raise ValueError("UMAP is not installed: `pip install 'patchgen[plots]'`, or choose --projection pca")
+    unit = unit_length(features)
+    if how != "pca" and find_spec("umap") is not None and len(unit) > 30:
+        return _umap(unit, seed), "UMAP"
+    return pca(unit), "PCA"
+
+
+def pca(features: np.ndarray) -> np.ndarray:
+    """The first two principal components (N,2); their arbitrary sign makes the largest entry positive."""
+    centred = features.astype(np.float64) - features.mean(0)
+    u, s, _ = np.linalg.svd(centred, full_matrices=False)
+    points = np.zeros((len(features), 2))
+    points[:, : min(2, len(s))] = (u * s)[:, :2]
+    return points * np.where(points.max(0) < -points.min(0), -1, 1)
+
+
+def _umap(features: np.ndarray, seed: int) -> np.ndarray:
+    import warnings
+
+    from umap import UMAP
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a seed costs it its threads
+        return np.asarray(UMAP(n_neighbors=15, min_dist=0.2, random_state=seed).fit_transform(features))

@@ -1,0 +1,266 @@
+"""The paper's inequalities as functions of arrays: what was measured, what is promised, and whether it holds.
+
+    row = complexity(masked(z, truth), norm=1.0, bound=1.0, size=12, case="C*", seed=1)
+    row.measured, row.bound, row.status                       # 0.1717, 0.1732, "holds"
+
+Symbols: z (N,P,d) patch representations with norms at most B (`bound`); a mask m (N,P) in [0,1]; `masked` is
+Phi_m = vec(m_1 z_1, ..., m_P z_P). Numbers in brackets are the paper's: Propositions 3.1 to 3.3, Corollary 3.1, and the
+appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal
+
+import numpy as np
+
+Sense = Literal["at most", "at least"]
+Status = Literal["holds", "vacuous", "violated"]
+ROUNDING = 1e-9  # what equal numbers may differ by in float64, relative to 1 or to the bound
+DELTA = 0.05  # the confidence bounds hold with probability 1 - DELTA
+DRAWS = 400  # of the random signs in a Rademacher complexity
+SLOPE_TOLERANCE = 0.1  # ours: the paper bounds complexities and states no slope
+
+
+@dataclass(frozen=True)
+class Row:
+    """One inequality, measured."""
+
+    result: str  # the paper's number
+    quantity: str
+    case: str  # which mask, which map G, which representation
+    measured: float
+    bound: float
+    sense: Sense
+    status: Status
+    tightness: float | None  # 1 = attained; measured / bound, for "at least" bound / measured
+    size: int | None = None  # s
+    premises: str = "hold"
+    note: str = ""
+
+
+def judge(
+    result: str, quantity: str, case: str, measured: float, bound: float,
+    sense: Sense = "at most", trivial: float | None = None, note: str = "",
+) -> Row:  # fmt: skip
+    """A row with its verdict; `trivial` is what is true anyway, so that a bound no better than it is vacuous."""
+    slack = bound - measured if sense == "at most" else measured - bound
+    says_nothing = trivial is not None and (bound >= trivial if sense == "at most" else bound <= trivial)
+    violated = not slack >= -ROUNDING * max(1.0, abs(bound))  # so written, a nan is a violation
+    status: Status = "violated" if violated else "vacuous" if says_nothing else "holds"
+    small, large = (measured, bound) if sense == "at most" else (bound, measured)
+    tightness = small / large if large > 0 and small >= 0 else None
+    return Row(result, quantity, case, float(measured), float(bound), sense, status, tightness, note=note)
+
+
+def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Phi_m: (N,P,d) and (N,P) -> (N,P*d)."""
+    return (z * mask[:, :, None]).reshape(len(z), -1)
+
+
+# Proposition 3.1 and Corollary C.1
+
+
+def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> Row:
+    """[3.1] The Bayes risks from C* and from all patches are equal.
+
+    A Bayes risk is not observed; it lies between 0 and the held-out error of any fitted rule. So the larger of two
+    errors limits the difference of the Bayes risks, and only where BOTH are within the sampling error (Hoeffding,
+    1 - DELTA) is equality shown. Errors that differ by more speak against it. Two rules that are equally bad show
+    nothing, however near their errors are: vacuous.
+
+    Args:
+        wrong_subset: (N,) bool, errors of the rule that reads C*.
+        wrong_all: (N,) bool, errors of the rule that reads all patches, on the same images.
+    """
+    subset, everything = float(wrong_subset.mean()), float(wrong_all.mean())
+    allowed = math.sqrt(2 * math.log(2 / DELTA) / len(wrong_all))
+    note = (
+        f"held-out error {subset:.3f} from C*, {everything:.3f} from all, N = {len(wrong_all)}; bound = sampling error"
+    )
+    apart = abs(subset - everything) > allowed
+    shown = max(subset, everything) <= allowed < 1 - 1 / classes
+    row = judge("Prop. 3.1", "difference of Bayes risks, at most", case, max(subset, everything), allowed, note=note)
+    return replace(row, status="violated" if apart else "holds" if shown else "vacuous")
+
+
+def rademacher(phi: np.ndarray, norm: float, seed: int) -> tuple[float, float]:
+    """Empirical Rademacher complexity of {x -> <v, phi(x)> : |v| <= norm}, and the standard error of its estimate.
+
+    The supremum is exact: norm / n * |sum_i sigma_i phi_i|; the mean is taken over DRAWS draws of the signs.
+    """
+    n = len(phi)
+    signs = np.random.default_rng([seed, 11]).choice([-1.0, 1.0], (DRAWS, n))
+    values = norm / n * np.linalg.norm(signs @ phi, axis=1)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(DRAWS))
+
+
+def complexity_bound(norm: float, bound: float, size: int, n: int) -> float:
+    """[3.1] Lambda B sqrt(s) / sqrt(n)."""
+    return norm * bound * math.sqrt(size / n)
+
+
+def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str, seed: int) -> Row:
+    """[3.1] The empirical Rademacher complexity against its bound; `size` is s for C* and P for all patches."""
+    found, error = rademacher(phi, norm, seed)
+    note = f"Lambda = {norm:g}, B = {bound:.4g}, n = {len(phi)}; standard error {error:.2g}"
+    limit = complexity_bound(norm, bound, size, len(phi))
+    return judge("Prop. 3.1", "Rademacher complexity", case, found, limit, note=note)
+
+
+def scaling(sizes: list[int], complexities: list[float]) -> Row:
+    """[3.1] How the measured complexity of C* grows with s: the bound grows as s^(1/2)."""
+    slope = float(np.polyfit(np.log(sizes), np.log(complexities), 1)[0])
+    return judge(
+        "Prop. 3.1", "exponent of s, distance from 1/2", "C*", abs(slope - 0.5), SLOPE_TOLERANCE, trivial=0.5,
+        note=f"measured exponent {slope:.3f}; a comparison with the bound's sqrt(s), the tolerance is ours",
+    )  # fmt: skip
+
+
+def ramp(score: np.ndarray, sign: np.ndarray) -> np.ndarray:
+    """Loss in [0,1], 1-Lipschitz in the score (rho = 1): 0 from a margin of 1 on."""
+    return np.clip(1 - sign * score, 0, 1)
+
+
+Task = tuple[np.ndarray, np.ndarray, np.ndarray]  # head (F,), signs of the sample (n,), fresh signs (N,)
+
+
+def generalization(
+    train: np.ndarray, test: np.ndarray, tasks: Sequence[Task], norm: float, bound: float, size: int, case: str
+) -> Row:
+    """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s) / sqrt(n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
+
+    Args:
+        train: (n,F) representations that the heads were fitted on, and `test` (N,F) fresh ones.
+        tasks: heads of norm at most Lambda with labels -1 and 1, because the corollary is stated for scalar scores; the
+            widest gap is reported.
+    """
+    n = len(train)
+    gaps = [float(ramp(test @ v, fresh).mean() - ramp(train @ v, seen).mean()) for v, seen, fresh in tasks]
+    limit = 2 * complexity_bound(norm, bound, size, n) + 3 * math.sqrt(math.log(2 / DELTA) / (2 * n))
+    note = f"rho = 1, Lambda = {norm:g}, n = {n}, delta = {DELTA:g}; gaps {', '.join(f'{gap:.3f}' for gap in gaps)}"
+    return judge("Cor. C.1", "true minus empirical risk", case, max(gaps), limit, trivial=1.0, note=note)
+
+
+# Lemmas C.1 and C.2, Proposition 3.2
+
+
+def mask_stability(
+    one: np.ndarray, other: np.ndarray, mask: np.ndarray, truth: np.ndarray, bound: float, case: str
+) -> list[Row]:
+    """[Lemma C.1] |G(Phi_m) - G(Phi_m')| <= B |m - m'|_2 <= B |m - m'|_1, as the largest ratio over the images."""
+    moved, off = np.linalg.norm(one - other, axis=1), np.abs(mask - truth)
+    rows = []
+    for name, error in (("2", np.linalg.norm(off, axis=1)), ("1", off.sum(1))):
+        ratio = np.divide(moved, error, out=np.zeros_like(moved), where=error > 0)
+        rows.append(judge("Lemma C.1", f"change of representation / |m - m'|_{name}", case, ratio.max(), bound))
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A fixed linear classifier with the loss 1 - p(y), which lies in [0,1]."""
+
+    weight: np.ndarray  # (C,F)
+    bias: np.ndarray  # (C,)
+
+    @property
+    def lipschitz(self) -> float:
+        """L of u -> 1 - p(y|u): its gradient is p_y sum_c p_c (w_y - w_c), at most max |w_c - w_c'| / 4 long."""
+        return max(float(np.linalg.norm(a - b)) for a, b in combinations(self.weight, 2)) / 4
+
+    def loss(self, u: np.ndarray, label: np.ndarray) -> np.ndarray:
+        logits = u @ self.weight.T + self.bias
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        return 1 - shares[np.arange(len(label)), label] / shares.sum(1)
+
+
+def mask_error(mask: np.ndarray, truth: np.ndarray) -> float:
+    """epsilon: mean of |m - m*|_1 / P."""
+    return float(np.abs(mask - truth).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class DomainRisk:
+    """What Lemma C.2 and Proposition 3.2 need to know of one domain."""
+
+    learned: float  # R_d(h, phi)
+    oracle: float  # R_d(h, C)
+    epsilon: float
+
+
+def risk_deviation(risks: dict[str, DomainRisk], scale: float, case: str) -> Row:
+    """[Lemma C.2] |R_d(phi) - R_d(C)| <= L B P epsilon_d in the domain that comes nearest; `scale` is L B P."""
+    rows = [
+        judge("Lemma C.2", "risk, learned minus oracle mask", case, abs(r.learned - r.oracle), scale * r.epsilon,
+              trivial=1.0, note=f"in {name}; epsilon {r.epsilon:.4f}, L B P {scale:.3g}")
+        for name, r in risks.items()
+    ]  # fmt: skip
+    return tightest(rows)
+
+
+def two_domains(risks: dict[str, DomainRisk], scale: float, case: str, result: str = "Prop. 3.2") -> Row:
+    """[3.2] |R_d(phi) - R_d'(phi)| <= L B P (epsilon_d + epsilon_d') for the pair that comes nearest."""
+    rows = []
+    for (a, one), (b, two) in combinations(risks.items(), 2):
+        note = f"{a} and {b}; oracle risks differ by {abs(one.oracle - two.oracle):.2g}, L B P {scale:.3g}"
+        gap, limit = abs(one.learned - two.learned), scale * (one.epsilon + two.epsilon)
+        rows.append(judge(result, "risk between two domains", case, gap, limit, trivial=1.0, note=note))
+    return tightest(rows)
+
+
+def tightest(rows: list[Row]) -> Row:
+    """The row with the least room; a bound of zero has none."""
+    return max(rows, key=lambda row: (row.status == "violated", row.measured / max(row.bound, 1e-12)))
+
+
+# Proposition 3.3 and Corollary C.2
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Clusterability of the oracle representation, with the class means as centres."""
+
+    gamma: float  # smallest distance of two centres
+    radius: float  # largest distance of a sample from its centre
+
+    @classmethod
+    def of(cls, features: np.ndarray, label: np.ndarray) -> Geometry:
+        """Of (N,F) representations and their classes."""
+        names = np.unique(label)
+        centres = {c: features[label == c].mean(0) for c in names}
+        radius = max(float(np.linalg.norm(features[label == c] - centres[c], axis=1).max()) for c in names)
+        return cls(min(float(np.linalg.norm(centres[a] - centres[b])) for a, b in combinations(names, 2)), radius)
+
+
+def class_distance(features: np.ndarray, label: np.ndarray) -> float:
+    """The smallest distance of two samples from distinct classes."""
+    from scipy.spatial.distance import cdist
+
+    parts = [features[label == c] for c in np.unique(label)]
+    return min(float(cdist(a, b).min()) for a, b in combinations(parts, 2))
+
+
+def separation(
+    learned: np.ndarray, oracle: np.ndarray, label: np.ndarray, eta: float, case: str,
+    result: str = "Prop. 3.3", error: str = "eta",
+) -> Row:  # fmt: skip
+    """[3.3] Learned representations of distinct classes lie at least gamma - 2 (r + eta) apart; 0 is trivial.
+
+    Args:
+        eta: what bounds |learned - oracle| for EVERY sample; B q for [Cor. C.2].
+    """
+    shape = Geometry.of(oracle, label)
+    note = f"gamma {shape.gamma:.3g}, r {shape.radius:.3g}, {error} {eta:.3g}"
+    limit = shape.gamma - 2 * (shape.radius + eta)
+    found = class_distance(learned, label)
+    return judge(result, "distance between classes", case, found, limit, "at least", trivial=0.0, note=note)
+
+
+def labelled(rows: list[Row], size: int | None, premises: str = "hold") -> list[Row]:
+    """The rows with their s and the state of their premises."""
+    return [replace(row, size=size, premises=premises) for row in rows]

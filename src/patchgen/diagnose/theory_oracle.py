@@ -1,0 +1,175 @@
+"""Oracle images on which the paper's premises hold by construction, and masks with a known error.
+
+    encoder = fit_encoder(seed=1)                       # patch-local, |z_p| <= 1
+    spec = local_spec(size=12, per_class=30, seed=7)
+    patches = draw_coupled(spec, encoder)               # every draw once in each domain: equal (Phi_C, Y)
+
+The `local` set keeps a domain's style and noise off C*. `draw_coupled` shows the same draws in all domains, so that the
+empirical law of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from patchgen.data.oracle import SUITE, Oracle, OracleSpec, Sample
+
+LOCAL = SUITE["oracle-local"]
+PATCHES = LOCAL.grid**2  # P
+BOUND = 1.0  # B: a patch's representation is a vector of probabilities
+ENCODER_SIZES = {12: 7, PATCHES: 2}  # |C*| -> images per domain and class that the encoder is fitted on
+NOISE = 0.01  # epsilon of the noisy mask
+Tick = Callable[[int], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Patch representations of images whose predictive patches are known."""
+
+    z: np.ndarray  # (N,P,d)
+    truth: np.ndarray  # (N,P) bool: C*
+    label: np.ndarray  # (N,)
+    domain: np.ndarray  # (N,) into domains
+    domains: tuple[str, ...]
+
+    def rows(self, name: str) -> np.ndarray:
+        """(N,) bool: the images of a domain."""
+        return self.domain == self.domains.index(name)
+
+    def only(self, rows: np.ndarray) -> Patches:
+        return Patches(self.z[rows], self.truth[rows], self.label[rows], self.domain[rows], self.domains)
+
+
+Encoder = Callable[[np.ndarray], np.ndarray]  # pixels of patches (M,p,p,3) -> (M,d)
+
+
+# The data
+
+
+def local_spec(size: int, per_class: int, seed: int) -> OracleSpec:
+    """`oracle-local` with |C*| = size; with size = P there is no context, so nothing may differ between domains."""
+    if not 1 <= size <= PATCHES:
+        raise ValueError(f"sizes must be 1..{PATCHES} patches, got {size}")
+    groups = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1
+    few = min(LOCAL.distractors, PATCHES - size)
+    common = replace(
+        LOCAL, predictive=size, objects=groups, per_class=per_class, seed=seed, distractors=few, local=False
+    )
+    if size < PATCHES:
+        return replace(common, local=True)
+    plain = tuple(replace(d, style=0.0, correlation=1 / LOCAL.classes) for d in LOCAL.domains)
+    return replace(common, noise=0, domains=plain)
+
+
+def draw(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
+    """The images of a spec, each drawn by itself."""
+    oracle = Oracle(spec)
+    return _encoded(spec, (oracle.sample(i) for i in range(len(oracle))), encoder, tick)
+
+
+def draw_coupled(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
+    """The first domain's draws shown in every domain's style, before backgrounds that follow that domain's law."""
+    oracle = Oracle(spec)
+    return _encoded(spec, _coupled(oracle), encoder, tick)
+
+
+def _coupled(oracle: Oracle) -> Iterator[Sample]:
+    spec = oracle.spec
+    names: dict[str, str] = oracle.facts()["backgrounds"]  # type: ignore[assignment]
+    kinds = [spec.background_names.index(names[oracle.name(i)]) for i in range(len(oracle))]
+    block = spec.classes * spec.per_class  # images of a domain
+    for d, domain in enumerate(spec.domains):
+        for i in range(block):
+            # where C* fills the image the background is a tint of C* itself and must be the same everywhere
+            own = i if spec.predictive == spec.grid**2 else d * block + i
+            yield oracle.sample(i, domain=domain.name, background=kinds[own])
+
+
+def _encoded(spec: OracleSpec, samples: Iterable[Sample], encoder: Encoder, tick: Tick) -> Patches:
+    z, truth, label, domain = [], [], [], []
+    for sample in samples:
+        z.append(encoder(tiles(sample)))
+        truth.append(sample.mask.ravel())
+        label.append(sample.label)
+        domain.append(sample.domain)
+        tick(1)
+    names = tuple(d.name for d in spec.domains)
+    return Patches(np.stack(z), np.stack(truth), np.array(label), np.array(domain), names)
+
+
+def tiles(sample: Sample) -> np.ndarray:
+    """The patches of an image: (P,p,p,3)."""
+    grid = len(sample.mask)
+    side = len(sample.image) // grid
+    return sample.image.reshape(grid, side, grid, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+
+
+# The patch-local encoder
+
+
+def describe(patches: np.ndarray) -> np.ndarray:
+    """Texture (autocorrelation in black and white), colour, contrast and edges of each patch: (M,p,p,3) -> (M,F)."""
+    pixels = patches.astype(np.float64) / 255
+    gray = pixels.sum(-1)
+    middle = (gray.min((1, 2), keepdims=True) + gray.max((1, 2), keepdims=True)) / 2
+    ink = np.where(gray > middle, 1.0, -1.0)
+    ink -= ink.mean((1, 2), keepdims=True)
+    side = ink.shape[1]
+    power = np.fft.irfft2(abs(np.fft.rfft2(ink, (2 * side, 2 * side))) ** 2, (2 * side, 2 * side))
+    near = np.roll(power, side // 2, axis=2)[:, : side // 2, : side + 1] / np.maximum(power[:, :1, :1], 1e-9)
+    colour, contrast = pixels.mean((1, 2)), pixels.std((1, 2))
+    edges = [abs(np.diff(pixels, axis=axis)).mean((1, 2)) for axis in (1, 2)]
+    parts = [near.reshape(len(patches), -1), colour, contrast, *edges, colour**2, colour * contrast]
+    return np.concatenate(parts, axis=1)
+
+
+def fit_encoder(seed: int, tick: Tick = lambda _: None) -> Encoder:
+    """z_p: the probabilities of the motifs and of the background kinds for one patch, fitted on draws of its own.
+
+    A patch-local, fixed and bounded map (|z_p| <= 1 = B) that tells motif and background apart, so that context can be
+    a shortcut. It never sees an image that anything is measured on.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    features, names = [], []
+    for size, per_class in ENCODER_SIZES.items():
+        for sample in Oracle(local_spec(size, per_class, seed)):
+            features.append(describe(tiles(sample)))
+            names.append(np.where(sample.mask.ravel(), sample.label, LOCAL.classes + sample.background))
+            tick(1)
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, tol=1e-3))
+    model.fit(np.concatenate(features), np.concatenate(names))
+    return lambda patches: model.predict_proba(describe(patches))
+
+
+def encoder_images() -> int:
+    """How many images `fit_encoder` draws."""
+    return sum(ENCODER_SIZES.values()) * LOCAL.classes * len(LOCAL.domains)
+
+
+# Masks with a known error
+
+
+def noisy_mask(truth: np.ndarray, seed: int, epsilon: float = NOISE) -> np.ndarray:
+    """Every entry moves inwards by a uniform amount of mean epsilon: m in [0,1], |m - m*|_1 <= 2 epsilon P."""
+    move = np.random.default_rng([seed, 12]).uniform(0, 2 * epsilon, truth.shape)
+    return np.where(truth, 1 - move, move)
+
+
+def shifted_mask(truth: np.ndarray) -> np.ndarray:
+    """C* one patch to the right, round the edge: (N,P) float."""
+    side = int(round(truth.shape[1] ** 0.5))
+    return np.roll(truth.reshape(-1, side, side), 1, axis=2).reshape(truth.shape).astype(float)
+
+
+def mostly_right_mask(truth: np.ndarray, seed: int, share: float = 0.03) -> np.ndarray:
+    """The true mask, but empty for a few images of every kind: a small error on average, not for every sample."""
+    empty = np.random.default_rng([seed, 13]).permutation(len(truth))[: max(2, round(share * len(truth)))]
+    mask = truth.astype(float)
+    mask[empty] = 0
+    return mask

@@ -1,0 +1,172 @@
+"""Continual category discovery, scored: which cluster each image of a stage went to, and how good that is.
+
+    found = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist from stage to stage
+    score(truth, found.assignment, entry, stage=1)                              # A/K/U, per entry group, NMI, ARI
+
+The clustering is semi-supervised k-means: the images of stage 0 are pinned to their class, those of earlier unlabelled
+stages to the cluster they were given then (by image, not by position), and only the clusters that are missing are
+drawn. Every number is read off ONE match of clusters to classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.discovery import SemiSupervisedKMeans, ari_of_counts, contingency, match, nmi_of_counts
+from patchgen.tasks.ccd_data import Stream
+from patchgen.tasks.mdg import fingerprint
+
+PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
+DEFINITIONS = {"hard": "known = labelled classes of stage 0", "soft": "known = classes of all earlier stages"}
+
+
+class Found(NamedTuple):
+    """Clusters of a stage; an id below the number of labelled classes is a class, the others were discovered."""
+
+    assignment: np.ndarray  # (N,) id of each image's cluster
+    ids: np.ndarray  # (K,) id of each centre
+    centres: Tensor  # (K, D)
+
+    def predict(self, features: Tensor) -> np.ndarray:
+        """Ids (M,) of the nearest centres of other images."""
+        return self.ids[nearest_centre(features, self.centres).numpy()]
+
+
+def discover(
+    features: Tensor,
+    labelled: Tensor,
+    labels: np.ndarray,
+    clusters: int,
+    first_new: int,
+    inits: int = 10,
+    seed: int = 1,
+) -> Found:
+    """Cluster the images of a stage, given all that has a class or a cluster already.
+
+    Args:
+        features: (N, D) of the stage's images.
+        labelled: (M, D) of the images of stage 0 and of the earlier stages.
+        labels: (M,) class of the former, cluster of the latter.
+        clusters: K, how many there are by now; never fewer than there are labels.
+        first_new: the id that the first new cluster gets.
+    """
+    kmeans = SemiSupervisedKMeans(max(clusters, len(np.unique(labels))), inits=inits, seed=seed)
+    kmeans.fit(features, labelled, labels)
+    old = np.array(kmeans.labelled_classes, dtype=np.int64)
+    ids = np.concatenate([old, first_new + np.arange(kmeans.num_clusters - len(old))])
+    return Found(ids[kmeans.assignment.cpu().numpy()], ids, kmeans.centres.cpu())
+
+
+def class_means(features: Tensor, label: np.ndarray, classes: int) -> Tensor:
+    """Mean feature (C, D) of each of the classes 0..C-1."""
+    member = torch.from_numpy(label).to(features.device)
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64, device=features.device)
+    sums.index_add_(0, member, features.double())
+    return (sums / member.bincount(minlength=classes).clamp(min=1).unsqueeze(1)).to(features.dtype)
+
+
+def nearest_centre(features: Tensor, centres: Tensor) -> Tensor:
+    """Position (N,) of the nearest of the centres (K, D)."""
+    return torch.cat([torch.cdist(part, centres.to(part)).argmin(1) for part in features.split(4096)])
+
+
+def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: int) -> dict[str, Any]:
+    """All scores of one set of images, in [0, 1], each with its number of images and its binomial error.
+
+    Args:
+        truth: (N,) class ids.
+        assignment: (N,) cluster ids, of any kind.
+        entry: (C,) stage at which each class first appeared.
+        stage: the stage that is scored; "soft" calls the classes of the stages before it known.
+
+    Returns:
+        {"all": cell, "hard": {"known": cell, "unknown": cell}, "soft": {...}, "groups": {"0": cell, ...}, "nmi", "ari"}
+        where a cell is {"accuracy", "error", "images"}; cells without images are left out.
+    """
+    table = contingency(truth, assignment)
+    hits, total = _hits(table.counts), table.counts.sum(1)
+    came = entry[np.array(table.classes, dtype=np.int64)]  # (C',) of the classes that occur
+    splits = {"hard": came == 0, "soft": came < max(stage, 1)}
+    return {
+        "all": cell(hits.sum(), total.sum()),
+        **{
+            name: _cells({"known": known, "unknown": ~known}, hits, total)
+            for name, known in splits.items()
+        },
+        "groups": _cells({str(group): came == group for group in np.unique(came)}, hits, total),
+        "nmi": nmi_of_counts(table.counts),
+        "ari": ari_of_counts(table.counts),
+    }  # fmt: skip
+
+
+def cell(right: float, images: float) -> dict[str, float]:
+    """An accuracy with the standard error of a share: sqrt(p (1 - p) / n)."""
+    share = float(right / images)
+    return {"accuracy": share, "error": math.sqrt(share * (1 - share) / images), "images": int(images)}
+
+
+def _cells(groups: Mapping[str, np.ndarray], hits: np.ndarray, total: np.ndarray) -> dict[str, dict[str, float]]:
+    return {name: cell(hits[of].sum(), total[of].sum()) for name, of in groups.items() if total[of].sum()}
+
+
+def _hits(counts: np.ndarray) -> np.ndarray:
+    """Images of each class (C,) that lie in the cluster matched to it."""
+    found = match(counts)  # (P,)
+    hits = np.zeros(len(counts))
+    columns = np.flatnonzero(found >= 0)
+    hits[found[columns]] = counts[found[columns], columns]
+    return hits
+
+
+def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> dict[str, float]:
+    """How far each entry group has fallen from its best earlier accuracy: {"0": 0.05, ...}; negative where it rose.
+
+    Args:
+        earlier: the `score` of each stage before, of one part.
+        now: that of this stage.
+    """
+    fallen = {}
+    for group, found in now["groups"].items():
+        before = [past["groups"][group]["accuracy"] for past in earlier if group in past["groups"]]
+        if before:
+            fallen[group] = max(before) - found["accuracy"]
+    return fallen
+
+
+def validation_score(truth: np.ndarray, assignment: np.ndarray, known: np.ndarray) -> float:
+    """Accuracy of the known classes' images under a match made with these alone: no new class's label is looked at."""
+    mine = np.isin(truth, known)
+    counts = contingency(truth[mine], assignment[mine]).counts
+    return float(_hits(counts).sum() / counts.sum())
+
+
+def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
+    """Held-out rows that choose the epoch, and those that score it: every second image of a class each.
+
+    The only held-out image of a class scores.
+    """
+    chooses = np.zeros(len(stream.table), dtype=bool)
+    for c in range(len(stream.entry)):
+        rows = stream.held_out[stream.label[stream.held_out] == c]
+        chooses[rows[1::2]] = True
+    return stream.held_out[chooses[stream.held_out]], stream.held_out[~chooses[stream.held_out]]
+
+
+def entered(stream: Stream, rows: np.ndarray, stage: int) -> np.ndarray:
+    """Those of the rows whose class has appeared by a stage."""
+    return rows[np.isin(stream.label[rows], stream.stages.entered(stage))]
+
+
+def stream_fingerprint(stream: Stream) -> str:
+    """Digest of the rows, of the stage of each and of what is held out."""
+    digest = hashlib.sha256(fingerprint(stream.table).encode())
+    for rows in (stream.stage, stream.held_out):
+        digest.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,87 @@
+"""Pixels of a stream: two views of each image for training, the centre for everything else.
+
+Images are kept at 8/7 of the working size; a view is a random crop of the working size, mirrored half of the time, and
+what is scored is the centre crop (the host's transform). Which images a step gets and how they are cropped is a pure
+function of (seed, stage, epoch, step): a resumed run sees what the unbroken one saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.data.augment import Augment, apply, draw, normalize
+from patchgen.data.images import ImageStore
+from patchgen.data.table import Table
+from patchgen.model.backbone import Backbone
+
+CROP = 7 / 8  # working size / size that images are kept at
+BATCH = 128  # images of a pass without gradients
+
+
+class StreamImages:
+    """Normalised pixels on a device, by row of the table."""
+
+    def __init__(self, table: Table, backbone: Backbone, size: int, device: torch.device, cache: Path | None) -> None:
+        self.size, self.kept = size, int(size / CROP)
+        files = [table.file(i) for i in range(len(table))]
+        self.store = ImageStore(files, self.kept, cache)
+        self.mean, self.std, self.device = backbone.mean, backbone.std, device
+        self.augment = Augment(
+            scale=((size / self.kept) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,
+            grayscale=0,
+        )  # fmt: skip
+
+    def centre(self, rows: np.ndarray) -> Tensor:
+        """Centre crops (B, 3, S, S) in 0..255, uint8."""
+        start = (self.kept - self.size) // 2
+        return self.store.load(rows)[:, :, start : start + self.size, start : start + self.size]
+
+    def plain(self, rows: np.ndarray) -> Iterator[Tensor]:
+        """Batches of normalised centre crops, the next one read while the last one is used."""
+        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        for pixels in _ahead(self.centre, parts):
+            yield self._normal(pixels.to(self.device).float() / 255)
+
+    def epoch(self, rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> Iterator[tuple[np.ndarray, Tensor]]:
+        """Steps of one epoch: rows (B,) and two views of each, (2B, 3, S, S), the first views first.
+
+        Args:
+            rows: of the stage; shuffled, and a last incomplete batch is left out unless it is the only one.
+            seed: (seed, stage, epoch).
+        """
+        shuffled = np.random.default_rng(seed).permutation(rows)
+        parts = [shuffled[i * batch : (i + 1) * batch] for i in range(num_steps(len(rows), batch))]
+        for step, (part, pixels) in enumerate(zip(parts, _ahead(self.store.load, parts), strict=True)):
+            generator = torch.Generator().manual_seed(_number(*seed, step))
+            chosen = draw(self.augment, 2 * len(part), generator).to(self.device)
+            twice = pixels.to(self.device).float().div(255).repeat(2, 1, 1, 1)
+            yield part, self._normal(apply(twice, chosen, self.size))
+
+    def _normal(self, pixels: Tensor) -> Tensor:
+        return normalize(pixels, self.mean, self.std)
+
+
+def num_steps(rows: int, batch: int) -> int:
+    """Steps of an epoch."""
+    return max(1, rows // batch)
+
+
+def _number(*parts: int) -> int:
+    """One seed out of several numbers."""
+    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def _ahead(load: Callable[[np.ndarray], Tensor], parts: list[np.ndarray]) -> Iterator[Tensor]:
+    """What `load` makes of each part, one part ahead."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = [pool.submit(load, part) for part in parts[:1]]
+        for i in range(len(parts)):
+            pixels = coming.pop().result()
+            coming += [pool.submit(load, part) for part in parts[i + 1 : i + 2]]
+            yield pixels

@@ -1,0 +1,195 @@
+"""`patchgen diagnose` from finished runs to records, figures and the page."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.commands import diagnose as command
+from patchgen.data.oracle import Domain, Oracle, OracleSpec
+from patchgen.train.records import RunFolder
+
+FIGURES = {"perturbation-1", "perturbation-2", "curves", "geometry", "overlays", "cost"}
+TinyRun = Callable[..., RunFolder]
+
+
+@pytest.fixture(scope="module")
+def oracle_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    domains = (Domain("amber", 1.0, 0.2), Domain("dusk", 0.5, 0.2), Domain("mist", 0.25, 0.2))
+    spec = OracleSpec(domains=domains, unseen="mist", predictive=6, per_class=6)
+    folder = Oracle(spec).write(tmp_path_factory.mktemp("oracle") / "small")
+    return {"data": str(folder / "images"), "unseen": "mist", "image_size": 84}
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_run: TinyRun, oracle_settings: dict[str, Any]) -> dict[str, RunFolder]:
+    return {method: tiny_run(method, **oracle_settings) for method in ("patchgen", "lp-ln")}
+
+
+@pytest.fixture(scope="module")
+def out(runs: dict[str, RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("diagnosis")
+    words = [str(runs["patchgen"].path), "--against", str(runs["lp-ln"].path), "--images", "9", "--steps", "4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "REPEATS", 1)
+        assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(out: Path) -> dict[str, Any]:
+    return json.loads((out / "diagnosis.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def records(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "records.jsonl").read_text().splitlines()]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path) as handle:
+        return list(csv.DictReader(handle))
+
+
+def test_every_figure_is_there_in_three_forms(out: Path) -> None:
+    assert {path.stem for path in out.glob("*.png")} == FIGURES
+    for name in FIGURES:
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / f"{name}.svg").read_text()
+        assert table(out / f"{name}.csv")
+    assert not [path for path in out.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_one_record_an_image_and_run(records: list[dict[str, Any]], found: dict[str, Any]) -> None:
+    assert len(records) == 18 and {r["run"] for r in records} == {"patchgen", "lp-ln"}
+    ours, theirs = (next(r for r in records if r["run"] == name) for name in ("patchgen", "lp-ln"))
+    common = {"attention", "rollout", "grad-cam", "gradient-x-input", "random", "centre", "truth"}
+    assert set(ours["curves"]) == common | {"mask"} and set(theirs["curves"]) == common
+    assert set(ours["perturbation"]) == {"blur", "mean", "swap", "token-mean", "token-drop"}
+    assert set(theirs["perturbation"]) == {"blur", "mean", "swap"}
+    by_image = {(r["run"], r["path"]): r["selected"] for r in records}
+    assert all(by_image["patchgen", r["path"]] == r["selected"] for r in records)  # the baseline takes as many
+
+
+def test_the_extremes_are_those_of_every_ranking(records: list[dict[str, Any]]) -> None:
+    for record in records:
+        for operator in record["perturbation"].values():
+            assert operator["nothing"]["true"] == pytest.approx(record["probability"]["true"], abs=1e-4)
+        everything = record["perturbation"]["blur"]["everything"]["predicted"]
+        for curve in record["curves"].values():
+            whole = record["probability"]["predicted"]
+            assert curve["insertion"]["predicted"][0] == pytest.approx(everything, abs=1e-4)
+            assert curve["insertion"]["predicted"][-1] == pytest.approx(whole, abs=1e-4)
+            assert curve["deletion"]["predicted"][0] == pytest.approx(whole, abs=1e-4)
+            assert curve["deletion"]["predicted"][-1] == pytest.approx(everything, abs=1e-4)
+
+
+def test_summary_and_figures_hold_the_records_means(
+    out: Path, found: dict[str, Any], records: list[dict[str, Any]]
+) -> None:
+    ours = [r for r in records if r["run"] == "patchgen"]
+    kept = sum(r["perturbation"]["swap"]["rollout"]["keep"]["correct"] for r in ours) / len(ours)
+    summary = found["runs"]["patchgen"]["perturbation"]["swap"]["rankings"]["rollout"]["keep"]["accuracy"]
+    [row] = [
+        r for r in table(out / "perturbation-1.csv")
+        if (r["operator"], r["ranking"], r["side"]) == ("swap", "rollout", "keep")
+    ]  # fmt: skip
+    assert summary["mean"] == pytest.approx(kept) == pytest.approx(float(row["accuracy"]))
+    height = sum(r["curves"]["mask"]["insertion"]["predicted"][2] for r in ours) / len(ours)
+    row = [
+        r for r in table(out / "curves.csv") if (r["run"], r["way"], r["ranking"]) == ("patchgen", "insertion", "mask")
+    ][2]
+    assert float(row["share_of_patches"]) == 0.5 and float(row["p_predicted"]) == pytest.approx(height)
+    assert len(table(out / "geometry.csv")) == 2 * found["runs"]["lp-ln"]["geometry"]["images"]
+
+
+def test_truth_is_scored_where_it_is_known(found: dict[str, Any]) -> None:
+    assert 0 <= found["runs"]["patchgen"]["auroc"]["mask"]["mean"] <= 1
+    assert 0 <= found["runs"]["lp-ln"]["auroc"]["attention"]["mean"] <= 1
+    assert found["runs"]["patchgen"]["mask"]["verdict"] and found["runs"]["lp-ln"]["mask"] is None
+
+
+def test_the_page_is_whole_and_fetches_nothing(out: Path) -> None:
+    page = (out / "index.html").read_text()
+    for part in ("A. Perturbation", "B. Insertion", "C. Geometry", "D. Maps", "E. Cost", "Limits"):
+        assert f"<h2>{part}" in page
+    assert "not annotations and not a diagnosis" in page and "no pathology expert" in page
+    assert not [a for a in re.findall(r"""(?:src|href)=["']([^"'#]+)""", page) if not a.startswith("data:")]
+
+
+def test_overlays_show_both_runs_and_the_truth(out: Path) -> None:
+    shown = {row["map"] for row in table(out / "overlays.csv")}
+    assert shown == {
+        "truth", "patchgen: mask", "patchgen: attention", "patchgen: grad-cam", "lp-ln: attention", "lp-ln: grad-cam"
+    }  # fmt: skip
+
+
+def test_a_baseline_alone_and_data_without_truth(
+    tiny_run: TinyRun,
+    image_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "REPEATS", 1)
+    moved = shutil.copytree(image_folder, tmp_path / "moved")
+    words = ["--images", "4", "--operators", "mean", "--rankings", "random", "grad-cam", "--data", str(moved)]
+    run = str(tiny_run("lp-ln", pool="mean").path)
+    assert main(["diagnose", run, *words, "--projection", "pca", "--out", str(tmp_path / "out"), "--json"]) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(printed[: printed.rindex("}") + 1])
+    only = found["runs"]["lp-ln@mean"]
+    assert only["mask"] is None and only["auroc"] is None and set(only["curves"]) == {"grad-cam", "random"}
+    assert set(only["perturbation"]) == {"mean"} and only["selected"]["mean"] == 0.5
+    assert [claim["verdict"] for claim in found["claims"]][:4] == ["not tested"] * 4
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--rankings", "mask"], "lp-ln .* has no ranking 'mask'"),
+        (["--operators", "blurr"], "--operators has no 'blurr'.*blur"),
+        (["--images", "1"], "--images must be at least 2"),
+        (["--steps", "99"], "--steps must be at most the 16 patches"),
+        (["--against", "nowhere"], "nowhere is not a run folder"),
+        (["--data", "nowhere"], "No such data"),
+        (["--checkpoint", "selected", "--out", __file__], "--out must be a folder"),
+    ],
+)
+def test_errors_name_the_rule(
+    more: list[str], message: str, tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", str(tiny_run("lp-ln").path), *more]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(message, said), said
+
+
+def test_runs_that_cannot_be_diagnosed(
+    runs: dict[str, RunFolder], tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unfinished = shutil.copytree(runs["patchgen"].path, tmp_path / "unfinished")
+    (unfinished / "done").unlink()
+    other = str(tiny_run("lp-ln").path)
+    same = str(runs["patchgen"].path)
+    for words, message in (
+        ([str(unfinished)], "is not finished"),
+        ([same, "--against", other], "left out 'studio'.*left out 'mist'"),
+        ([same, "--against", same], "named twice"),
+    ):
+        assert main(["diagnose", *words]) == 2
+        assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_run_given_the_truth_has_no_mask_of_its_own(
+    tiny_run: TinyRun, oracle_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", str(tiny_run("patchgen-true-mask", **oracle_settings).path)]) == 2
+    assert "is given the true mask" in capsys.readouterr().err

@@ -1,0 +1,64 @@
+"""patchgen theory: tables, JSON, files and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+
+FAST = ["theory", "--sizes", "2", "36", "--images", "32"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("theory") / "new"
+    assert main([*FAST, "--out", str(out)]) == 0
+    return out
+
+
+def test_files_are_complete(measured: Path) -> None:
+    assert sorted(p.name for p in measured.iterdir()) == ["theory.json", "theory.md", "theory.png", "theory.svg"]
+    found: dict[str, Any] = json.loads((measured / "theory.json").read_text())
+    assert found["settings"] == {"sizes": [2, 36], "images": 32, "seed": 1} and found["run"] is None
+    page = (measured / "theory.md").read_text()
+    assert "None bounds the learned selector" in page and "## One assumption broken in each row" in page
+    assert page.count("\n| ") == len(found["rows"]) + len(found["broken"]) + 4  # two heads and two rules
+    assert (measured / "theory.svg").read_text().lstrip().startswith("<?xml")
+    with Image.open(measured / "theory.png") as picture:
+        assert picture.width > 1000
+
+
+def test_json_is_what_the_file_holds(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FAST, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((measured / "theory.json").read_text())
+
+
+def test_table_has_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["theory", "--sizes", "36", "--images", "32"]) == 0
+    text = capsys.readouterr().out
+    assert "holds" in text and "violated" in text and "Prop. 3.2" in text and "none says" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--sizes", "40"], "1..36 patches, got 40"),
+        (["--sizes", "many"], "--sizes must be a whole number, got 'many'"),
+        (["--images", "3"], "at least 32"),
+        (["--run", "nowhere"], "is not a run folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["theory", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_out_must_be_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main(["theory", "--out", str(tmp_path / "file")]) == 2
+    assert "--out must be a folder" in capsys.readouterr().err

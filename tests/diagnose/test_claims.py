@@ -1,0 +1,98 @@
+"""Verdicts on records written by hand, and the names of masks that choose nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from patchgen.diagnose.claims import claims
+from patchgen.diagnose.summary import mask_verdict, mean_and_error, paired, summarise
+
+COST = {
+    "module": {"of_backbone": 0.04},
+    "ratio": {"of_medians": 1.06, "peak_bytes": 1.02, "conclusive": True, "floor": 1.05},
+}
+
+
+def image(
+    kept: bool, perturbed: bool, mask_insertion: float, selected: float = 0.5, mask: bool = True
+) -> dict[str, Any]:
+    """A record of a right answer: the mask's selection as given, the random one harmless both ways."""
+
+    def answer(correct: bool) -> dict[str, Any]:
+        return {"true": 0.9 * correct, "predicted": 0.9 * correct, "correct": correct}
+
+    def curve(height: float) -> dict[str, Any]:
+        rising = {which: [0.0, height, 1.0] for which in ("true", "predicted")}
+        falling = {which: [1.0, 1 - height, 0.0] for which in ("true", "predicted")}
+        return {"insertion": rising, "deletion": falling}
+
+    names = {"mask": mask_insertion, "random": 0.5} if mask else {"random": 0.5, "attention": 0.6}
+    sides = {"mask": (kept, perturbed), "random": (False, True), "attention": (False, True)}
+    blur = {name: dict(zip(("keep", "perturb"), map(answer, sides[name]), strict=True)) for name in names}
+    return {
+        "correct": True,
+        "selected": selected,
+        **({"mask": {"min": 0.1, "mean": 0.5, "max": 0.9}} if mask else {}),
+        "perturbation": {"blur": {"nothing": answer(True), "everything": answer(False), **blur}},
+        "curves": {name: curve(height) for name, height in names.items()},
+    }
+
+
+def verdicts(records: list[dict[str, Any]], **more: Any) -> dict[str, str]:
+    runs = {"patchgen": {**summarise(records, 4), "geometry": GEOMETRY[0]}, **more}
+    found = claims({"runs": runs, "cost": COST}, {"patchgen": records}, "patchgen")
+    assert [claim.part for claim in found] == list("ABCDE") and all(claim.measured.endswith(".") for claim in found)
+    return {claim.part: claim.verdict for claim in found}
+
+
+GEOMETRY = [
+    {"silhouette_by_class": tight, "domain_separability": {"accuracy": apart, "chance": 0.25}}
+    for tight, apart in ((0.5, 0.6), (0.3, 0.9))
+]
+
+
+def test_a_mask_that_decides() -> None:
+    found = verdicts([image(True, False, 0.9)] * 10)
+    assert found == {"A": "yes", "B": "yes", "C": "not tested", "D": "not tested", "E": "yes"}
+
+
+def test_a_mask_that_is_no_better_than_chance() -> None:
+    found = verdicts([image(False, True, 0.4)] * 10)
+    assert (found["A"], found["B"]) == ("no", "no")
+
+
+def test_sufficient_but_not_needed() -> None:
+    found = verdicts([image(True, True, 0.9)] * 10)
+    assert found["A"] == "partly"
+
+
+def test_a_constant_mask_is_not_tested() -> None:
+    assert verdicts([image(True, False, 0.9, selected=1.0)] * 10)["A"] == "not tested"
+
+
+def test_a_baseline_decides_on_the_geometry() -> None:
+    baseline = {**summarise([image(True, True, 0, mask=False)] * 4, 4), "geometry": GEOMETRY[1]}
+    assert verdicts([image(True, False, 0.9)] * 10, **{"lp-ln": baseline})["C"] == "yes"
+
+
+def test_a_run_without_a_mask_claims_nothing() -> None:
+    found = verdicts([image(True, True, 0, mask=False)] * 4)
+    assert (found["A"], found["B"]) == ("not tested", "not tested")
+
+
+@pytest.mark.parametrize(
+    ("full", "empty", "says"),
+    [(10, 0, "all 1"), (0, 10, "all 0"), (6, 1, "mostly constant"), (1, 0, "selective, but"), (0, 0, "selective:")],
+)
+def test_masks_that_choose_nothing_are_named(full: int, empty: int, says: str) -> None:
+    assert mask_verdict(full, empty, 10).startswith(says)
+
+
+def test_means_and_differences_by_hand() -> None:
+    assert mean_and_error([1.0, None, 3.0]) == {"mean": 2.0, "error": pytest.approx(1.0)}  # sd sqrt(2) / sqrt(2)
+    assert mean_and_error([None]) is None
+    same = paired([1.0, 2.0, 3.0], [0.0, 1.0, 2.0])
+    assert same == {"mean": 1.0, "error": 0.0, "clear": True}
+    assert not paired([1.0, 0.0], [0.0, 1.0])["clear"]

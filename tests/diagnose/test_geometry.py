@@ -1,0 +1,83 @@
+"""Numbers of the feature picture on clouds whose answer is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+
+from patchgen.diagnose import geometry
+
+RNG = np.random.default_rng(0)
+LABEL = np.repeat(["a", "b", "c"], 40)
+DOMAIN = np.tile(["north", "south"], 60)
+
+
+def cloud(by_class: float, by_domain: float) -> np.ndarray:
+    """Classes apart along three axes, domains along a fourth; unit noise."""
+    points = RNG.normal(size=(120, 12))
+    points[np.arange(120), np.unique(LABEL, return_inverse=True)[1]] += by_class
+    points[:, 3] += by_domain * np.where(DOMAIN == "north", 1, -1)
+    return points
+
+
+def test_tight_classes_without_domains() -> None:
+    found = geometry.numbers(cloud(40, 0), LABEL, DOMAIN, "south")
+    assert found["silhouette_by_class"] > 0.8 and abs(found["silhouette_by_domain"]) < 0.05
+    assert found["domain_separability"]["chance"] == 0.5 and found["domain_separability"]["accuracy"] < 0.65
+    assert found["knn_across_domains"]["unseen"] == 1 == found["knn_across_domains"]["mean"]
+
+
+def test_domains_apart_and_no_classes() -> None:
+    found = geometry.numbers(cloud(0, 8), LABEL, DOMAIN, "south")
+    assert found["silhouette_by_class"] < 0.05 < 0.3 < found["silhouette_by_domain"]
+    assert found["domain_separability"]["accuracy"] > 0.98
+    assert found["knn_across_domains"]["unseen"] < 0.6  # a third by chance
+
+
+def test_silhouette_by_hand() -> None:
+    # two groups of two at distance 10, within 1: s = 1 - 1 / mean distance to the other group
+    points = np.array([[0.0], [1.0], [10.0], [11.0]])
+    expected = np.mean([1 - 1 / 10.5, 1 - 1 / 9.5, 1 - 1 / 9.5, 1 - 1 / 10.5])
+    assert geometry.silhouette(points, np.array(["x", "x", "y", "y"])) == pytest.approx(expected)
+
+
+def test_knn_learns_from_the_other_domains_only() -> None:
+    """In the unseen domain the classes have changed places: its own images would say otherwise."""
+    points = np.repeat(np.eye(2), 10, axis=0)[np.tile(np.arange(20), 2)]
+    domain = np.repeat(["seen", "new"], 20)
+    label = np.where(points[:, 0] == 1, "a", "b")
+    label[20:] = np.where(label[20:] == "a", "b", "a")
+    found = geometry.knn_across_domains(points, label, domain, "new")
+    assert found is not None and found["unseen"] == 0
+
+
+def test_too_little_to_measure_is_none() -> None:
+    one = np.repeat("only", 120)
+    found = geometry.numbers(cloud(1, 1), one, one, "only")
+    assert found["silhouette_by_class"] is None and found["domain_separability"] is None
+    assert found["knn_across_domains"] is None
+    few = np.array(["x"] * 117 + ["y"] * 3)
+    assert geometry.domain_separability(cloud(0, 0), few) is None
+
+
+def test_pca_is_that_of_scikit_learn_up_to_the_sign() -> None:
+    points = cloud(5, 2)
+    ours, theirs = geometry.pca(points), PCA(2).fit_transform(points)
+    for axis in range(2):
+        assert np.allclose(np.abs(ours[:, axis]), np.abs(theirs[:, axis]), atol=1e-8)
+        assert ours[:, axis].max() >= -ours[:, axis].min()
+    assert np.array_equal(geometry.pca(np.ones((3, 4))), np.zeros((3, 2)))
+
+
+def test_which_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = cloud(5, 2)
+    assert geometry.flat(points, "pca")[1] == "PCA"
+    assert geometry.flat(points[:10], "auto")[1] == "PCA"
+    monkeypatch.setattr(geometry, "find_spec", lambda name: None)
+    assert geometry.flat(points, "auto")[1] == "PCA"
+    with pytest.raises(ValueError, match=r"patchgen\[plots\]"):
+        geometry.flat(points, "umap")
+    monkeypatch.setattr(geometry, "find_spec", lambda name: object())
+    monkeypatch.setattr(geometry, "_umap", lambda features, seed: features[:, :2])
+    assert geometry.flat(points, "auto")[1] == "UMAP"

@@ -1,0 +1,118 @@
+"""Stream methods: their terms, which parameters these reach, and settings that do not fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from patchgen.config_stream import StreamConfig
+from patchgen.methods.stream import STREAM_METHODS, Views, cosine_logits, make_stream_method
+from patchgen.model.losses import class_similarity, mask_suppression
+from patchgen.model.stream import StreamModel, build_stream_model
+
+SETTINGS: dict[str, Any] = {
+    "data": "none", "backbone": "tiny", "image_size": 28, "projection_hidden": 16, "projection_bottleneck": 8,
+    "projection_out": 12,
+}  # fmt: skip
+CLASSES = 4
+
+
+def setting(name: str, **more: Any) -> tuple[StreamConfig, StreamModel]:
+    config = StreamConfig(**SETTINGS, method=name, **more)
+    method = make_stream_method(config)
+    return config, build_stream_model(config, method.pool, CLASSES if method.prototypes else 0)
+
+
+def see(model: StreamModel, labelled: bool, centres: bool = True) -> Views:
+    images = torch.randn(8, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    label = torch.tensor([0, 1, 1, 0]).repeat(2)
+    none = torch.full_like(label, -1)
+    middle = torch.randn(CLASSES, 64, generator=torch.Generator().manual_seed(2)) if centres else None
+    return Views(model.read(images), label if labelled else none, label if centres else none, middle, CLASSES, epoch=0)
+
+
+@pytest.mark.parametrize("name", STREAM_METHODS)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_every_trained_tensor_gets_a_gradient(name: str, labelled: bool) -> None:
+    config, model = setting(name)
+    losses = make_stream_method(config).losses(model, see(model, labelled))
+    assert ("sup_con" in losses) == labelled
+    torch.stack(list(losses.values())).sum().backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without and all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+def test_the_host_is_pure_info_nce_without_labels() -> None:
+    config, model = setting("promptccd")
+    assert make_stream_method(config).losses(model, see(model, labelled=False)).keys() == {"info_nce"}
+    shares = make_stream_method(config).losses(model, see(model, labelled=True))
+    alone = StreamConfig(**SETTINGS, method="promptccd", supervised_weight=0.0)
+    whole = make_stream_method(alone).losses(model, see(model, labelled=True))
+    torch.testing.assert_close(shares["info_nce"], 0.65 * whole["info_nce"])
+
+
+def test_patchgen_terms_by_hand() -> None:
+    config, model = setting("promptccd+patchgen", lambda_ms=2.0, lambda_sim=3.0, lambda_conf=5.0, tau=0.6)
+    views = see(model, labelled=False)
+    losses = make_stream_method(config).losses(model, views)
+    z, mask, _ = views.seen
+    assert views.centres is not None and mask is not None
+    p = (F.cosine_similarity(z[:, None], views.centres[None], dim=2) / 0.1).softmax(1)
+    torch.testing.assert_close(losses["L_conf"], -5 * p[torch.arange(8), views.pseudo].mean())
+    torch.testing.assert_close(losses["L_ms"], 2 * mask_suppression(mask, 0.6))
+    torch.testing.assert_close(losses["L_sim"], 3 * class_similarity(z, views.pseudo))
+    assert not views.centres.requires_grad
+
+
+def test_before_the_mixture_is_active_only_the_mask_is_shaped() -> None:
+    config, model = setting("promptccd+patchgen")
+    method, views = make_stream_method(config), see(model, labelled=False, centres=False)
+    assert method.losses(model, views).keys() == {"info_nce", "L_ms"}
+    assert method.watch(views).keys() == {"weak_share"}
+
+
+def test_simgcd_terms_by_hand() -> None:
+    config, model = setting("simgcd", entropy_weight=4.0)
+    views = see(model, labelled=True)
+    losses = make_stream_method(config).losses(model, views)
+    cosines = model.classify(views.seen.features, CLASSES)
+    p = (cosines / 0.1).softmax(1)
+    teacher = (cosines / 0.07).softmax(1)
+    distil = -sum(float((teacher[(i + 4) % 8] * p[i].log()).sum()) for i in range(8)) / 8
+    mean = p.mean(0)
+    assert float(losses["distil"]) == pytest.approx(0.65 * distil, rel=1e-4)
+    expected = 0.65 * 4 * (math.log(CLASSES) + float((mean * mean.log()).sum()))
+    assert float(losses["entropy"]) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert float(losses["classes"]) == pytest.approx(
+        0.35 * float(F.cross_entropy(cosines / 0.1, views.target)), rel=1e-4
+    )
+
+
+def test_simgcd_ignores_the_classes_of_later_stages() -> None:
+    _, model = setting("simgcd")
+    features = torch.randn(3, 64)
+    assert model.classify(features, 2).shape == (3, 2)
+    torch.testing.assert_close(model.classify(features, 2), model.classify(features, CLASSES)[:, :2])
+
+
+def test_cosine_logits_do_not_see_lengths() -> None:
+    z, m = torch.randn(3, 5), torch.randn(2, 5)
+    torch.testing.assert_close(cosine_logits(7 * z, 0.1 * m), cosine_logits(z, m))
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"method": "prompccd"}, "did you mean 'promptccd'"),
+        ({"method": "gcd", "components": "grow"}, "needs a mixture"),
+        ({"method": "gcd", "test_prompts": True}, "needs prompts"),
+        ({"method": "promptccd+patchgen", "pool": "mean"}, "reads z\\+"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make_stream_method(StreamConfig(**SETTINGS, **settings))

@@ -1,0 +1,125 @@
+"""Scoring of a stage: against the general accuracy, by hand, and on blobs whose clusters are known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from patchgen.data.stages import Schedule
+from patchgen.discovery import clustering_accuracy
+from patchgen.tasks.ccd import (
+    class_means,
+    discover,
+    entered,
+    forgetting,
+    halve_held_out,
+    score,
+    stream_fingerprint,
+    validation_score,
+)
+from patchgen.tasks.ccd_data import Stream, read_stream
+
+ENTRY = np.array([0, 0, 1, 1, 2])  # of five classes
+
+
+def blobs(label: np.ndarray, seed: int = 0) -> torch.Tensor:
+    """Tight groups around the axes, one a class."""
+    noise = np.random.default_rng(seed).normal(0, 0.02, (len(label), 8))
+    return torch.from_numpy(np.eye(8)[label] + noise).float()
+
+
+def test_scores_are_those_of_the_general_accuracy() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 5, 200)
+    clusters = np.where(rng.random(200) < 0.6, (truth + 1) % 5, rng.integers(0, 6, 200))
+    found = score(truth, clusters, ENTRY, stage=2)
+    for name, known in (("hard", [0, 1]), ("soft", [0, 1, 2, 3])):
+        expected = clustering_accuracy(truth, clusters, known)
+        assert found["all"]["accuracy"] == pytest.approx(expected.all)
+        assert found[name]["known"]["accuracy"] == pytest.approx(expected.known)
+        assert found[name]["unknown"]["accuracy"] == pytest.approx(expected.unknown)
+    groups = found["groups"]
+    assert groups.keys() == {"0", "1", "2"} and groups["2"] == found["soft"]["unknown"]
+    assert sum(cell["images"] for cell in groups.values()) == 200
+
+
+def test_errors_are_binomial_and_missing_sides_are_left_out() -> None:
+    found = score(np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7]), ENTRY, stage=1)
+    assert found["all"] == {"accuracy": 0.75, "error": pytest.approx(math.sqrt(0.75 * 0.25 / 4)), "images": 4}
+    assert found["hard"].keys() == {"known"} and found["groups"].keys() == {"0"}
+
+
+def test_the_paper_s_table_is_a_weighted_mean_of_its_sides() -> None:
+    """CUB, session 1: A = w K + (1 - w) U with w = 280 / 700, as in all cells of the published table."""
+    truth = np.repeat([0, 2], [280, 420])
+    clusters = np.repeat([0, 9, 1, 8], [213, 67, 182, 238])  # 213 of 280 right; the larger cluster wins
+    found = score(truth, clusters, ENTRY, stage=1)
+    assert round(100 * found["hard"]["known"]["accuracy"], 1) == 76.1
+    k, u = (found["hard"][side]["accuracy"] for side in ("known", "unknown"))
+    assert found["all"]["accuracy"] == pytest.approx(0.4 * k + 0.6 * u)
+
+
+def test_clusters_keep_their_ids_from_stage_to_stage() -> None:
+    first, second, third = np.repeat([0, 1], 6), np.repeat([1, 2, 3], 5), np.repeat([0, 2, 3, 4], 4)
+    one = discover(blobs(second), blobs(first, 1), first, clusters=4, first_new=2)
+    assert (one.assignment[:5] == 1).all() and set(one.assignment[5:]) == {2, 3}
+    labels = np.concatenate([first, one.assignment])
+    known = torch.cat([blobs(first, 1), blobs(second)])
+    two = discover(blobs(third, 2), known, labels, clusters=5, first_new=4)
+    ids = dict(zip(third.tolist(), two.assignment.tolist(), strict=True))
+    then = dict(zip(second.tolist(), one.assignment.tolist(), strict=True))
+    assert ids == {0: 0, 2: then[2], 3: then[3], 4: 4}
+    assert (two.predict(blobs(third, 5)) == two.assignment).all()
+
+
+def test_fewer_clusters_than_labels_are_raised_to_them() -> None:
+    label = np.repeat([0, 1, 2], 4)
+    found = discover(blobs(label), blobs(label, 1), label, clusters=2, first_new=3)
+    assert found.ids.tolist() == [0, 1, 2] and (found.assignment == label).all()
+
+
+def test_forgetting_is_the_fall_from_the_best_stage() -> None:
+    def at(**groups: float) -> dict[str, dict[str, dict[str, float]]]:
+        return {"groups": {name[1:]: {"accuracy": value} for name, value in groups.items()}}
+
+    found = forgetting([at(g0=0.9), at(g0=0.95, g1=0.5)], at(g0=0.8, g1=0.6, g2=0.7))
+    assert found == {"0": pytest.approx(0.15), "1": pytest.approx(-0.1)}
+
+
+def test_validation_reads_no_label_of_a_new_class() -> None:
+    truth, clusters = np.array([0, 0, 1, 1, 2, 2, 3]), np.array([5, 5, 6, 5, 5, 6, 7])
+    found = validation_score(truth, clusters, known=np.array([0, 1]))
+    assert found == 0.75
+    other = np.array([0, 0, 1, 1, 3, 2, 2])
+    assert validation_score(other, clusters, known=np.array([0, 1])) == found
+
+
+def test_class_means() -> None:
+    x = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
+    assert class_means(x, np.array([0, 0, 1]), 2).tolist() == [[2, 0], [0, 2]]
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> Stream:
+    for name, count in (("ant", 20), ("bee", 20), ("cat", 20), ("dog", 2)):
+        (tmp_path / "x" / name).mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / "x" / name / f"{i:02d}.jpg").touch()
+    return read_stream(tmp_path / "x", Schedule((0.5, 0.5), ((0.8, 1.0), (1.0,))), holdout=0.2)
+
+
+def test_held_out_images_choose_or_score_never_both(stream: Stream) -> None:
+    choose, rate = halve_held_out(stream)
+    assert sorted([*choose, *rate]) == stream.held_out.tolist()
+    assert np.bincount(stream.label[choose], minlength=4).tolist() == [2, 2, 2, 0]
+    assert np.bincount(stream.label[rate], minlength=4).tolist() == [2, 2, 2, 1]
+    assert set(stream.label[entered(stream, rate, 0)]) == {0, 1}
+
+
+def test_the_fingerprint_sees_the_stages(stream: Stream, tmp_path: Path) -> None:
+    other = read_stream(tmp_path / "x", Schedule((0.5, 0.5), ((0.8, 1.0), (1.0,))), seed=7, holdout=0.2)
+    assert stream_fingerprint(stream) != stream_fingerprint(other)

@@ -1,0 +1,66 @@
+"""Settings of a stream run: checked, hashed, written and read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.config import dump_config
+from patchgen.config_stream import SMALL, StreamConfig, load_stream_config, stream_preset
+
+
+def test_round_trip_through_yaml(tmp_path: Path) -> None:
+    config = StreamConfig("birds", **SMALL, method="gcd")
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_stream_config(tmp_path / "config.yaml") == config
+
+
+def test_the_hash_names_what_decides_the_numbers() -> None:
+    config = StreamConfig("birds")
+    for same in ({"data": "elsewhere"}, {"threads": 1}, {"cache": False}, {"schedule": "other.yaml"}):
+        assert replace(config, **same).hash("rows") == config.hash("rows")
+    for other in ({"seed": 2}, {"method": "gcd"}, {"components": "half"}, {"lr_module": 0.1}):
+        assert replace(config, **other).hash("rows") != config.hash("rows")
+    assert config.hash("rows") != config.hash("other rows")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"warm_up": 200}, "warm_up must be below the number of epochs, 200"),
+        ({"components": "halve"}, "did you mean 'half'"),
+        ({"lr": "0.1"}, "lr must be a number"),
+        ({"lr": -1.0}, "lr must be a number from 0"),
+        ({"temperature": 0.0}, "temperature must be a number above 0"),
+        ({"batch": 1}, "batch must be at least 2"),
+        ({"momentum": 1.0}, "momentum is a share"),
+        ({"supervised_weight": 1.5}, "supervised_weight is a share"),
+        ({"tau": 1.0}, "tau is a mask value"),
+        ({"task": "mdg"}, "task must be one of ccd"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        StreamConfig("birds", **settings)
+
+
+def test_unknown_settings_get_a_suggestion(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("data: birds\nwarmup: 3\n")
+    with pytest.raises(ValueError, match="did you mean 'warm_up'"):
+        load_stream_config(tmp_path / "c.yaml")
+
+
+def test_presets_know_the_host_s_settings_for_cub(tmp_path: Path) -> None:
+    cub = tmp_path / "CUB_200_2011"
+    cub.mkdir()
+    for name in ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt"):
+        (cub / name).touch()
+    (cub / "images").mkdir()
+    assert StreamConfig("x", **stream_preset("paper", "")).lr == 0.1
+    found = StreamConfig("x", **stream_preset("paper", str(cub)))
+    assert (found.lr, found.components, found.epochs, found.warm_up) == (0.05, "half", 200, 30)
+    small = StreamConfig("x", **stream_preset("small", str(cub)))
+    assert small.components == "half" and small.warm_up < small.epochs and small.lr == SMALL["lr"]

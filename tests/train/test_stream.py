@@ -1,0 +1,275 @@
+"""The loop over a stream: what it leaves behind, exact resume at any moment, and what it may look at."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchgen.config_stream import StreamConfig
+from patchgen.train import stream as stream_module
+from patchgen.train import stream_close
+from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.stream import StreamTrainer, train_stream
+from patchgen.train.stream_data import StreamImages, num_steps
+
+COLOURS = {
+    "blue": (30, 30, 200),
+    "green": (30, 200, 30),
+    "pink": (200, 30, 200),
+    "red": (200, 30, 30),
+    "sand": (200, 200, 30),
+}
+SCHEDULE = "groups: [[blue, green], [red], [sand, pink]]\nratios: [[0.6, 0.5, 1.0], [0.6, 1.0], [1.0]]\n"
+
+
+def write_classes(root: Path, images: int = 15) -> Path:
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (root / name).mkdir(parents=True)
+        for i in range(images):
+            pixels = rng.integers(0, 60, (32, 32, 3))
+            y, x = rng.integers(2, 14, 2)
+            pixels[y : y + 14, x : x + 14] = np.array(colour) + rng.integers(-20, 20, 3)
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i:02d}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("stream")
+    (root / "stages.yaml").write_text(SCHEDULE)
+    return {
+        "data": str(write_classes(root / "shapes")), "schedule": str(root / "stages.yaml"), "backbone": "tiny",
+        "image_size": 28, "epochs": 3, "batch": 6, "lr": 0.05, "warm_up": 1, "refit_every": 1, "val_every": 2,
+        "projection_hidden": 16, "projection_bottleneck": 8, "projection_out": 32, "prompts": 2, "replay": 5,
+        "holdout": 0.3, "inits": 2, "accelerator": "cpu",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def unbroken(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train_stream(StreamConfig(**settings), tmp_path_factory.mktemp("unbroken"), quiet=True)
+
+
+def plain(run: RunFolder) -> list[dict[str, Any]]:
+    """Records without what the clock decides."""
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in run.records()]
+
+
+def same(one: RunFolder, other: RunFolder) -> bool:
+    """Equal records, tensors and assignments."""
+    if plain(one) != plain(other):
+        return False
+    for stage in range(3):
+        a, b = (load_tensors(run.checkpoint(f"stage-{stage}"))[0] for run in (one, other))
+        if a.keys() != b.keys() or not all(torch.equal(a[k], b[k]) for k in a):
+            return False
+    files = [f"stage-{stage}/assignments.csv" for stage in (1, 2)]
+    return all((one.path / file).read_bytes() == (other.path / file).read_bytes() for file in files)
+
+
+def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
+    names = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*") if p.is_file()}
+    expected = {"config.yaml", "env.json", "stages.csv", "records.jsonl", "summary.md", "done"}
+    expected |= {f"checkpoints/stage-{stage}.safetensors" for stage in range(3)}
+    expected |= {f"stage-{stage}/assignments.csv" for stage in (1, 2)}
+    sheets = {name for name in names if name.endswith(".png")}
+    assert names - {".lock"} - sheets == expected and sheets
+    assert unbroken.stream_config.task == "ccd"
+    with pytest.raises(ValueError, match="run of task ccd"):
+        _ = unbroken.config
+
+
+def test_records_tell_the_story(unbroken: RunFolder) -> None:
+    kinds = [record["kind"] for record in unbroken.records()]
+    assert kinds == (["epoch"] * 3 + ["stage"] * 2) * 3 + ["average"] * 2
+    epochs = unbroken.records("epoch")
+    assert [("mixture" in e, "validation" in e) for e in epochs[:3]] == [(False, False), (True, True), (True, True)]
+    assert [e["mixture"]["components"] for e in epochs if "mixture" in e] == [2, 2, 3, 3, 5, 5]
+    assert {"sup_con", "L_conf", "L_sim"} <= epochs[0]["train"].keys()  # labels from the first epoch on
+    assert epochs[3]["train"].keys() == {"info_nce", "L_ms", "weak_share"}  # no pseudo-label before the mixture
+    assert {"L_conf", "L_sim", "L_neg"} <= epochs[4]["train"].keys() and "sup_con" not in epochs[4]["train"]
+    assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"] and epochs[3]["lr"] == epochs[0]["lr"]
+    stages = [record for record in unbroken.records("stage") if record["checkpoint"] == "kept"]
+    assert [s["clusters"] for s in stages] == [2, 3, 5] and "transductive" not in stages[0]
+    best = {
+        s["stage"]: max(e["validation"]["known"] for e in epochs[3 * s["stage"] :][:3] if "validation" in e)
+        for s in stages
+    }
+    for s in stages:
+        assert epochs[3 * s["stage"] + s["epoch"]]["validation"]["known"] == best[s["stage"]]
+    mean = unbroken.records("average")[0]["transductive"]["all"]
+    assert mean == pytest.approx(np.mean([s["transductive"]["all"]["accuracy"] for s in stages[1:]]))
+
+
+def test_assignments_name_each_image_of_a_stage(unbroken: RunFolder) -> None:
+    with open(unbroken.path / "stages.csv") as handle:
+        stage = {row["path"]: row["stage"] for row in csv.DictReader(handle)}
+    for number in (1, 2):
+        with open(unbroken.path / f"stage-{number}" / "assignments.csv") as handle:
+            rows = list(csv.DictReader(handle))
+        assert {row["path"] for row in rows} == {path for path, s in stage.items() if s == str(number)}
+        for row in rows:
+            assert (row["known_class"] == "yes") == (row["group"] in ("blue", "green"))
+    found = [r.get("found", {}) for r in unbroken.records("stage") if r["checkpoint"] == "kept"]
+    assert set(found[1]) <= {"new-1"} and set(found[2]) <= {"new-2", "new-3"}
+    sheets = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*.png")}
+    assert sheets == {f"stage-{stage}/{name}.png" for stage in (1, 2) for name in found[stage]}
+
+
+def test_a_stage_checkpoint_holds_its_mixture(unbroken: RunFolder) -> None:
+    for stage, components in enumerate((2, 3, 5)):
+        tensors, facts = load_tensors(unbroken.checkpoint(f"stage-{stage}"))
+        assert tensors["mixture.means"].shape == (components, 64) and facts["stage"] == stage
+        assert facts["known_classes"] == ["blue", "green"]
+
+
+MOMENTS = [("_step", 4), ("_step", 12), ("save_state", 2), ("_validate", 3), ("_validate", 5)]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupted_run_goes_on_to_the_same_numbers(
+    moment: tuple[str, int], unbroken: RunFolder, settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    name, count = moment
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamTrainer, name, breaking(getattr(StreamTrainer, name), count))
+        with pytest.raises(KeyboardInterrupt):
+            train_stream(StreamConfig(**settings), tmp_path, quiet=True)
+    assert same(train_stream(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
+
+
+@pytest.mark.parametrize(("name", "count"), [("_save_stage", 2), ("averages", 2), ("write_text", 1)])
+def test_so_does_one_interrupted_at_the_end_of_a_stage(
+    name: str, count: int, unbroken: RunFolder, settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(stream_close, name, breaking(getattr(stream_close, name), count))
+        with pytest.raises(KeyboardInterrupt):
+            train_stream(StreamConfig(**settings), tmp_path, quiet=True)
+    assert same(train_stream(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
+
+
+def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """The function, interrupted at its count-th call."""
+    calls = {"n": 0}
+
+    def call(*args: Any, **named: Any) -> Any:
+        calls["n"] += 1
+        if calls["n"] == count:
+            raise KeyboardInterrupt
+        return whole(*args, **named)
+
+    return call
+
+
+def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
+    code = (
+        "import json, sys; from patchgen.config_stream import StreamConfig; from patchgen.train.stream import "
+        "train_stream; train_stream(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
+    )
+    command = [sys.executable, "-c", code, json.dumps({**settings, "threads": 1, "epochs": 8})]
+    victim = subprocess.Popen([*command, str(tmp_path / "killed")])
+    deadline = time.monotonic() + 180
+    while not any(p.read_text().count("\n") >= 13 for p in tmp_path.glob("killed/*/records.jsonl")):  # in stage 1
+        assert victim.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    [path] = (tmp_path / "killed").iterdir()
+    assert not (path / "done").exists()
+    subprocess.run([*command, str(tmp_path / "killed")], check=True)
+    subprocess.run([*command, str(tmp_path / "whole")], check=True)
+    assert same(RunFolder(path), RunFolder(tmp_path / "whole" / path.name))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "gcd"},
+        {"method": "gcd", "pool": "mean"},
+        {"method": "simgcd", "selection": "last"},
+        {"method": "promptccd", "components": "grow", "test_prompts": True},
+        {"method": "promptccd", "components": "half", "tune": "layernorm"},
+        {"method": "gcd+patchgen", "pseudo_labels": "none", "replay": 0, "lr_module": 0.01},
+    ],
+)
+def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
+    run = train_stream(StreamConfig(**{**settings, **more, "epochs": 2, "val_every": 1}), tmp_path, quiet=True)
+    stages = run.records("stage")
+    assert len(stages) == 6 and "NOT FINISHED" not in (run.path / "summary.md").read_text()
+    if more.get("selection") == "last":
+        assert {s["epoch"] for s in stages} == {1}
+    if more.get("components") != "grow":
+        assert [s["clusters"] for s in stages] == [2, 2, 3, 3, 5, 5]
+
+
+def test_a_finished_run_is_left_alone(unbroken: RunFolder, settings: dict[str, Any]) -> None:
+    before = (unbroken.path / "records.jsonl").stat().st_mtime_ns
+    again = train_stream(StreamConfig(**settings), unbroken.path.parent, quiet=True)
+    assert again.path == unbroken.path and (again.path / "records.jsonl").stat().st_mtime_ns == before
+
+
+def test_training_sees_no_label_and_no_image_that_it_may_not(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    seen: list[tuple[int, set[int], set[int]]] = []
+    whole, whole_see = StreamTrainer._step, StreamTrainer._see
+    trainers: list[StreamTrainer] = []
+
+    def see(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> Any:
+        views = whole_see(self, rows, images)
+        seen.append((self.stage, set(rows.tolist()), set(views.target.tolist())))
+        trainers[:] = [self]
+        return views
+
+    monkeypatch.setattr(StreamTrainer, "_see", see)
+    monkeypatch.setattr(StreamTrainer, "_step", whole)
+    train_stream(StreamConfig(**{**settings, "epochs": 2}), tmp_path, quiet=True)
+    data = trainers[0].stream
+    for stage, rows, targets in seen:
+        assert rows <= set(data.train[stage].tolist())
+        assert targets <= ({0, 1} if stage == 0 else {-1})
+
+
+def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, StreamConfig(**settings), "x")
+    images = StreamTrainer(StreamConfig(**settings), run, stream_module.read_stream(
+        settings["data"], settings["schedule"], holdout=0.3), quiet=True).images  # fmt: skip
+    assert isinstance(images, StreamImages)
+    rows = np.arange(20)
+    one, two = (list(images.epoch(rows, 6, (1, 0, 4))) for _ in range(2))
+    other = list(images.epoch(rows, 6, (1, 0, 5)))
+    assert len(one) == 3 == num_steps(20, 6) and num_steps(4, 6) == 1
+    for (a, x), (b, y) in zip(one, two, strict=True):
+        assert (a == b).all() and torch.equal(x, y) and x.shape == (12, 3, 28, 28)
+        assert not torch.equal(x[:6], x[6:])  # two different views
+    assert not (one[0][0] == other[0][0]).all()
+    assert len(np.unique(np.concatenate([part for part, _ in one]))) == 18
+
+
+def test_divergence_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"diverged in stage 0, epoch \d.*lower --lr|NaN or infinity"):
+        train_stream(StreamConfig(**{**settings, "lr": 1e30}), tmp_path, quiet=True)
+
+
+def test_selection_needs_held_out_images(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--selection last"):
+        train_stream(StreamConfig(**{**settings, "holdout": 0.0}), tmp_path, quiet=True)
+    run = train_stream(
+        StreamConfig(**{**settings, "holdout": 0.0, "selection": "last", "epochs": 2}), tmp_path, quiet=True
+    )
+    assert "held_out" not in run.records("stage")[2]
