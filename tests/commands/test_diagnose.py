@@ -191,5 +191,5 @@ def test_runs_that_cannot_be_diagnosed(
 def test_a_run_given_the_truth_has_no_mask_of_its_own(
     tiny_run: TinyRun, oracle_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["diagnose", str(tiny_run("patchgen-true-mask", **oracle_settings).path)]) == 2
+    assert main(["diagnose", str(tiny_run("patchgen-true-mask", **oracle_settings, augment=False).path)]) == 2
     assert "is given the true mask" in capsys.readouterr().err

@@ -65,3 +65,13 @@ def test_the_head_gives_unit_vectors_and_ignores_the_length_of_its_directions() 
     with torch.no_grad():
         head.directions *= torch.rand(11, 1) + 0.5
     torch.testing.assert_close(head(x), before)
+
+
+@pytest.mark.parametrize(("dim", "hidden"), [(192, 512), (768, 2048)])
+def test_the_head_starts_with_outputs_of_moderate_length_at_any_width(dim: int, hidden: int) -> None:
+    torch.manual_seed(0)
+    head = ProjectionHead(dim, hidden, bottleneck=128, out=8)
+    z = torch.randn(16, dim)
+    assert 0.5 < float(head.layers(z).detach().norm(dim=1).mean()) < 10
+    if dim == 768:
+        assert float(head.layers[2].weight.detach().std()) == pytest.approx(0.02, rel=0.05)

@@ -78,8 +78,8 @@ def test_before_the_mixture_is_active_only_the_mask_is_shaped() -> None:
 def test_simgcd_terms_by_hand() -> None:
     config, model = setting("simgcd", entropy_weight=4.0)
     views = see(model, labelled=True)
-    losses = make_stream_method(config).losses(model, views)
-    cosines = model.classify(views.seen.features, CLASSES)
+    losses = {k: v.detach() for k, v in make_stream_method(config).losses(model, views).items()}
+    cosines = model.classify(views.seen.features, CLASSES).detach()
     p = (cosines / 0.1).softmax(1)
     teacher = (cosines / 0.07).softmax(1)
     distil = -sum(float((teacher[(i + 4) % 8] * p[i].log()).sum()) for i in range(8)) / 8

@@ -227,7 +227,8 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     seen: list[tuple[int, set[int], set[int]]] = []
-    whole, whole_see = StreamTrainer._step, StreamTrainer._see
+    looked: list[tuple[int, np.ndarray]] = []
+    whole_see, whole_features = StreamTrainer._see, StreamTrainer.features
     trainers: list[StreamTrainer] = []
 
     def see(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> Any:
@@ -236,13 +237,20 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
         trainers[:] = [self]
         return views
 
+    def features(self: StreamTrainer, rows: np.ndarray, prompts: bool = False) -> Any:
+        looked.append((self.stage, rows))
+        return whole_features(self, rows, prompts)
+
     monkeypatch.setattr(StreamTrainer, "_see", see)
-    monkeypatch.setattr(StreamTrainer, "_step", whole)
+    monkeypatch.setattr(StreamTrainer, "features", features)
     train_stream(StreamConfig(**{**settings, "epochs": 2}), tmp_path, quiet=True)
     data = trainers[0].stream
     for stage, rows, targets in seen:
         assert rows <= set(data.train[stage].tolist())
         assert targets <= ({0, 1} if stage == 0 else {-1})
+    for stage, row in looked:  # fits, validation and scores: no image of a class that is still to come
+        assert set(data.label[row]) <= set(data.stages.entered(stage))
+        assert data.stage[row].max() <= stage
 
 
 def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_path: Path) -> None:

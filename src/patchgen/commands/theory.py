@@ -145,8 +145,9 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Any:
         axes.set(xscale="log", xlabel="s, predictive patches of 36", xticks=s, xticklabels=list(map(str, s)))
         if wanted[1].startswith("risk"):  # orders of magnitude apart
             axes.set_yscale("log")
-        else:
-            axes.set_ylim(bottom=0)
+        elif mine:
+            values = [r[key] for r in mine for key in ("measured", "bound")]
+            axes.set_ylim(1.1 * min(0.0, *values), 1.1 * max(values))
         axes.minorticks_off()
         axes.set_title(f"{wanted[0]}: {wanted[1]}\n({wanted[2]})", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)

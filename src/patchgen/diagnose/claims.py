@@ -61,8 +61,8 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
 
     keep, lose = difference("keep"), difference("perturb")
     text = f"Accuracy changes by {_points(keep)} when the rest is perturbed, by {_points(lose)} when the selection is"
-    # "small" against "sharp": less than half of the other drop
-    sufficient, needed = keep["mean"] > lose["mean"] / 2, lose["mean"] < 0 and lose["clear"]
+    # "small" against "sharp": at most half of the other drop
+    sufficient, needed = keep["mean"] >= lose["mean"] / 2, lose["mean"] < 0 and lose["clear"]
     if "random" in run["curves"]:
         above, below = difference("keep", "random"), difference("perturb", "random")
         text += f"; against random sets of the same size {_points(above)} and {_points(below)}"

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+START = 0.9  # deviation of a layer's start, times the root of its inputs: DINO's 0.02 at its 2048
+
 
 def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
     """Each view has to find the other view of its image among all others: cross-entropy over 2B - 1 candidates.
@@ -51,7 +53,9 @@ def _without_self(similarity: Tensor) -> Tensor:
 class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
-    The shape is that of DINO's head, which GCD and PromptCCD use; it is thrown away after training.
+    The shape is that of DINO's head, which GCD and PromptCCD use; it is thrown away after training. Its start is scaled
+    to the widths: with 0.02 for all, a narrow head would start with outputs so short that the first steps, whose
+    gradients are divided by their length, throw the features together.
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:
@@ -63,7 +67,7 @@ class ProjectionHead(nn.Module):
         nn.init.trunc_normal_(self.directions, std=0.02)
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
-                nn.init.trunc_normal_(layer.weight, std=0.02)
+                nn.init.trunc_normal_(layer.weight, std=START / layer.in_features**0.5)
                 nn.init.zeros_(layer.bias)
 
     def forward(self, features: Tensor) -> Tensor:
