@@ -149,7 +149,17 @@ def test_the_record_names_outputs_and_counts_what_was_taken_for_known() -> None:
     found = fold_of().scores(confusion)
     assert found["outputs"] == {"ant": "ant", "bee": "bee", "cat": "cat", "new-2": "dog", "new-1": "eel"}
     assert found["taken_for_known"] == pytest.approx(4 / 20)
+    assert found["by_name"] == pytest.approx({"all": 46 / 50, "known": 1.0, "unknown": 16 / 20})
     assert found["per_class"]["dog"] == pytest.approx(0.6) and found["unknown"] == pytest.approx(16 / 20)
+
+
+def test_a_known_output_may_not_stand_for_a_new_class_by_name() -> None:
+    confusion = np.zeros((5, 5), int)
+    confusion[1, 1] = confusion[2, 2] = 10
+    confusion[0, 0], confusion[3, 0] = 4, 30  # most dogs are called ants: the joint match gives them that output
+    found = fold_of().scores(confusion)
+    assert (found["known"], found["unknown"]) == pytest.approx((20 / 24, 1.0))
+    assert found["by_name"] == pytest.approx({"all": 24 / 54, "known": 1.0, "unknown": 0.0})
 
 
 # Whole runs

@@ -48,7 +48,11 @@ class DiscoveryFold(Fold):
         return len(self.known)
 
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
-        """All / Known / Unknown after one joint match; ``accuracy`` is All."""
+        """All / Known / Unknown after one joint match; ``accuracy`` is All.
+
+        The joint match (the field's) may give a known output to an unknown class where that makes more images right.
+        ``by_name`` does not: known classes must be called by their name, unknown ones be found among the new outputs.
+        """
         names = (*self.known, *self.unknown)
         counts = confusion[: len(names), : len(self.classes)]
         is_known = np.arange(len(names)) < len(self.known)
@@ -62,6 +66,7 @@ class DiscoveryFold(Fold):
             "unknown": found.unknown,
             "images": int(total.sum()),
             "known_images": int(total[is_known].sum()),
+            "by_name": _by_name(counts, len(self.known)),
             "taken_for_known": _share(counts[~is_known, : len(self.known)].sum(), total[~is_known].sum()),
             "per_class": {name: hits.get(name, 0) / int(total[i]) for i, name in enumerate(names) if total[i]},
             "outputs": {self.classes[output]: names[true] for output, true in true_of.items()},
@@ -153,6 +158,18 @@ def _validation(config: Config, whole: Fold, truth: np.ndarray, num_known: int) 
             raise ValueError(f"source domain {name!r} has no held-out image of a known class to choose a checkpoint by")
         chosen[name] = mdg.at_most(kept, config.val_images, [config.seed, whole.table.domains.index(name)])
     return chosen
+
+
+def _by_name(counts: np.ndarray, num_known: int) -> dict[str, float]:
+    """All / Known / Unknown where a known class is right only by its own output, a new one only by a new output."""
+    known, new = np.diag(counts)[:num_known].sum(), counts[num_known:, num_known:]
+    found = sum(new[true, output] for output, true in enumerate(match(new)) if true >= 0) if new.size else 0
+    total, of_known = counts.sum(), counts[:num_known].sum()
+    return {
+        "all": _share(known + found, total),
+        "known": _share(known, of_known),
+        "unknown": _share(found, total - of_known),
+    }
 
 
 def _share(part: Any, whole: Any) -> float:
