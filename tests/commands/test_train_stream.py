@@ -11,10 +11,11 @@ from PIL import Image
 
 from patchgen.cli import main
 
-TINY = (
-    "--backbone tiny --image-size 28 --epochs 2 --warm-up 1 --refit-every 1 --batch 6 --projection-hidden 16 "
-    "--projection-bottleneck 8 --projection-out 16 --holdout 0.3 --inits 2 --accelerator cpu"
-).split()
+TINY = [
+    "--backbone", "tiny", "--image-size", "28", "--epochs", "2", "--warm-up", "1", "--refit-every", "1", "--batch", "6",
+    "--projection-hidden", "16", "--projection-bottleneck", "8", "--projection-out", "16", "--holdout", "0.3",
+    "--inits", "2", "--accelerator", "cpu",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

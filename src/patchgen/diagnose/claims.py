@@ -145,8 +145,8 @@ def _baseline(runs: Mapping[str, Any], main: str) -> str | None:
 
 
 def _points(difference: Mapping[str, Any]) -> str:
-    return f"{100 * difference['mean']:+.1f} +- {100 * difference['error']:.1f} points"
+    return f"{100 * difference['mean']:+.1f} ± {100 * difference['error']:.1f} points"
 
 
 def _signed(difference: Mapping[str, Any]) -> str:
-    return f"{difference['mean']:+.3f} +- {difference['error']:.3f}"
+    return f"{difference['mean']:+.3f} ± {difference['error']:.3f}"

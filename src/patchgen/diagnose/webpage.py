@@ -79,7 +79,7 @@ def _claims(verdicts: Sequence[Claim]) -> str:
     head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "claim", "appears", "measured"))
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>" + _note(
         "± is one standard error over the images. A verdict asks for a difference of more than two of them, where "
-        "there is an error to be had."
+        "there is an error to be had; so 'no' is also what too few images give."
     )
 
 

@@ -65,5 +65,6 @@ def write_sheets(
             for i in nearest
         ]  # fmt: skip
         shown = f", the {len(nearest)} most central first" if len(members) > len(nearest) else ", central ones first"
-        sheet = contact_sheet(images.name(cluster), tiles, subtitle=f"{len(members)} images{shown}")
+        number = "1 image" if len(members) == 1 else f"{len(members)} images"
+        sheet = contact_sheet(images.name(cluster), tiles, subtitle=f"{number}{shown}")
         write_sheet(folder / f"{images.name(cluster)}.png", sheet)
