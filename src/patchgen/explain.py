@@ -74,13 +74,13 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
             settings or backbone.
     """
     folder = RunFolder.open(run)
+    config = folder.config  # first: a stream's run has other settings, and says so
     file = _checkpoint_file(folder, checkpoint)
     tensors, facts = load_tensors(file)
     classes = _classes(facts, file)
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
-    config = folder.config
     model = build_model(config, make_method(config), len(classes))
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)

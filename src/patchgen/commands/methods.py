@@ -15,6 +15,7 @@ def list_methods(json: bool = False) -> None:
         json: Print JSON instead of a table.
     """
     from patchgen.methods import METHODS
+    from patchgen.methods.stream import STREAM_METHODS
 
     rows: list[dict[str, Any]] = [
         {"name": name, "pool": method.pool, "tune": method.tune, "summary": method.summary,
@@ -29,6 +30,7 @@ def list_methods(json: bool = False) -> None:
         print(f"{row['name']:<20} pool {row['pool']:<9} tune {row['tune']:<10} {row['summary']}")
         if own or row["reference"]:
             print(" " * 21 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
+    print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
 
 

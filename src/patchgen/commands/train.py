@@ -16,7 +16,10 @@ from patchgen.config import Config, load_config, preset_settings
 
 @dataclass(frozen=True)
 class TrainArguments(Config):
-    """Train one method with one domain unseen, choose its checkpoint on the sources, score it on the unseen domain."""
+    """Train one method with one domain unseen, choose its checkpoint on the sources, score it on the unseen domain.
+
+    A stream of classes over time has options of its own: `patchgen train --task ccd --help`.
+    """
 
     data: Annotated[str, tyro.conf.Positional]
     """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""

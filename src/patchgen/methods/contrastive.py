@@ -54,8 +54,8 @@ class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
     The shape is that of DINO's head, which GCD and PromptCCD use; it is thrown away after training. Its start is scaled
-    to the widths: with 0.02 for all, a narrow head would start with outputs so short that the first steps, whose
-    gradients are divided by their length, throw the features together.
+    to the widths: with 0.02 for all, a narrow head starts with outputs so short that the first gradients, which are
+    divided by their length, are large (measured: docs/ccd.md).
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:
