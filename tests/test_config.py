@@ -128,3 +128,15 @@ def test_presets_are_valid(preset: str) -> None:
     config = Config(**{**BASE, **preset_settings(preset, "patchgen")})
     assert {name: getattr(config, name) for name in PRESETS[preset]} == PRESETS[preset]
     assert config.lr == (1e-3 if preset == "small" else 5e-5)  # the lineage's, or what our own search found
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").glob("*.yaml")), ids=lambda p: p.name)
+def test_shipped_files_are_read(path: Path) -> None:
+    """A file of settings, or a schedule of classes; each says in its header how it is used."""
+    from patchgen.data.stages import read_schedule
+
+    assert path.read_text().startswith("# ") and f"configs/{path.name}" in path.read_text()
+    if path.name.startswith("ccd-"):
+        assert len(read_schedule(path).groups) == 4
+    else:
+        assert load_config(path).unseen

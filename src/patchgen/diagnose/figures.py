@@ -87,10 +87,9 @@ def perturbation(run: str, found: Mapping[str, Any], name: str) -> Drawn:
         for place, ranking in zip(places, rankings, strict=True):
             both = {side: values["rankings"][ranking][side]["accuracy"] for side in ("keep", "perturb")}
             colour = STYLES[ranking][0]
-            axes.plot([100 * v["mean"] for v in both.values()], [place] * 2, color=colour, linewidth=1, zorder=1)
             for side, value in both.items():
-                face = colour if side == "keep" else "white"
-                axes.errorbar(100 * value["mean"], place, xerr=100 * value["error"], color=colour, marker="o",
+                face, shift = (colour, 0.14) if side == "keep" else ("white", -0.14)  # equal values stay apart
+                axes.errorbar(100 * value["mean"], place + shift, xerr=100 * value["error"], color=colour, marker="o",
                               markerfacecolor=face, markersize=6, elinewidth=0.8)  # fmt: skip
                 rows.append((run, operator, ranking, side, value["mean"], value["error"]))
         for end, dash in (("nothing", "--"), ("everything", ":")):
