@@ -144,8 +144,7 @@ def test_a_baseline_alone_and_data_without_truth(
     words = ["--images", "4", "--operators", "mean", "--rankings", "random", "grad-cam", "--data", str(moved)]
     run = str(tiny_run("lp-ln", pool="mean").path)
     assert main(["diagnose", run, *words, "--projection", "pca", "--out", str(tmp_path / "out"), "--json"]) == 0
-    printed = capsys.readouterr().out
-    found = json.loads(printed[: printed.rindex("}") + 1])
+    found = json.loads(capsys.readouterr().out)
     only = found["runs"]["lp-ln@mean"]
     assert only["mask"] is None and only["auroc"] is None and set(only["curves"]) == {"grad-cam", "random"}
     assert set(only["perturbation"]) == {"mean"} and only["selected"]["mean"] == 0.5

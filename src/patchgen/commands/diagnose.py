@@ -77,8 +77,11 @@ def main(argv: list[str]) -> int:
     with Progress("diagnosing", len(subjects) * len(rows) + 1) as bar:
         found, records, figures = _diagnose(subjects, plans, rows, around, arguments, bar)
     _write(out, found, records, figures)
-    _print(found, arguments.json)
-    print((out / "index.html").resolve())
+    if arguments.json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        _print(found)
+        print((out / "index.html").resolve())
     return 0
 
 
@@ -233,10 +236,7 @@ def _write(out: Path, found: dict[str, Any], records: dict[str, list[Record]], f
     write_page(out / "index.html", render(found, [Claim(**claim) for claim in found["claims"]], figures))
 
 
-def _print(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(to_json.dumps(found, indent=2))
-        return
+def _print(found: dict[str, Any]) -> None:
     for name, run in found["runs"].items():
         mask = run["mask"]["verdict"] if run["mask"] else "no mask"
         print(f"{name}: accuracy {run['accuracy']['mean']:.1%} on {run['images']} images; {mask}")
