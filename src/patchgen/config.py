@@ -30,7 +30,7 @@ class Config:
     unseen: str
     """The domain that is left out of training and scored at the end."""
     task: Task = "mdg"
-    """`mdg`: an unseen domain. `mdg_gcd`: classes without labels as well. `ccd` (classes over time): `--task ccd --help`."""
+    """`mdg`: an unseen domain. `mdg_gcd`: unlabelled classes too. For `ccd`, classes over time: `--task ccd --help`."""
     method: str = "patchgen"
     """A name of `patchgen methods`; with `+` the terms of others are added, as in patchgen+miro."""
     hparams: dict[str, float] = field(default_factory=dict)
