@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.multiprocessing import ProcessExitedException
 
 from patchgen.config import Config
 from patchgen.train import trainer as trainer_module
@@ -112,6 +113,23 @@ def test_two_processes_share_the_batch_of_one(tiny_settings: dict[str, Any], tmp
     weights = [load_tensors(run.checkpoint("swad"))[0] for run in (one, two)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_process_that_dies_matters_only_before_the_end(
+    finished: bool, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(self: object, work: Any) -> None:
+        if finished:
+            work.keywords["run"].finish("summary")
+        raise ProcessExitedException("process 1 terminated with signal SIGABRT", 1, 1, -6, "SIGABRT")
+
+    monkeypatch.setattr("lightning_fabric.Fabric.launch", launch)
+    if finished:
+        assert train(Config(**tiny_settings), tmp_path, quiet=True).done
+    else:
+        with pytest.raises(ValueError, match="died .*SIGABRT.*the same command goes on"):
+            train(Config(**tiny_settings), tmp_path, quiet=True)
 
 
 def test_half_precision_follows_full(unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path) -> None:

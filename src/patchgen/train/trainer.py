@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from patchgen.config import Config
 from patchgen.data.augment import Augment, apply, normalize
@@ -61,6 +61,11 @@ def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
             _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
         except ProcessRaisedException as error:  # a process of several failed: its last line says why
             raise ValueError(str(error).strip().splitlines()[-1]) from error
+        except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
+            if not run.done:
+                raise ValueError(
+                    f"a process of {run.path} died ({error}); the same command goes on from the last evaluation"
+                ) from error
     return run
 
 
