@@ -31,7 +31,7 @@ from patchgen.data.table import Table, read_table
 Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
-TINY_SIDE = 8  # pixels of the shorter side below which a picture is a placeholder rather than an image
+TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
 OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".jfif", ".jp2", ".svg", ".psd", ".dcm", ".svs", ".ndpi")
 SHOWN = 3  # examples in a detail
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size

@@ -225,4 +225,5 @@ def test_a_run_reports_all_known_unknown(run_on: Any) -> None:
     assert load_tensors(run.checkpoint("selected"))[1]["classes"] == ["circle", "cross", "new-1", "new-2"]
     text = (run.path / "summary.md").read_text()
     assert "- known classes: circle, cross\n" in text and "| new classes |" in text and "UPPER" not in text.upper()
+    assert f"{record['all']['taken_for_known']:.1%} of the unknown classes' images were given a known class" in text
     assert "upper bound" in (run_on("plain", method="all-labels").path / "summary.md").read_text()

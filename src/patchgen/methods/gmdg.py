@@ -30,9 +30,9 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.miro import ChannelVariance, Miro, gaussian_nll
-from patchgen.methods.ranks import gather_over_ranks
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, pseudo_labels
+from patchgen.model.ranks import gather_over_ranks
 
 
 class Gmdg(Miro):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn import functional as F
+
+from patchgen.model.ranks import max_over_ranks, mean_over_ranks, sum_over_ranks
 
 
 def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
@@ -27,7 +28,7 @@ def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
         tensor(0.1500)
     """
     weak = mask < tau
-    return _mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
+    return mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         target: (B,) class ids, -1 for none.
     """
     total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
-    return _mean_over_ranks(total, (target >= 0).sum())
+    return mean_over_ranks(total, (target >= 0).sum())
 
 
 def pseudo_labels(logits: Tensor, target: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ def label_probability(logits: Tensor, target: Tensor) -> Tensor:
     """Mean of p(y | z) over the labelled samples of the global batch."""
     labelled = target >= 0
     probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
-    return _mean_over_ranks((probability * labelled).sum(), labelled.sum())
+    return mean_over_ranks((probability * labelled).sum(), labelled.sum())
 
 
 def class_similarity(features: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
@@ -75,12 +76,12 @@ def class_similarity(features: Tensor, target: Tensor, num_classes: int | None =
         num_classes: Saves a look at the targets, which on a GPU would make the step wait.
     """
     if num_classes is None:
-        num_classes = _max_over_ranks(target) + 1
+        num_classes = max_over_ranks(target) + 1
     labelled = (target >= 0).float()  # (B,)
     slot = target.clamp(min=0)
     unit = F.normalize(features.float(), dim=-1) * labelled.unsqueeze(1)  # (B, D)
-    sums = _sum_over_ranks(unit.new_zeros(max(num_classes, 1), unit.shape[1]).index_add(0, slot, unit))  # (C, D)
-    counts = _sum_over_ranks(labelled.new_zeros(max(num_classes, 1)).index_add(0, slot, labelled))  # (C,)
+    sums = sum_over_ranks(unit.new_zeros(max(num_classes, 1), unit.shape[1]).index_add(0, slot, unit))  # (C, D)
+    counts = sum_over_ranks(labelled.new_zeros(max(num_classes, 1)).index_add(0, slot, labelled))  # (C,)
     spread = 1 - (sums / counts.clamp(min=1).unsqueeze(1)).square().sum(1)  # (C,)
     present = counts > 0
     return torch.where(present, spread, 0).sum() / present.sum().clamp(min=1)
@@ -95,28 +96,3 @@ def mask_health(mask: Tensor) -> dict[str, Tensor]:
         "weak": (mask < 0.25).float().mean(1),
         "strong": (mask > 0.75).float().mean(1),
     }
-
-
-def _mean_over_ranks(total: Tensor, count: Tensor) -> Tensor:
-    return _sum_over_ranks(total) / _sum_over_ranks(count.to(total.dtype)).clamp(min=1)
-
-
-def _sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum over all ranks, with gradient: together with DDP's mean of gradients it equals one device."""
-    if not _many_ranks():
-        return value
-    from torch.distributed.nn.functional import all_reduce
-
-    return all_reduce(value)
-
-
-def _max_over_ranks(target: Tensor) -> int:
-    largest = target.max() if target.numel() else target.new_tensor(-1)
-    if _many_ranks():
-        largest = largest.clone()
-        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return int(largest)
-
-
-def _many_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -22,9 +22,8 @@ def per_class_accuracy(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[
     return {name: float(confusion[i, i] / total[i]) for i, name in enumerate(classes) if total[i]}
 
 
-def scores(confusion: np.ndarray, loss: float | None = None) -> dict[str, float]:
-    found = {"accuracy": accuracy(confusion), "f1": f1(confusion), "images": int(confusion.sum())}
-    return found if loss is None else {**found, "loss": loss}
+def scores(confusion: np.ndarray) -> dict[str, float]:
+    return {"accuracy": accuracy(confusion), "f1": f1(confusion), "images": int(confusion.sum())}
 
 
 def mask_recovery(mask: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:

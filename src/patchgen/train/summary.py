@@ -54,7 +54,18 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
             names = ", ".join(record["covered"]["without"])
             score = f"{record['covered']['accuracy']:.4f}"
             notes.append(f"\nWithout {names}, which no source has, {record['checkpoint']}: {score}")
+        if "by_name" in record:
+            notes.append(f"\n{record['checkpoint']}, by name: {_by_name(record)}")
     return "\n".join(lines + notes) + "\n"
+
+
+def _by_name(record: dict[str, Any]) -> str:
+    """What the joint match may hide: it can hand a known class's output to an unknown class."""
+    named, taken = record["by_name"], record["all"]["taken_for_known"]
+    shares = ", ".join(f"{group} {value:.4f}" for group, value in named.items())
+    return f"{shares} (known classes only by their own output, new ones only by new outputs); {taken:.1%} of the " + (
+        "unknown classes' images were given a known class"
+    )
 
 
 def _unlabelled(fold: Fold) -> str:
