@@ -9,8 +9,7 @@ For the tensors of the backbone that learn, with g_in the gradient of the losses
 Lengths are over all tensors together. The head, and PatchGen's module, keep their gradients. Validation, SWAD and the
 checkpoints use theta_g.
 
-What differs from the released code: the average is kept of trained tensors only. It begins with the weights that the
-first step starts from, which under PatchGen are those after the mask's calibration. The published command line sets
+What differs from the released code: the average is kept of trained tensors only. The published command line sets
 `--ld`, which the released code does not read; `gestur` is its `lda`.
 """
 
@@ -41,17 +40,11 @@ class Gestur(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.average = Kept(trained_tensors(model), saved=True)
-        self._begun = False
-        self.register_load_state_dict_post_hook(lambda *_: setattr(self, "_begun", True))
 
     @torch.no_grad()
     def adjust_gradients(self, model: Classifier) -> None:
         super().adjust_gradients(model)
         trained, average = trained_tensors(model), self.average.named()
-        if not self._begun:
-            for name, tensor in average.items():
-                tensor.copy_(trained[name])
-            self._begun = True
         inner = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
         away = {name: trained[name] - average[name] for name in inner if name.startswith("backbone.")}
         if not away:

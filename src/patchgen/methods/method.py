@@ -4,6 +4,7 @@ A method is a class with one verb, ``losses``. Everything else has a default:
 
     losses(out, batch)        named, weighted terms; their sum is what a step minimises
     watch(out, batch)         named values to log
+    extend(model)             change what predicts: another head, a part within the backbone
     setup(model)              make own parameters (they are attributes: a method is a module)
     rates()                   learning rates of those parameters
     adjust_gradients(model)   between backward and the optimiser's step
@@ -48,6 +49,7 @@ class Method(nn.Module):
         super().__init__()
         self.config = config
         self.hparams = self._hparams(config.hparams)
+        self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune
         if (self.chosen_pool == "patchgen") != (self.pool == "patchgen"):
@@ -72,6 +74,12 @@ class Method(nn.Module):
             if not 0 <= value < float("inf"):
                 raise ValueError(f"hyper-parameter {name} must be a number that is not negative, not {value}")
         return {**own, **given}
+
+    def extend(self, model: Classifier) -> None:
+        """Change the model itself, wherever it is built: for training, for predictions, for maps.
+
+        What it adds to the model is saved in checkpoints and predicts; what only helps to train belongs to ``setup``.
+        """
 
     def setup(self, model: Classifier) -> None:
         """Make own parameters; the model has its pretrained weights and no step has been made."""

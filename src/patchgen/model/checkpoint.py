@@ -28,7 +28,7 @@ def build_model(
     set_tuning(backbone, method.chosen_tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return Classifier(
+        model = Classifier(
             backbone,
             num_classes,
             image_size=config.image_size,
@@ -36,6 +36,8 @@ def build_model(
             refine=config.refine,
             dropout=config.dropout,
         )
+        method.extend(model)
+    return model
 
 
 @torch.no_grad()

@@ -46,6 +46,10 @@ class Step:
         self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
         self._count(losses | (watched or {}))
 
+    def forget(self) -> None:
+        """Empty the optimiser's memory, as where an objective changes at once."""
+        self.optimizer.state.clear()
+
     def apply(self) -> None:
         """The optimiser's step."""
         fabric = self._trainer.fabric

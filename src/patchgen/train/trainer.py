@@ -103,12 +103,7 @@ class Trainer:
         backbone = self.model.backbone
         self._say(f"backbone: {backbone.resolved}" + (f" ({backbone.note})" if backbone.note else ""))
         self.about = describe(self.model, fold.classes)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.method.setup(self.model)
-        self.method.to(fabric.device)
-        optimizer = make_optimizer(self.model, config, self.method)
-        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+        self.model.to(fabric.device)
 
         shares = fabric.world_size * config.accumulate
         if config.batch_per_domain % shares:  # the settings know their own devices, not those of a whole cluster
@@ -123,6 +118,11 @@ class Trainer:
             store, fold.target, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
         )
         self.reader = Reader(fabric, self.model, store)
+        if not run.checkpoint("state").exists():
+            self._calibrate()
+        self._set_up_method()
+        optimizer = make_optimizer(self.model, config, self.method)
+        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
         truth = self._truth()
         self.evaluate = Evaluator(
             self.reader, fold.truth, fold.size, truth=truth, mask=self.method.mask, num_known=fold.num_known
@@ -135,6 +135,14 @@ class Trainer:
     def _say(self, text: str) -> None:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def _set_up_method(self) -> None:
+        """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
+        self.method.sources = tuple(self.fold.train)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            self.method.setup(self.model)
+        self.method.to(self.fabric.device)
 
     def _truth(self) -> np.ndarray | None:
         """The predictive patches, where the data says which they are: (N, P)."""
@@ -288,7 +296,6 @@ class Trainer:
         if self.fabric.is_global_zero:
             self.run.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": self.about["backbone"]})
         if not path.exists():
-            self._calibrate()
             self.fabric.barrier()
             if self.fabric.is_global_zero:
                 self.run.rewind_records(0)

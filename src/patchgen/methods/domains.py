@@ -1,0 +1,33 @@
+"""A batch by its source domains, which most of the classic methods compare."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from patchgen.data.loaders import Batch
+from patchgen.model.losses import cross_entropy
+
+
+def by_domain(batch: Batch) -> list[Tensor]:
+    """Positions of each source domain's samples in the batch, in the order of the domains' ids.
+
+    Every part of a step's batch holds the same share of each domain, so the list is as long on every device.
+    """
+    return [torch.nonzero(batch.domain == domain).squeeze(1) for domain in torch.unique(batch.domain)]
+
+
+def domain_risks(logits: Tensor, batch: Batch) -> Tensor:
+    """L_e: (K,) cross-entropy of each source domain's labelled samples; 0 where it has none."""
+    return torch.stack([cross_entropy(logits[rows], batch.label[rows]) for rows in by_domain(batch)])
+
+
+def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], groups: list[Tensor]) -> Tensor:
+    """Mean of a distance over the pairs of domains; 0 where there is only one."""
+    pairs = list(itertools.combinations(groups, 2))
+    if not pairs:
+        return groups[0].sum() * 0
+    return torch.stack([distance(one, other) for one, other in pairs]).mean()
