@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, preset_settings
+from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, preset_settings, read_settings
+from patchgen.config_stream import StreamConfig
 
 BASE: dict[str, Any] = {"data": "photos", "unseen": "site_c"}
 # another valid value for every field
 OTHER: dict[str, Any] = {
     "data": "elsewhere", "unseen": "site_b", "method": "lp", "pool": "cls", "tune": "full", "backbone": "tiny",
     "benchmark": "pacs", "options": {"crctp_fold": "Fold1"}, "image_size": 112, "steps": 7, "batch_per_domain": 8,
-    "eval_every": 3, "val_images": 5, "augment": False, "normalization": "imagenet", "split": "group", "holdout": 0.5,
+    "eval_every": 3, "val_images": 5, "augment": False, "augmentation": "histology",
+    "normalization": "imagenet", "split": "group", "holdout": 0.5,
     "task": "mdg_gcd", "hparams": {"miro": 0.5}, "known": "half", "unlabelled": "mixed", "labelled_share": 0.3,
     "num_classes": 9, "dropout": 0.1, "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1,
     "accumulate": 4, "precision": "bf16-mixed",
@@ -131,12 +133,33 @@ def test_presets_are_valid(preset: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").glob("*.yaml")), ids=lambda p: p.name)
-def test_shipped_files_are_read(path: Path) -> None:
-    """A file of settings, or a schedule of classes; each says in its header how it is used."""
+def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
     from patchgen.data.stages import read_schedule
+    from patchgen.methods import make_method
+    from patchgen.model.backbone import BACKBONES
+    from patchgen.sweep.recipe import expand, is_recipe, read_recipe
 
     assert path.read_text().startswith("# ") and f"configs/{path.name}" in path.read_text()
-    if path.name.startswith("ccd-"):
+    if is_recipe(read_settings(path)):
+        monkeypatch.setenv("PATCHGEN_DATA", "data")
+        runs = [planned.config for planned in expand(read_recipe(path), lambda settings: ("a", "b"))]
+        for config in runs:
+            assert config.backbone in BACKBONES or config.backbone.startswith("data/")
+            if isinstance(config, Config):
+                make_method(config)
+        assert len({str(config) for config in runs}) == len(runs) > 1
+    elif path.name.startswith("ccd-"):
         assert len(read_schedule(path).groups) == 4
     else:
         assert load_config(path).unseen
+
+
+@pytest.mark.parametrize("kind", [Config, StreamConfig])
+def test_a_backbone_that_moves_keeps_its_runs(kind: Any) -> None:
+    needed = {"data": "photos"} | ({"unseen": "site_c"} if kind is Config else {})
+    here, there, other, hub = (
+        kind(**needed, backbone=where).hash("rows")
+        for where in ("/a/vit.safetensors", "weights/vit.safetensors", "/a/vit2.safetensors", "facebook/vit.safetensor")
+    )
+    assert here == there and len({here, other, hub}) == 3

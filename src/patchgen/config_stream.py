@@ -6,13 +6,11 @@ The defaults are the published ones of the host (PromptCCD); `small` is meant fo
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Refine, Tune, check_kinds, check_least, known_settings, read_settings
+from patchgen.config import Refine, Tune, check_kinds, check_least, known_settings, read_settings, run_hash
 
 Components = Literal["known", "half", "grow"]
 StreamSelection = Literal["session-validation", "last"]
@@ -121,8 +119,7 @@ class StreamConfig:
         """Name of the run: a digest of the settings that decide its numbers, and of the rows of its stages."""
         usual = StreamConfig("")
         settings = {k: v for k, v in self.deciding().items() if k == "task" or v != getattr(usual, k)}
-        text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return run_hash(settings, data_fingerprint)
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the numbers; a schedule does so by its stages, which the fingerprint has."""

@@ -1,6 +1,6 @@
-"""Use any run on images: classes with probabilities, and where the method has one, the mask as a picture.
+"""Use any trained model on images: classes with probabilities, and where the method has one, the mask as a picture.
 
-    predictor = load_run("runs/4f2a9c01b7de")                 # or checkpoint="swad"
+    predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
     for found in predictor.predict(paths):                    # Prediction, or Unreadable for a broken file
         print(found)
     predictor.explain("tile.png").overlay().save("why.png")   # [image | mask over it] and a colour bar
@@ -11,7 +11,9 @@ mask that selects everything looks like one; ``relative=True`` stretches it for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -20,13 +22,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.augment import normalize
+from patchgen.data.given import squares
 from patchgen.data.images import UnreadableImage, decode
 from patchgen.methods import make_method
 from patchgen.model.checkpoint import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
+from patchgen.model.confidence import Confidence
 from patchgen.overlay import Explanation
 from patchgen.train.records import RunFolder, load_tensors
 
@@ -42,6 +48,7 @@ class Prediction:
     confidence: float  # the label's probability
     probabilities: np.ndarray  # (C,) float32, in the order of `Predictor.classes`
     mask: np.ndarray | None  # (h, w) float32 in [0, 1]; None where the method has no mask
+    unlike_training: bool | None = None  # farther from all training features than source validation; None: not known
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,40 @@ class Scores(NamedTuple):
 
     probabilities: np.ndarray  # (C,)
     mask: np.ndarray | None  # (h, w)
+    unlike_training: bool | None = None
+
+
+def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
+    """The classifier of a model folder or a run folder, ready for images.
+
+    Args:
+        path: What `patchgen fit` or `PatchGenClassifier.save` wrote, or a run folder of `patchgen train`.
+        checkpoint: Of a run folder: which of its checkpoints. A model folder has one model.
+
+    Raises:
+        ValueError: neither of the two, or one that is damaged.
+    """
+    from patchgen.model_folder import is_model_folder, read_model
+
+    if is_model_folder(path):
+        return read_model(path).predictor
+    if not (Path(path) / "config.yaml").is_file():
+        raise ValueError(
+            f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
+            "ours); `patchgen train` prints the first, `patchgen fit` the second"
+        )
+    return load_run(path, checkpoint)
+
+
+def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
+    """A digest of what decides a model's answers: settings, calibration and weights of a model or run folder."""
+    folder = Path(path)
+    is_run = (folder / "config.yaml").is_file()
+    files = [folder / "config.yaml", RunFolder(folder).checkpoint(checkpoint)] if is_run else [folder / "config.json"]
+    digest = hashlib.sha256()
+    for file in files:  # a model folder's config.json holds the digest of its weights
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
@@ -81,7 +122,9 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
-    model = build_model(config, make_method(config), len(classes))
+    method = make_method(config)
+    method.class_names = classes
+    model = build_model(config, method, len(classes))
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
     return Predictor(model, classes, config)
@@ -121,9 +164,11 @@ def _check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> N
 
 
 class Predictor:
-    """A trained classifier with its classes; `load_run` makes one."""
+    """A trained classifier with its classes; `load_predictor` makes one."""
 
-    def __init__(self, model: Classifier, classes: tuple[str, ...], config: Config) -> None:
+    def __init__(
+        self, model: Classifier, classes: tuple[str, ...], config: Config, confidence: Confidence | None = None
+    ) -> None:
         from lightning_fabric import Fabric
 
         # A run may have been trained elsewhere: its device is kept only where it is sure to exist.
@@ -131,6 +176,7 @@ class Predictor:
         self.device = Fabric(accelerator=accelerator, devices=1).device
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
+        self.confidence = confidence or Confidence()
 
     def predict(
         self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
@@ -163,28 +209,32 @@ class Predictor:
         return [(path, pool.submit(_pixels, path, self.config.image_size)) for path in paths]
 
     def _predict(self, decoded: list[tuple[Path, Pixels]]) -> Iterator[Prediction | Unreadable]:
-        scores = iter(self._score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
+        scores = iter(self.score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
         for path, pixels in decoded:
             if isinstance(pixels, Unreadable):
                 yield pixels
                 continue
-            probabilities, mask = next(scores)
+            probabilities, mask, unlike = next(scores)
             best = int(probabilities.argmax())
-            yield Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask)
+            yield Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
+
+    def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
+        """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
+        pixels = torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        return normalize(pixels, self.model.backbone.mean, self.model.backbone.std)
 
     @torch.inference_mode()
-    def _score(self, images: list[np.ndarray]) -> list[Scores]:
-        """Images (S, S, 3) uint8 in one forward pass."""
-        if not images:
+    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
+        """Images (S, S, 3) uint8, S the model's image size, in one forward pass."""
+        if not len(images):
             return []
-        pixels = torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2).float() / 255  # (B, 3, S, S)
-        backbone = self.model.backbone
-        out = self.model(normalize(pixels, backbone.mean, backbone.std))
-        probabilities = out.logits.float().softmax(1).cpu().numpy()
-        if out.mask is None:
-            return [Scores(row, None) for row in probabilities]
-        masks = out.mask.float().unflatten(1, self.model.grid).cpu().numpy()  # (B, h, w)
-        return [Scores(*pair) for pair in zip(probabilities, masks, strict=True)]
+        out = self.model(self.inputs(images))
+        probabilities = self.confidence.probabilities(out.logits).cpu().numpy()
+        nothing = [None] * len(images)
+        masks = nothing if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
+        familiar = self.confidence.familiar
+        unlike = familiar.unlike(out.features) if familiar else nothing
+        return [Scores(*row) for row in zip(probabilities, masks, unlike, strict=True)]
 
     def require_mask(self) -> None:
         """ValueError when the run's method has no mask to show."""
@@ -194,19 +244,19 @@ class Predictor:
                 "`predict` works with this run, and `patchgen train --method patchgen` trains one with a mask"
             )
 
-    def explain(self, path: str | Path) -> Explanation:
-        """The mask of one image beside its likeliest classes.
+    def explain(self, image: str | Path | Image.Image | np.ndarray) -> Explanation:
+        """The mask of one image (a file, an open image, or (H, W, 3) uint8) beside its likeliest classes.
 
         Raises:
             ValueError: the run's method has no mask, or (`UnreadableImage`) the file is no image.
         """
         self.require_mask()
-        pixels = decode(path, self.config.image_size)
-        [(probabilities, mask)] = self._score([pixels])
+        [pixels] = squares([image], self.config.image_size)
+        [(probabilities, mask, _)] = self.score([pixels])
         assert mask is not None  # require_mask has seen to it
         order = np.argsort(-probabilities, kind="stable")[:TOP]
         top = tuple((self.classes[i], float(probabilities[i])) for i in order)
-        return Explanation(Path(path), pixels, mask, top)
+        return Explanation(Path(image) if isinstance(image, (str, os.PathLike)) else None, pixels, mask, top)
 
 
 def _pixels(path: Path, size: int) -> Pixels:

@@ -26,7 +26,7 @@ NOTICE = "selection map, not an annotation"
 class Explanation:
     """Why an image got its label, as far as the mask tells."""
 
-    path: Path
+    path: Path | None  # None where no file was given
     image: np.ndarray  # (S, S, 3) uint8: what the model saw
     mask: np.ndarray  # (h, w) float32 in [0, 1]
     top: tuple[tuple[str, float], ...]  # (class, probability), likeliest first
@@ -74,7 +74,7 @@ def _draw(found: Explanation, threshold: float | None, relative: bool) -> Figure
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    photo = original(found.path)
+    photo = original(found.path) if found.path else found.image
     height, width = photo.shape[:2]
     mask = upsample(found.mask, height, width)
     shape = min(max(height / width, 0.4), 2.5)  # a strip is shown smaller rather than as a picture without end
@@ -121,7 +121,7 @@ def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, thresh
     m = found.mask_statistics
     crossed = threshold is not None and m["min"] < threshold < m["max"]
     outline = f", outline at {threshold:g}" if crossed else f", none crosses {threshold:g}" if threshold else ""
-    left.set_title(_short(found.path.name), fontsize=9, color="0.35", parse_math=False)
+    left.set_title(_short(found.path.name if found.path else ""), fontsize=9, color="0.35", parse_math=False)
     numbers = f"mask min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
     right.set_title(numbers, fontsize=9, color="0.35")
     right.set_xlabel(NOTICE, fontsize=8, color="0.35", style="italic")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,7 +18,8 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.commands.explain import output_names
 from patchgen.commands.predict import find_images, shown
-from patchgen.explain import load_run
+from patchgen.commands.predict_lines import GrowingFile, Lines
+from patchgen.explain import Prediction, Predictor, identity, load_run
 from patchgen.train.records import RunFolder
 
 MakeRun = Callable[..., RunFolder]
@@ -118,6 +121,83 @@ def test_csv_and_json_on_stdout_agree(run: str, photos: Path, capsys: Captured) 
         str(photos / "a.png"), str(photos / "more/a.png")]  # fmt: skip
     for row, record in zip(rows, records, strict=True):
         assert float(row["p_cross"]) == pytest.approx(record["probabilities"]["cross"], abs=1e-5)
+
+
+def test_json_lines_agree_with_json(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "found.jsonl"
+    assert main(["predict", run, str(photos), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert main(["predict", run, str(photos), "--jsonl", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    assert [json.loads(line) for line in target.read_text().splitlines()] == expected
+    assert main(["predict", run, str(photos), "--jsonl", "-"]) == 0
+    assert capsys.readouterr().out == target.read_text()
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_killed_command_goes_on(
+    kind: str, run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["predict", run, str(image_folder), "--batch", "8", f"--{kind}"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    scored, right = [0], Predictor.score
+
+    def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
+        if scored[0] == 24:
+            raise KeyboardInterrupt
+        scored[0] += len(images)
+        return right(self, images)
+
+    monkeypatch.setattr(Predictor, "score", killed)
+    target = tmp_path / "found"
+    assert main([*words, str(target)]) == 130 and not target.exists()
+    [partial] = tmp_path.glob(".found.*.part")
+    with partial.open("a") as file:
+        file.write("photos/cut sho")  # as a kill in the middle of a line leaves it
+    monkeypatch.setattr(Predictor, "score", lambda self, images: (scored.append(len(images)), right(self, images))[1])
+    scored.clear()
+    capsys.readouterr()
+    assert main([*words, str(target)]) == 0
+    assert sum(scored) == 90 - 24 and "[24/90" in capsys.readouterr().err
+    assert sorted(target.read_text().splitlines()) == sorted((tmp_path / "whole").read_text().splitlines())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["found", "whole"]
+
+
+def test_another_model_begins_anew(run: str, tiny_run: MakeRun, photos: Path, tmp_path: Path) -> None:
+    assert identity(run) == identity(run) != identity(run, "swad") != identity(tiny_run("lp-ln").path)
+    lines = Lines("path\n", lambda found: f"{found.path}\n", str.strip, str)
+    first = Prediction(Path("a.png"), "x", 1.0, np.ones(1), None)
+    with pytest.raises(KeyboardInterrupt), GrowingFile(tmp_path / "f", "one", lines) as file:
+        file.write(first)
+        with pytest.raises(ValueError, match="another process"), GrowingFile(tmp_path / "f", "one", lines):
+            pass
+        raise KeyboardInterrupt
+    with GrowingFile(tmp_path / "f", "one", lines) as file:
+        assert Path("a.png") in file and Path("b.png") not in file
+    assert (tmp_path / "f").read_text() == "path\na.png\n"
+    with GrowingFile(tmp_path / "f", "two", lines) as file:
+        assert Path("a.png") not in file
+    assert (tmp_path / "f").read_text() == "path\n"
+
+
+@pytest.mark.slow
+def test_ten_thousand_images_need_no_more_memory_than_a_thousand(run: str, image_folder: Path, tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from patchgen.cli import main; code = main(sys.argv[1:]);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss); sys.exit(code)"
+    )
+    sources = sorted(image_folder.rglob("*.png"))
+    peak = []
+    for count in (1000, 10_000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for i in range(count):
+            (folder / f"{i:05}.png").symlink_to(sources[i % len(sources)])
+        words = ["predict", run, str(folder), "--csv", str(tmp_path / f"{count}.csv")]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        peak.append(int(done.stdout.split()[-1]) / 1024)
+        assert len((tmp_path / f"{count}.csv").read_text().splitlines()) == count + 1
+    assert peak[1] - peak[0] < 40, peak  # MiB; the pixels alone would be 90 MiB more, their tokens several times that
 
 
 def test_strict_fails_after_all_work(run: str, photos: Path, capsys: Captured) -> None:

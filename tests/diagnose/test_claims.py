@@ -72,6 +72,12 @@ def test_a_constant_mask_is_not_tested() -> None:
     assert verdicts([image(True, False, 0.9, selected=1.0)] * 10)["A"] == "not tested"
 
 
+def test_only_images_with_a_selection_count() -> None:
+    some, all_or_none = [image(True, False, 0.9)] * 10, [image(False, True, 0.9, selected=1.0)] * 30
+    assert verdicts(some + all_or_none)["A"] == "yes"
+    assert verdicts(some[:9] + all_or_none)["A"] == "not tested"
+
+
 def test_a_baseline_decides_on_the_geometry() -> None:
     baseline = {**summarise([image(True, True, 0, mask=False)] * 4, 4), "geometry": GEOMETRY[1]}
     assert verdicts([image(True, False, 0.9)] * 10, **{"lp-ln": baseline})["C"] == "yes"

@@ -161,8 +161,9 @@ def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_the_methods_own(name: str) -> None:
     method = make_method(config(method=name))
-    tune = {"lp": "head", "full": "full"}.get(name, "layernorm")
-    assert (method.chosen_pool, method.chosen_tune) == ("patchgen" if name in OWN else "cls", tune)
+    tune = {"lp": "head", "clip": "head", "coop": "head", "full": "full"}.get(name, "layernorm")
+    masked = name in OWN or name.startswith("ablation-")
+    assert (method.chosen_pool, method.chosen_tune) == ("patchgen" if masked else "cls", tune)
     assert METHODS[name].summary
 
 

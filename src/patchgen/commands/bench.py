@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as to_json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from patchgen.commands import choose, parse, print_table
@@ -202,7 +203,82 @@ def _print_discovery(found: Mapping[str, Any]) -> None:
     print(f"time ratio {evaluation['ratio']:.3f} (ours / scikit-learn's)")
 
 
-SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step, "kmeans": bench_kmeans, "discovery": bench_discovery}
+def bench_methods(
+    *names: str,
+    backbone: str = "dinov2-small",
+    image_size: int = 112,
+    per_domain: int = 8,
+    repeats: int = 5,
+    csv: str | None = None,
+    json: bool = False,
+) -> None:
+    """Time a training step of every method against LP+LN, in turn within one process.
+
+    Args:
+        names: Methods, also `a+b`; all that fit the backbone when left out.
+        backbone: A name (its architecture, random weights), or a hub id, folder or .safetensors file.
+        image_size: Pixels of the square images.
+        per_domain: Images of each of three domains in a step.
+        repeats: Timed pairs of steps, after one that warms up.
+        csv: Write the ratios here as well.
+        json: Print JSON instead of a table.
+    """
+    from patchgen.diagnose import cost_methods
+    from patchgen.methods import compared_methods
+    from patchgen.train.progress import Progress
+
+    chosen = compared_methods(names or ["all"])
+    with Progress("bench methods", len(chosen)) as bar:
+
+        def report(line: str) -> None:
+            bar.advance()
+            bar.say(line)
+
+        found = cost_methods.measure_methods(
+            chosen, backbone, image_size=image_size, per_domain=per_domain, repeats=repeats, report=report
+        )
+    rows = [(name, f"{m['ratio']:.2f}", f"{m['lowest']:.2f}", f"{m['highest']:.2f}",
+             f"{m['trained_parameters']:,}", f"{m['own_parameters']:,}") for name, m in found["methods"].items()]  # fmt: skip
+    if csv is not None:
+        lines = ["method,ratio", *(f"{row[0]},{row[1]}" for row in rows)]
+        Path(csv).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if json:
+        print(to_json.dumps(found, indent=2))
+        return
+    print(
+        f"{backbone}, {image_size} px, {found['domains']} x {per_domain} images, {found['threads']} threads; "
+        f"{repeats} pairs of steps each"
+    )
+    print_table(("method", "step / LP+LN", "lowest", "highest", "trained parameters", "own parameters"), rows)
+
+
+def bench_sweep(runs: int = 200, workers: int = 2, json: bool = False) -> None:
+    """Time the bookkeeping of a sweep: runs without any work, on the local engine.
+
+    Args:
+        runs: No-op runs.
+        workers: Processes.
+        json: Print JSON instead of a line.
+    """
+    from patchgen.diagnose.cost_sweep import measure_sweep
+
+    found = measure_sweep(runs=runs, workers=workers, quiet=True)
+    if json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        print(
+            f"{found['done']} of {runs} no-op runs on {workers} workers: {found['seconds_per_run']:.4f} s a run "
+            f"({found['seconds']:.1f} s in all; starting the workers took {found['start_seconds']:.1f} s)"
+        )
+
+
+SUBJECTS: dict[str, Callable[..., None]] = {
+    "step": bench_step,
+    "methods": bench_methods,
+    "kmeans": bench_kmeans,
+    "discovery": bench_discovery,
+    "sweep": bench_sweep,
+}
 
 
 def main(argv: list[str]) -> int:

@@ -38,7 +38,7 @@ class BenchmarkArguments(Config):
     swad: bool = True
     """Report weight averaging beside the selected checkpoint."""
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
-    """Methods; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
+    """Methods, or `all`; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
     seeds: tuple[int, ...] = (1,)
     """Seeds; with several the table has standard errors."""
     folds: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--unseen"])] = ()
@@ -124,9 +124,10 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce(arguments.quiet)
     from patchgen.data.table import read_table
-    from patchgen.methods import make_method
+    from patchgen.methods import compared_methods, make_method
     from patchgen.tasks.mdg import check_domain, fingerprint
 
+    arguments = dataclasses.replace(arguments, methods=compared_methods(arguments.methods))
     table = read_table(arguments.data, benchmark=arguments.benchmark, options=arguments.options)
     for name in arguments.folds:
         check_domain(table, name)

@@ -160,7 +160,7 @@ def _diagnose(
         ),
         figures.curves(found["runs"], plans[0].operators[0]),
         figures.geometry(points, label, domain, fold.unseen, way),
-        figures.overlays(_shown(subjects, rows[:SHOWN_IMAGES])),
+        figures.overlays(_shown(subjects, plans, rows[:SHOWN_IMAGES])),
         figures.costs(found["cost"]),
     ]
     return found, records, {one.name: one for one in drawn}
@@ -197,29 +197,35 @@ def _class_names(fold: Any, rows: np.ndarray) -> np.ndarray:
     return _names(fold.classes, fold.truth[rows])
 
 
-def _shown(subjects: Sequence[Subject], rows: np.ndarray) -> list[Shown]:
-    """The first images with the maps of every run."""
-    from patchgen.diagnose.attribution import available
+def _shown(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.ndarray) -> list[Shown]:
+    """The first images with the maps of every run, as far as they were asked for."""
     from patchgen.diagnose.figures import Shown
     from patchgen.diagnose.measure import rank_all
 
     maps: list[dict[str, Any]] = [{} for _ in rows]
-    said: list[list[str]] = [[] for _ in rows]
+    said: list[dict[str, str]] = [{} for _ in rows]
     pictures = subjects[0].pixels(rows).permute(0, 2, 3, 1).cpu().numpy()
-    for number, subject in enumerate(subjects):
+    for number, (subject, plan) in enumerate(zip(subjects, plans, strict=True)):
         pixels = subject.pixels(rows)
         target = subject.probabilities(pixels).argmax(1)
-        names = [name for name in SHOWN_MAPS if name in available(subject.model)]
+        names = [name for name in SHOWN_MAPS if name in plan.rankings]
         scores = rank_all(subject, pixels, rows, target, names)
         wanted = ["truth"] * (number == 0 and "truth" in scores) + names
         for i in range(len(rows)):
-            said[i].append(subject.fold.classes[int(target[i])])
+            said[i][subject.name] = subject.fold.classes[int(target[i])]
             for name in wanted:
                 column = name if name == "truth" else f"{subject.name}: {name}"
                 maps[i][column] = scores[name][i].detach().unflatten(0, subject.model.grid).cpu().numpy()
     truth = _class_names(subjects[0].fold, rows)
-    titles = [f"{true}\nsaid {', '.join(dict.fromkeys(of))}" for true, of in zip(truth, said, strict=True)]
+    titles = [f"{true}\n{_answers(true, of)}" for true, of in zip(truth, said, strict=True)]
     return [Shown(*one) for one in zip(pictures, titles, maps, strict=True)]
+
+
+def _answers(true: str, said: dict[str, str]) -> str:
+    """What all runs said of an image, or which of them were wrong."""
+    if len(set(said.values())) == 1:
+        return f"said {next(iter(said.values()))}"
+    return f"missed by {', '.join(run for run, answer in said.items() if answer != true)}"
 
 
 def _write(out: Path, found: dict[str, Any], records: dict[str, list[Record]], figures: dict[str, Drawn]) -> None:

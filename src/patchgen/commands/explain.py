@@ -1,4 +1,4 @@
-"""patchgen explain RUN IMAGES... --out DIR: a picture and a mask for each image, and a page that shows them all."""
+"""patchgen explain MODEL IMAGES... --out DIR: a picture and a mask for each image, and a page that shows them all."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAME = 48  # characters kept of an image's name: at four bytes each they still f
 class ExplainArguments:
     """Show which patches decided: a picture (.png) and the mask (.npy) of each image, index.json and index.html."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as `patchgen train` prints it; its method must have a mask."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`; its method must have a mask."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
     """Folder for the pictures, masks and index; made when missing, files of the same name are replaced."""
     checkpoint: Literal["selected", "swad"] = "selected"
-    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
+    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     relative: bool = False
     """Stretch the colours to each mask's own range; the pictures then say so."""
     strict: bool = False
@@ -153,10 +153,10 @@ def main(argv: list[str]) -> int:
     paths, out = find_images(arguments.images), Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
-    from patchgen.explain import load_run
+    from patchgen.explain import load_predictor
     from patchgen.train.progress import Progress
 
-    predictor = load_run(arguments.run, arguments.checkpoint)
+    predictor = load_predictor(arguments.run, arguments.checkpoint)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     with Progress("explaining", len(paths)) as bar:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json as to_json
+from importlib import resources
 from typing import Any
 
 from patchgen.commands import parse
 
 
 def list_methods(json: bool = False) -> None:
-    """List the methods: what the head reads, what of the backbone is tuned, own hyper-parameters with their defaults.
+    """List the methods: what the head reads, what is tuned, what a step costs, own hyper-parameters with their defaults.
 
     Args:
         json: Print JSON instead of a table.
@@ -17,8 +19,9 @@ def list_methods(json: bool = False) -> None:
     from patchgen.methods import METHODS
     from patchgen.methods.stream import STREAM_METHODS
 
+    costs = step_costs()
     rows: list[dict[str, Any]] = [
-        {"name": name, "pool": method.pool, "tune": method.tune, "summary": method.summary,
+        {"name": name, "pool": method.pool, "tune": method.tune, "cost": costs.get(name), "summary": method.summary,
          "hparams": method.all_defaults(), "reference": method.reference, "addable": method.addable}
         for name, method in METHODS.items()
     ]  # fmt: skip
@@ -27,11 +30,19 @@ def list_methods(json: bool = False) -> None:
         return
     for row in rows:
         own = ", ".join(f"{name} {value:g}" for name, value in row["hparams"].items())
-        print(f"{row['name']:<20} pool {row['pool']:<9} tune {row['tune']:<10} {row['summary']}")
+        cost = f"{row['cost']:.2f} x" if row["cost"] else ""
+        print(f"{row['name']:<21} pool {row['pool']:<9} tune {row['tune']:<10} {cost:<7} {row['summary']}")
         if own or row["reference"]:
-            print(" " * 21 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
+            print(" " * 22 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
+    print("\n`x`: a training step as a multiple of lp-ln's (ViT-S/14, 112 px; `patchgen bench methods` measures it here)")
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
+
+
+def step_costs() -> dict[str, float]:
+    """Measured once and kept beside the methods; one that was added since has none."""
+    text = resources.files("patchgen.methods").joinpath("cost.csv").read_text(encoding="utf-8")
+    return {row["method"]: float(row["ratio"]) for row in csv.DictReader(text.splitlines())}
 
 
 def main(argv: list[str]) -> int:

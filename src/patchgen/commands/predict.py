@@ -1,4 +1,4 @@
-"""patchgen predict RUN IMAGES...: class and confidence of images, with any run, as a table, CSV or JSON."""
+"""patchgen predict MODEL IMAGES...: class and confidence of images, with any model or run, as a table, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import tyro
 
 from patchgen.commands import announce, parse
 
 if TYPE_CHECKING:
-    from patchgen.explain import Prediction, Unreadable
+    from patchgen.commands.predict_lines import Lines
+    from patchgen.explain import Prediction, Predictor, Unreadable
     from patchgen.train.progress import Progress
 
 
 @dataclass(frozen=True)
 class PredictArguments:
-    """Predict the class of images with a trained run."""
+    """Predict the class of images with a trained model. A command that writes a file goes on after it was stopped."""
 
-    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, as `patchgen train` prints it."""
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     csv: str | None = None
     """Write path, label, confidence and a column p_CLASS for each class to this file; `-` is standard output."""
+    jsonl: str | None = None
+    """Write one JSON object a line to this file; `-` is standard output."""
     json: bool = False
     """Print JSON instead of a table."""
     checkpoint: Literal["selected", "swad"] = "selected"
-    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
+    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
     batch: int = 64
@@ -123,62 +126,95 @@ def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadabl
             yield result
 
 
-def _header(classes: Sequence[str]) -> list[str]:
-    return ["path", "label", "confidence", *(f"p_{name}" for name in classes)]
+def _header(predictor: Predictor) -> list[str]:
+    flag = ["unlike_training"] if predictor.confidence.familiar else []
+    return ["path", "label", "confidence", *flag, *(f"p_{name}" for name in predictor.classes)]
 
 
 def _cells(found: Prediction) -> list[str]:
-    return [shown(found.path), found.label, f"{found.confidence:.6f}", *(f"{p:.6f}" for p in found.probabilities)]
+    flag = [] if found.unlike_training is None else [str(found.unlike_training).lower()]
+    probabilities = (f"{p:.6f}" for p in found.probabilities)
+    return [shown(found.path), found.label, f"{found.confidence:.6f}", *flag, *probabilities]
+
+
+def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
+    flag = {} if found.unlike_training is None else {"unlike_training": found.unlike_training}
+    probabilities = dict(zip(classes, map(float, found.probabilities), strict=True))
+    return {"path": str(found.path), "label": found.label, "confidence": found.confidence, **flag,
+            "probabilities": probabilities}  # fmt: skip
 
 
 def _print_table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path], out: TextIO) -> None:
     wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *map(len, classes))
     print(f"{'path':<{wide}}  {'label':<{label}}  confidence", file=out)
     for row in rows:
-        print(f"{shown(row.path):<{wide}}  {row.label:<{label}}  {row.confidence:10.4f}", file=out)
+        unlike = "  unlike the training images" if row.unlike_training else ""
+        print(f"{shown(row.path):<{wide}}  {row.label:<{label}}  {row.confidence:10.4f}{unlike}", file=out)
 
 
 def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO) -> None:
     """A list written row by row, so that its length needs no memory."""
     between = "[\n"
     for row in rows:
-        probabilities = dict(zip(classes, map(float, row.probabilities), strict=True))
-        record = {"path": str(row.path), "label": row.label, "confidence": row.confidence}
-        out.write(between + to_json.dumps({**record, "probabilities": probabilities}))
+        out.write(between + to_json.dumps(_record(row, classes)))
         between = ",\n"
     out.write("[]\n" if between == "[\n" else "\n]\n")
 
 
 def _check(arguments: PredictArguments) -> None:
     """Refuse before any work what could only fail at its end."""
-    if arguments.csv and arguments.json:
-        raise ValueError("--csv and --json exclude each other: choose one")
+    chosen = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
+    if len(chosen) > 1:
+        raise ValueError(f"{' and '.join(chosen)} exclude each other: choose one")
     if arguments.batch < 1:
         raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
-    if arguments.csv in (None, "-"):
+    name = arguments.csv or arguments.jsonl
+    if name in (None, "-"):
         return
-    file = Path(str(arguments.csv))
+    file = Path(str(name))
     if file.is_dir():
-        raise ValueError(f"--csv must be a file, but {file} is a folder; try {file / 'predictions.csv'}")
+        raise ValueError(f"{chosen[0]} must be a file, but {file} is a folder; try {file / 'predictions.csv'}")
     if not file.absolute().parent.is_dir():
-        raise ValueError(f"--csv {file}: the folder {file.parent} does not exist; make it first")
+        raise ValueError(f"{chosen[0]} {file}: the folder {file.parent} does not exist; make it first")
 
 
-def _write(arguments: PredictArguments, rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path],
-           out: TextIO) -> None:  # fmt: skip
-    from patchgen.data.table import write_csv
+def _lines(arguments: PredictArguments, predictor: Predictor) -> Lines:
+    """How a prediction becomes a line of the file or stream that was asked for."""
+    from patchgen.commands.predict_lines import Lines, csv_line
 
-    if arguments.csv == "-":
-        writer = to_csv.writer(out, lineterminator="\n")
-        writer.writerow(_header(classes))
-        writer.writerows(map(_cells, rows))
-    elif arguments.csv:
-        write_csv(arguments.csv, _header(classes), map(_cells, rows))
-        print(arguments.csv, file=out)
+    if arguments.csv:
+        return Lines(csv_line(_header(predictor)), lambda row: csv_line(_cells(row)),
+                     lambda line: next(to_csv.reader([line]))[0], shown)  # fmt: skip
+    return Lines("", lambda row: to_json.dumps(_record(row, predictor.classes)) + "\n",
+                 lambda line: to_json.loads(line)["path"], str)  # fmt: skip
+
+
+def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], bar: Progress,
+             failed: list[Unreadable]) -> None:  # fmt: skip
+    """Append to the file what it lacks; the file appears under its name when all is there."""
+    from patchgen.commands.predict_lines import GrowingFile
+    from patchgen.explain import identity
+
+    target = Path(str(arguments.csv or arguments.jsonl))
+    with GrowingFile(target, identity(arguments.run, arguments.checkpoint), _lines(arguments, predictor)) as file:
+        left = [path for path in paths if path not in file]
+        if len(left) < len(paths):
+            bar.advance(len(paths) - len(left))
+            bar.say("of an earlier try are kept")
+        for row in _readable(predictor.predict(left, arguments.batch, ticker(bar)), failed):
+            file.write(row)
+
+
+def _to_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], rows: Iterable[Prediction],
+               out: TextIO) -> None:  # fmt: skip
+    if arguments.csv or arguments.jsonl:
+        lines = _lines(arguments, predictor)
+        out.write(lines.head)
+        out.writelines(map(lines.line, rows))
     elif arguments.json:
-        _print_json(rows, classes, out)
+        _print_json(rows, predictor.classes, out)
     else:
-        _print_table(rows, classes, paths, out)
+        _print_table(rows, predictor.classes, paths, out)
 
 
 def main(argv: list[str]) -> int:
@@ -186,14 +222,20 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
-    from patchgen.explain import load_run
+    from patchgen.explain import load_predictor
     from patchgen.train.progress import Progress
 
-    predictor = load_run(arguments.run, arguments.checkpoint)
+    predictor = load_predictor(arguments.run, arguments.checkpoint)
     # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.
     out, failed = sys.stdout, list["Unreadable"]()
-    rows_on_screen = out.isatty() and arguments.csv in (None, "-")
-    with Progress("predicting", len(paths), quiet=rows_on_screen) as bar:
-        results = predictor.predict(paths, arguments.batch, ticker(bar))
-        _write(arguments, _readable(results, failed), predictor.classes, paths, out)
+    file = arguments.csv or arguments.jsonl
+    to_stream = file in (None, "-")
+    with Progress("predicting", len(paths), quiet=out.isatty() and to_stream) as bar:
+        if to_stream:
+            results = predictor.predict(paths, arguments.batch, ticker(bar))
+            _to_stream(arguments, predictor, paths, _readable(results, failed), out)
+        else:
+            _to_file(arguments, predictor, paths, bar, failed)
+    if not to_stream:
+        print(file, file=out)
     return report_unreadable(failed, len(paths), arguments.strict)

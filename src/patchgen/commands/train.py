@@ -31,6 +31,8 @@ class TrainArguments(Config):
     """Parent of the run folder."""
     quiet: bool = False
     """No progress."""
+    track: bool = False
+    """Write the numbers of each evaluation for TensorBoard (`tensorboard --logdir` of the runs; extra `track`)."""
     json: bool = False
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
     from patchgen.train.trainer import train
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
-    run = train(config, arguments.out, quiet=arguments.quiet)
+    run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track)
     if run.path.name in finished and not arguments.quiet:
         print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:

@@ -29,6 +29,8 @@ class StreamArguments(StreamConfig):
     """Parent of the run folder."""
     quiet: bool = False
     """No progress."""
+    track: bool = False
+    """Write the numbers of each epoch for TensorBoard (`tensorboard --logdir` of the runs; extra `track`)."""
     json: bool = False
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> int:
     from patchgen.train.stream import train_stream
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
-    run = train_stream(config, arguments.out, quiet=arguments.quiet)
+    run = train_stream(config, arguments.out, quiet=arguments.quiet, track=arguments.track)
     if run.path.name in finished and not arguments.quiet:
         print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:

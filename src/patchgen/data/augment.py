@@ -58,6 +58,10 @@ class Augment:
             if not 0 <= value <= top or math.isinf(value):
                 raise ValueError(f"augment.{name} must lie in [0, {top:g}], got {value}; 0 turns it off")
 
+    def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
+        """The function `draw`, under the name that every kind of augmentation has."""
+        return draw(self, batch, generator)
+
 
 @dataclass(frozen=True)
 class AugmentDraw:
@@ -83,6 +87,10 @@ class AugmentDraw:
     def to(self, device: torch.device | str) -> AugmentDraw:
         """The same numbers on `device`."""
         return AugmentDraw(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    def apply(self, images: Tensor, size: int) -> Tensor:
+        """The function `apply`, under the name that every kind of draw has."""
+        return apply(images, self, size)
 
 
 def draw(augment: Augment, batch: int, generator: torch.Generator) -> AugmentDraw:

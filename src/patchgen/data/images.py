@@ -59,14 +59,19 @@ def decode(path: str | Path, size: int) -> np.ndarray:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # up to twice of it Pillow only warns
                 raise _Refused(_too_large(image.size))
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
-            upright = ImageOps.exif_transpose(image)
-            return np.array(_to_rgb(upright, image.format).resize((size, size), Image.Resampling.BILINEAR))
+            return square(image, size)
     except _Refused as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Image.DecompressionBombError as error:
         raise UnreadableImage(path, _too_large(_size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
+
+
+def square(image: Image.Image, size: int) -> np.ndarray:
+    """(size,size,3) uint8 of an image that is open already, by the rules of `decode`."""
+    upright = ImageOps.exif_transpose(image)
+    return np.array(_to_rgb(upright, image.format).resize((size, size), Image.Resampling.BILINEAR))
 
 
 def gray_bits(values: np.ndarray, kind: str | None) -> int:

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import Augment, AugmentDraw, draw
+from patchgen.data.augment import Augment, AugmentDraw
 from patchgen.data.images import ImageStore
+from patchgen.data.stain import Histology, HistologyDraw
+
+AUGMENTATIONS: dict[str, type[Augment] | type[Histology]] = {"natural": Augment, "histology": Histology}
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Batch:
     label: Tensor  # (B,)  -1 where there is none
     domain: Tensor  # (B,)
     index: Tensor  # (B,)  row of the table
-    draw: AugmentDraw | None = None
+    draw: AugmentDraw | HistologyDraw | None = None
 
 
 class DomainBatches:
@@ -45,7 +48,7 @@ class DomainBatches:
         rows: Mapping[int, np.ndarray],
         per_domain: int,
         seed: int,
-        augment: Augment | None,
+        augment: Augment | Histology | None,
     ) -> None:
         self.store, self.label, self.rows = store, label, dict(rows)
         self.per_domain, self.seed, self.augment = per_domain, seed, augment
@@ -67,7 +70,7 @@ class DomainBatches:
         chosen = None
         if self.augment is not None:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-            chosen = draw(self.augment, len(rows), generator)[torch.from_numpy(mine)]
+            chosen = self.augment.draw(len(rows), generator)[torch.from_numpy(mine)]
         image = self._image(step, part, parts) if images else torch.empty(0)
         label = torch.from_numpy(self.label[rows[mine]])
         return Batch(image, label, torch.from_numpy(domain[mine]), torch.from_numpy(rows[mine]), chosen)

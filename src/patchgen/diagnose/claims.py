@@ -13,6 +13,9 @@ from patchgen.diagnose.faithfulness import OPERATORS, area
 from patchgen.diagnose.summary import Record, paired
 
 
+FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
+
+
 class Claim(NamedTuple):
     part: str
     claim: str
@@ -48,19 +51,21 @@ def _of_two(first: bool, second: bool) -> str:
 def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
     if run["mask"] is None or "mask" not in run["curves"]:
         return "not tested", "This run has no mask, or its ranking was left out."
-    if run["mask"]["full"] + run["mask"]["empty"] > run["images"] / 2:
+    chosen = [r for r in records if 0 < r["selected"] < 1]  # elsewhere both sides are "everything" and "nothing"
+    if len(chosen) < FEWEST:
         return "not tested", f"The mask is {run['mask']['verdict']}."
+    where = "" if len(chosen) == len(records) else f" on the {len(chosen)} of {len(records)} images with a selection"
     operators = [name for name in run["perturbation"] if name in OPERATORS]
 
     def right(record: Record, ranking: str, side: str) -> float:
         return sum(record["perturbation"][op][ranking][side]["correct"] for op in operators) / len(operators)
 
     def difference(side: str, other: str | None = None) -> Record:
-        own = [right(r, "mask", side) for r in records]
-        return paired(own, [right(r, other, side) if other else r["correct"] for r in records])
+        own = [right(r, "mask", side) for r in chosen]
+        return paired(own, [right(r, other, side) if other else r["correct"] for r in chosen])
 
     keep, lose = difference("keep"), difference("perturb")
-    text = f"Accuracy changes by {_points(keep)} when the rest is perturbed, by {_points(lose)} when the selection is"
+    text = f"Accuracy{where} changes by {_points(keep)} when the rest is perturbed, by {_points(lose)} when the selection is"
     # "small" against "sharp": at most half of the other drop
     sufficient, needed = keep["mean"] >= lose["mean"] / 2, lose["mean"] < 0 and lose["clear"]
     if "random" in run["curves"]:

@@ -1,31 +1,23 @@
-"""Every figure of a diagnosis as PNG, SVG and CSV: the picture for a page or for print, and the numbers it shows.
-
-Colours are Okabe and Ito's, and nothing is told by colour alone: lines differ in dash and marker, points in shape.
-"""
+"""Every figure of a diagnosis: the picture for a page or for print, and the numbers it shows (`report/drawing.py`)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.data.table import write_csv
 from patchgen.diagnose.faithfulness import OPERATORS, shares
 from patchgen.overlay import COLOURS as MAP_COLOURS
 from patchgen.overlay import OPACITY, upsample
+from patchgen.report.drawing import MARKERS, PALETTE, Drawn, Row, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NOTICE = "selection maps: what the model read, not annotations and not a diagnosis"
-PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#999999")
-MARKERS = "osD^vP*X"
-DPI = 200
 STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
     "truth": ("#000000", "-", "*"),
     "mask": ("#0072b2", "-", "o"),
@@ -36,40 +28,6 @@ STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
     "random": ("#777777", ":", "x"),
     "centre": ("#56b4e9", ":", "P"),
 }
-Row = Sequence[Any]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure on its way to the disk, with the table of what it shows."""
-
-    name: str
-    description: str
-    figure: Figure
-    header: Sequence[str]
-    rows: list[Row]
-
-    def save(self, folder: Path) -> None:
-        """`name.png`, `name.svg` and `name.csv`."""
-        from matplotlib import rc_context
-
-        for ending, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
-            target = folder / f"{self.name}.{ending}"
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            with rc_context({"svg.hashsalt": self.name}):  # the same figure gives the same bytes
-                self.figure.savefig(temporary, format=ending, **options)  # type: ignore[arg-type]
-            os.replace(temporary, target)
-        write_csv(folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows])
-
-
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
-
-
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 # A
@@ -79,7 +37,7 @@ def perturbation(run: str, found: Mapping[str, Any], name: str) -> Drawn:
     """Accuracy with the selection kept (filled) and perturbed (hollow), one panel an operator, one line a ranking."""
     operators = found["perturbation"]
     rankings = list(next(iter(operators.values()))["rankings"])
-    figure = _figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
+    figure = new_figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
     panels = figure.subplots(1, len(operators), sharey=True, squeeze=False)[0]
     places = np.arange(len(rankings))[::-1]
     rows: list[Row] = []
@@ -99,15 +57,15 @@ def perturbation(run: str, found: Mapping[str, Any], name: str) -> Drawn:
         level = "pixels" if operator in OPERATORS else "tokens"
         axes.set(title=f"{operator} ({level})", xlim=(-3, 103), xlabel="accuracy (%)")
         axes.title.set_fontsize(10)
-        _plain(axes)
+        plain(axes)
     panels[0].set(yticks=places, yticklabels=rankings, ylim=(-0.6, len(rankings) - 0.4))
     figure.suptitle(run, fontsize=11, weight="bold", parse_math=False)
-    _perturbation_legend(figure)
+    _perturbation_legend(figure, columns=4 if len(operators) > 2 else 2)
     text = f"Accuracy of {run} when the selected patches are kept, and when they are perturbed"
     return Drawn(name, text, figure, ("run", "operator", "ranking", "side", "accuracy", "standard_error"), rows)
 
 
-def _perturbation_legend(figure: Figure) -> None:
+def _perturbation_legend(figure: Figure, columns: int) -> None:
     from matplotlib.lines import Line2D
 
     dot: dict[str, Any] = {"color": "0.3", "marker": "o", "linestyle": "", "markersize": 6}
@@ -117,7 +75,7 @@ def _perturbation_legend(figure: Figure) -> None:
         Line2D([], [], color="0.45", linestyle="--", label="nothing perturbed"),
         Line2D([], [], color="0.45", linestyle=":", label="everything"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 # B
@@ -125,7 +83,7 @@ def _perturbation_legend(figure: Figure) -> None:
 
 def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
     """Probability of the predicted class while patches are inserted and deleted, one line of panels a run."""
-    figure = _figure(9.2, 2.9 * len(runs) + 0.5)
+    figure = new_figure(9.2, 2.9 * len(runs) + 0.5)
     panels = figure.subplots(len(runs), 2, sharex=True, sharey=True, squeeze=False)
     rows: list[Row] = []
     for line, (run, found) in zip(panels, runs.items(), strict=True):
@@ -144,7 +102,7 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
             axes.set(xlabel=f"patches {'shown' if way == 'insertion' else 'perturbed'} (%)", ylim=(-0.02, 1.02))
             axes.legend(frameon=False, fontsize=7.5, title="area", title_fontsize=8, loc="center left",
                         bbox_to_anchor=(1, 0.5))  # fmt: skip
-            _plain(axes)
+            plain(axes)
         line[0].set_ylabel("p(predicted class)")
     text = f"Insertion and deletion curves ({operator}) of each run and ranking"
     header = ("run", "way", "ranking", "share_of_patches", "p_predicted", "p_true")
@@ -156,7 +114,7 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
 
 def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.ndarray, unseen: str, way: str) -> Drawn:
     """Each run's features twice: coloured by class and by domain."""
-    figure = _figure(9.2, 3.4 * len(points) + 0.2)
+    figure = new_figure(9.2, 3.4 * len(points) + 0.2)
     panels = figure.subplots(len(points), 2, squeeze=False)
     rows: list[Row] = []
     domains = [*sorted(set(domain.tolist()) - {unseen}), unseen]
@@ -210,7 +168,7 @@ class Shown:
 def overlays(shown: Sequence[Shown]) -> Drawn:
     """Images down, maps across, one colour bar for all."""
     columns = list(dict.fromkeys(name for one in shown for name in one.maps))
-    figure = _figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
+    figure = new_figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
     panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
     rows: list[Row] = []
     drawn = None
@@ -265,7 +223,7 @@ def costs(found: Mapping[str, Any]) -> Drawn:
         "median_seconds": ("training step (s)", 1.0),
         "peak_bytes": ("peak memory of a step (MB)", 1e6),
     }
-    figure = _figure(9.2, 1.75)
+    figure = new_figure(9.2, 1.75)
     rows: list[Row] = []
     for axes, (key, (title, unit)) in zip(figure.subplots(1, 3, sharey=True), kinds.items(), strict=True):
         values = [method[key] / unit for method in found["methods"].values()]
@@ -273,6 +231,6 @@ def costs(found: Mapping[str, Any]) -> Drawn:
         axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8.5)
         axes.set(xlim=(0, 1.3 * max(values)), ylim=(1.5, -0.5))
         axes.set_title(title, fontsize=10)
-        _plain(axes)
+        plain(axes)
         rows += [(name, key, method[key]) for name, method in found["methods"].items()]
     return Drawn("cost", "Cost of a training step of LP+LN and PatchGen", figure, ("method", "what", "value"), rows)

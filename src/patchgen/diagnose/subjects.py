@@ -141,6 +141,8 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
 
 def unseen_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
     """Rows of the unseen domain whose class has an output of its own, evenly over the classes."""
+    if not fold.test:
+        raise ValueError("the run was trained on all domains (--unseen none): it has no unseen image to diagnose with")
     rows = np.concatenate([fold.test["in"], fold.test["out"]])
     rows = rows[(fold.truth[rows] >= 0) & (fold.truth[rows] < min(fold.num_known, len(fold.classes)))]
     if not len(rows):

@@ -52,7 +52,8 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
             f"the data of {run}, {fold.table.root}, has no true masks; train a run on `patchgen oracle` data"
         )
     seed = predictor.config.seed
-    fresh = {**fold.validation, fold.unseen: np.concatenate(list(fold.test.values()))}
+    unseen = {fold.unseen: np.concatenate(list(fold.test.values()))} if fold.test else {}
+    fresh = {**fold.validation, **unseen}
     share = images // len(fresh)
     if share < 2:
         raise ValueError(f"images must be at least {2 * len(fresh)}, two of every domain; got {images}")
@@ -60,7 +61,8 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     use = np.concatenate([at_most(rows, share, [seed, 16, i]) for i, rows in enumerate(fresh.values())])
     (train, _), (test, chosen) = (_read(predictor, fold.table, truth, rows, tick) for rows in (fit_on, use))
     size, bound = int(truth.sum(1).max()), largest_norm(train, test)
-    head = Head(*(p.detach().cpu().double().numpy() for p in predictor.model.head.parameters()))
+    linear = predictor.model.head
+    head = Head(*(p.detach().cpu().double().numpy() for p in (linear.weight, linear.bias)))
     rows = [
         *subset_rows(train, test, size, bound, seed),
         *shift_rows(test, chosen, head, bound),

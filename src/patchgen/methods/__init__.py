@@ -7,16 +7,31 @@ is a class and a line in ``METHODS``; ``a+b`` is method ``a`` with the terms of 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 from patchgen.config import Config
+from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, Static
+from patchgen.methods.adversarial import Cdann, Dann
+from patchgen.methods.alignment import Coral, Mmd
+from patchgen.methods.arm import Arm
+from patchgen.methods.averages import Sma
+from patchgen.methods.clip import CoOp, ZeroShot
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
 from patchgen.methods.gmdg import Gmdg
+from patchgen.methods.invariance import GroupDro, Irm, Vrex
 from patchgen.methods.lreg import LReg
+from patchgen.methods.mdsdi import Mdsdi
+from patchgen.methods.meta import Fish, Mldg
 from patchgen.methods.method import Method
 from patchgen.methods.miro import Miro
+from patchgen.methods.mixup import Mixup
+from patchgen.methods.mtl import Mtl
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
+from patchgen.methods.rsc import Rsc
+from patchgen.methods.selfreg import SelfReg
+from patchgen.methods.style import MixStyle, SagNet
 from patchgen.names import did_you_mean
 
 METHODS: dict[str, type[Method]] = {
@@ -26,6 +41,10 @@ METHODS: dict[str, type[Method]] = {
     "patchgen": PatchGenMethod,
     "patchgen-no-losses": PatchGenWithoutLosses,
     "patchgen-true-mask": PatchGenTrueMask,
+    "ablation-static": Static,
+    "ablation-channel": Channel,
+    "ablation-attention": Attention,
+    "ablation-attention-ms": AttentionSuppressed,
     "all-labels": AllLabels,
     "miro": Miro,
     "gmdg": Gmdg,
@@ -34,7 +53,29 @@ METHODS: dict[str, type[Method]] = {
     "pim": Pim,
     "pim-lreg": PimLReg,
     "entropy": MarginalEntropy,
+    "coral": Coral,
+    "mmd": Mmd,
+    "dann": Dann,
+    "cdann": Cdann,
+    "mtl": Mtl,
+    "rsc": Rsc,
+    "selfreg": SelfReg,
+    "mdsdi": Mdsdi,
+    "mixstyle": MixStyle,
+    "sagnet": SagNet,
+    "arm": Arm,
+    "clip": ZeroShot,
+    "coop": CoOp,
+    "irm": Irm,
+    "vrex": Vrex,
+    "groupdro": GroupDro,
+    "mixup": Mixup,
+    "mldg": Mldg,
+    "fish": Fish,
+    "sma": Sma,
 }
+
+ALIASES = {"erm": "lp-ln"}  # other names that people know a method by
 
 
 def make_method(config: Config) -> Method:
@@ -61,15 +102,23 @@ def method_class(name: str) -> type[Method]:
     return type(name, parts, {"summary": " + ".join(part.summary for part in reversed(parts))})
 
 
+def compared_methods(methods: Iterable[str]) -> tuple[str, ...]:
+    """The names given, `all` among them standing for every method that can be compared on any backbone."""
+    every = [name for name, method in METHODS.items() if method.compared]
+    return tuple(dict.fromkeys(name for word in methods for name in (every if word == "all" else [word])))
+
+
 def _name(method: type[Method]) -> str:
     return next(name for name, found in METHODS.items() if found is method)
 
 
 def _known(part: str, name: str) -> type[Method]:
+    part = ALIASES.get(part, part)
     if part not in METHODS:
         inside = f" in {name!r}" if part != name else ""
-        raise ValueError(f"unknown method {part!r}{inside}{did_you_mean(part, METHODS)} (known: {', '.join(METHODS)})")
+        hint = did_you_mean(part, [*METHODS, *ALIASES])
+        raise ValueError(f"unknown method {part!r}{inside}{hint} (known: {', '.join(METHODS)})")
     return METHODS[part]
 
 
-__all__ = ["METHODS", "Method", "make_method", "method_class"]
+__all__ = ["ALIASES", "METHODS", "Method", "compared_methods", "make_method", "method_class"]

@@ -22,4 +22,5 @@ class Full(Method):
 
 class AllLabels(Method):
     labels = "all"
+    compared = False
     summary = "LP+LN that is given the labels a task hides: an upper bound for mdg_gcd, never a result"

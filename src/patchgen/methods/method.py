@@ -43,12 +43,14 @@ class Method(nn.Module):
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
     addable: ClassVar[bool] = False  # may stand behind a "+"
+    compared: ClassVar[bool] = True  # one of `--methods all`: not an upper bound, a variant, or for one backbone alone
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.hparams = self._hparams(config.hparams)
+        self.class_names: tuple[str, ...] = ()  # names of the outputs, known from `extend` on
         self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune

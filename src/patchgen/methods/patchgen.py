@@ -47,4 +47,5 @@ class PatchGenMethod(PatchGenWithoutLosses):
 
 class PatchGenTrueMask(PatchGenMethod):
     mask = "true"
+    compared = False
     summary = "PatchGen with the true mask in place of the learned one (upper line; oracle data only)"

@@ -35,6 +35,7 @@ class MarginalEntropy(Method):
     summary = "the mean prediction is kept spread over all classes"
     reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
     addable = True
+    compared = False  # of unlabelled images
     defaults = {"marginal": 1.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -54,6 +55,7 @@ class PimLReg(Method):
     summary = "pseudo-labels weighted by a learned confidence (PIM as L-Reg's code has it)"
     reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
     addable = True
+    compared = False
     defaults = {"confidence": 0.1, "lr_mult": 10.0}
 
     def setup(self, model: Classifier) -> None:

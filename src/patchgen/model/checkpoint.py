@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.methods import Method
-from patchgen.model.backbone import IMAGENET, load_backbone, set_tuning
+from patchgen.model.backbone import IMAGENET, Backbone, load_backbone, set_tuning
 from patchgen.model.classifier import Classifier, trained_tensors
 
 
@@ -23,6 +23,11 @@ def build_model(
 ) -> Classifier:
     """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before."""
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress)
+    return build_on(backbone, config, method, num_classes)
+
+
+def build_on(backbone: Backbone, config: Config, method: Method, num_classes: int) -> Classifier:
+    """The same on a backbone that is at hand."""
     if config.normalization == "imagenet":
         backbone.mean, backbone.std = IMAGENET
     set_tuning(backbone, method.chosen_tune)

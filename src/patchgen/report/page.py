@@ -31,7 +31,7 @@ tbody td { border-bottom: 1px solid #dde1e6; } .best { font-weight: 700; }
 .lead, .note { color: #4b5560; } .note { font-size: .88rem; }
 .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 1.2rem; padding: 0; }
 figure { margin: 0; } figure img { width: 100%; border-radius: 4px; } figcaption { font-size: .85rem; }
-.right { color: #00714f; } .wrong { color: #b3400a; }
+.right { color: #00714f; } .wrong { color: #b3400a; } .paper, .paper td { color: #6b7280; } .wide { overflow-x: auto; }
 code, pre { font: .88rem ui-monospace, monospace; background: #f2f4f6; border-radius: 4px; }
 code { padding: .1rem .3rem; } pre { padding: .8rem 1rem; overflow-x: auto; }
 svg { max-width: 100%; height: auto; }

@@ -25,7 +25,7 @@ class Fold:
     unseen: str
     train: dict[int, np.ndarray]  # source domain id -> rows
     validation: dict[str, np.ndarray]  # source domain name -> rows
-    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows
+    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows; empty where none is left out
     target: np.ndarray  # (N,) the output that should fire; -1 where training is told nothing
     truth: np.ndarray  # (N,) the true class, known classes first
     classes: tuple[str, ...]  # names of the classifier's outputs
@@ -42,12 +42,12 @@ class Fold:
     @property
     def uncovered(self) -> list[str]:
         """Classes of the unseen domain that no source has: they cannot be learned and are reported separately."""
-        return uncovered_classes(self.table, self.unseen)
+        return uncovered_classes(self.table, self.unseen) if self.test else []
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the summary must know of this fold."""
-        return ()
+        return _shared_groups(self)
 
     @property
     def num_known(self) -> int:
@@ -66,3 +66,26 @@ class Fold:
             covered = [name not in self.uncovered for name in self.table.classes]
             found["covered"] = {"without": self.uncovered, **scores(confusion * np.array(covered)[:, None])}
         return found
+
+
+def _shared_groups(fold: Fold) -> tuple[str, ...]:
+    """Groups (patients) that stand on two sides: splits are made domain by domain, and a patient may be in several."""
+    group = fold.table.group
+    if group is None:
+        return ()
+    train, validation, test = (
+        {group[row] for rows in parts.values() for row in rows.tolist()}
+        for parts in (fold.train, fold.validation, fold.test)
+    )
+    notes, advice = [], "if they are the same patients the score is too good, else make the names unique"
+    both = sorted(test & (train | validation))
+    if both:
+        notes.append(
+            f"{len(both)} of {len(test)} groups of {fold.unseen} also occur in the sources ({both[0]}): {advice}"
+        )
+    both = sorted(train & validation) if fold.splits.rule == "group" else []
+    if both:
+        notes.append(
+            f"{len(both)} groups are trained on in one source and validated on in another ({both[0]}): {advice}"
+        )
+    return tuple(notes)

@@ -1,7 +1,7 @@
 """Multi-domain generalisation: train on all domains but one, choose by the sources' held-out parts, score the unseen.
 
 Training sees the "in" part of the source domains, validation their "out" part. The unseen domain is scored whole and,
-because the field reports it so, on its "in" part (80 %).
+because the field reports it so, on its "in" part (80 %). With no unseen domain (`none`) nothing is scored.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 
 import numpy as np
 
-from patchgen.config import Config
-from patchgen.data.splits import make_splits
+from patchgen.config import NO_DOMAIN, Config
+from patchgen.data.splits import Splits, make_splits
 from patchgen.data.table import Table, read_table
 from patchgen.names import did_you_mean
 from patchgen.tasks.fold import Fold
@@ -20,7 +20,11 @@ from patchgen.tasks.fold import Fold
 def make_fold(config: Config, table: Table | None = None) -> Fold:
     """Read, check and split the data of a run."""
     table = table or read_table(config.data, benchmark=config.benchmark, options=config.options)
-    check_domain(table, config.unseen)
+    leaves_out = config.unseen != NO_DOMAIN or NO_DOMAIN in table.domains
+    if leaves_out:
+        check_domain(table, config.unseen)
+    elif config.select == "oracle":
+        raise ValueError("--select oracle looks at an unseen domain, and --unseen none leaves none out")
     splits = make_splits(table, rule=config.split, seed=config.seed, holdout=config.holdout)
     labelled = table.label >= 0
     train, validation = {}, {}
@@ -34,13 +38,18 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
                 raise ValueError(
                     f"domain {name!r} has {len(rows)} labelled images: too few for a training and a validation part"
                 )
-    rows = np.flatnonzero((table.domain == table.domains.index(config.unseen)) & labelled)
+    test = _test_rows(table, splits, config.unseen) if leaves_out else {}
+    return Fold(table, splits, config.unseen, train, validation, test, table.label, table.label, table.classes)
+
+
+def _test_rows(table: Table, splits: Splits, unseen: str) -> dict[str, np.ndarray]:
+    rows = np.flatnonzero((table.domain == table.domains.index(unseen)) & (table.label >= 0))
     test = {"in": rows[~splits.part[rows]], "out": rows[splits.part[rows]]}
     if not len(test["in"]) or not len(test["out"]):
         raise ValueError(
-            f"the unseen domain {config.unseen!r} has {len(rows)} labelled images: too few to be scored in both parts"
+            f"the unseen domain {unseen!r} has {len(rows)} labelled images: too few to be scored in both parts"
         )
-    return Fold(table, splits, config.unseen, train, validation, test, table.label, table.label, table.classes)
+    return test
 
 
 def check_domain(table: Table, name: str) -> None:

@@ -76,6 +76,8 @@ class DiscoveryFold(Fold):
 def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
     """The leave-one-domain-out fold with the labels of unknown classes taken away."""
     whole = mdg.make_fold(replace(config, task="mdg", val_images=None), table)
+    if not whole.test:
+        raise ValueError("task mdg_gcd discovers classes in an unseen domain: --unseen must name one, not none")
     known, unknown = known_classes(config.known, whole.table.classes)
     outputs = output_names(known, unknown, config.num_classes)
     order = [whole.table.classes.index(name) for name in (*known, *unknown)]

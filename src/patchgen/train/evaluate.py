@@ -17,6 +17,7 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
 from patchgen.train.metrics import mask_recovery, scores
+from patchgen.train.patients import PatientTally
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
@@ -100,9 +101,13 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(
-        self, rows: np.ndarray, tick: Callable[[int], None] | None = None, mask: str | None = None
+        self,
+        rows: np.ndarray,
+        tick: Callable[[int], None] | None = None,
+        mask: str | None = None,
+        tally: PatientTally | None = None,
     ) -> Evaluation:
-        """Score rows; several devices take every n-th row and add up."""
+        """Score rows; several devices take every n-th row and add up. A `tally` is told of each row by this rank."""
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
@@ -117,6 +122,8 @@ class Evaluator:
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
             broken += (~out.logits.isfinite()).any()
+            if tally:
+                tally.add(part, out.logits, label)
             values = torch.stack(self._values(out, label, part))  # (names, B)
             totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
             if tick:

@@ -21,7 +21,8 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
         params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
         if params:
             groups.append({"params": params, "lr": rate, "name": part})
-    return torch.optim.Adam(groups, weight_decay=config.weight_decay)
+    # a method that trains nothing has an optimiser of nothing
+    return torch.optim.Adam(groups or [{"params": []}], weight_decay=config.weight_decay)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,21 @@ from torch import Tensor
 from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
 
+LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
+
+
+class RunBusy(ValueError):
+    """Another process trains this run."""
+
+
+class ProcessDied(ValueError):
+    """One of a run's processes ended early; another attempt goes on from the last evaluation."""
+
 
 class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record
 
     @classmethod
     def create(cls, parent: str | Path, config: Config | StreamConfig, name: str) -> RunFolder:
@@ -81,11 +93,21 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """One process a run folder: the lock goes with the process, however it ends."""
         with open(self.path / ".lock", "w") as handle:
-            try:
-                _lock(handle.fileno())
-            except OSError:
-                raise ValueError(f"{self.path} is being trained by another process; wait for it, or end it") from None
+            for attempt in range(LOCK_ATTEMPTS):
+                if lock(handle.fileno()):
+                    break
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise RunBusy(f"{self.path} is being trained by another process; wait for it, or end it")
+                time.sleep(LOCK_PAUSE)
             yield
+
+    @property
+    def busy(self) -> bool:
+        """True while a process holds the lock."""
+        if not (self.path / ".lock").exists():
+            return False
+        with open(self.path / ".lock", "a") as handle:
+            return not lock(handle.fileno())
 
     # Records
 
@@ -94,6 +116,8 @@ class RunFolder:
             handle.write(json.dumps(record) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
+        for listener in self.listeners:
+            listener(self)
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """All whole lines; a last line cut short by a kill is left out."""
@@ -192,7 +216,8 @@ def environment(threads: int) -> dict[str, Any]:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # of this process alone, also where machines share the folder and threads the process
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -203,12 +228,17 @@ def _parse(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _lock(descriptor: int) -> None:
-    if os.name == "nt":
-        import msvcrt
+def lock(descriptor: int) -> bool:
+    """Take the lock until the file is closed; False where another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
 
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
-        import fcntl
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from patchgen.data.loaders import Batch
-from patchgen.model.classifier import Output
+from patchgen.model.classifier import Classifier, Output
 
 if TYPE_CHECKING:
+    from patchgen.methods import Method
     from patchgen.train.trainer import Trainer
 
 
@@ -46,6 +47,10 @@ class Step:
         self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
         self._count(losses | (watched or {}))
 
+    def note(self, values: dict[str, Tensor]) -> None:
+        """Keep values for the next record; nothing is trained by them."""
+        self._count(values)
+
     def forget(self) -> None:
         """Empty the optimiser's memory, as where an objective changes at once."""
         self.optimizer.state.clear()
@@ -57,5 +62,34 @@ class Step:
             for parameter in self._trainer.method.parameters():
                 if parameter.grad is not None:
                     parameter.grad = cast(Tensor, fabric.all_reduce(parameter.grad))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class PlainStep(Step):
+    """A step on a batch that is at hand, without a trainer around it: for measurements and for tests."""
+
+    def __init__(
+        self, method: Method, model: Classifier, optimizer: torch.optim.Optimizer, batch: Batch, number: int = 0
+    ) -> None:
+        self.number, self.model, self.optimizer = number, model, cast(Any, optimizer)
+        self._method, self._batch = method, batch
+
+    def take(self) -> None:
+        self._method.update(self)
+
+    def batches(self) -> Iterator[Batch]:
+        yield self._batch
+
+    def forward(self, batch: Batch) -> Output:
+        return cast(Output, self.model(batch.image))
+
+    def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
+        torch.autograd.backward(torch.stack(list(losses.values())).sum())
+
+    def note(self, values: dict[str, Tensor]) -> None:
+        """Nothing is recorded here."""
+
+    def apply(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()

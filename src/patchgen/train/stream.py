@@ -41,6 +41,7 @@ from patchgen.train.stream_data import StreamImages, num_steps
 from patchgen.train.stream_optim import make_stream_optimizer, set_rate
 from patchgen.train.stream_pool import MixturePool, under
 from patchgen.train.stream_summary import epoch_line
+from patchgen.train.track import Tracker
 
 
 class Features(NamedTuple):
@@ -55,8 +56,11 @@ class Kept(NamedTuple):
     epoch: int = -1
 
 
-def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False) -> RunFolder:
-    """Train and score all stages; a finished run is returned as it is, an interrupted one goes on."""
+def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
+    """Train and score all stages; a finished run is returned as it is, an interrupted one goes on.
+
+    With ``track`` the epochs are written for TensorBoard too, into ``tensorboard`` of the run folder.
+    """
     make_stream_method(config)  # a wrong name should not cost the reading of the data
     stream = read_stream(config.data, config.schedule, holdout=config.holdout)
     run = RunFolder.create(out, config, config.hash(stream_fingerprint(stream)))
@@ -64,7 +68,11 @@ def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False) 
         return run
     if config.threads:
         torch.set_num_threads(config.threads)
+    if track:
+        run.listeners.append(Tracker())
     with run.locked():
+        if run.done:  # by another process, between the look above and the lock
+            return run
         write_stages(run.path / "stages.csv", stream.table, stream.stages)
         StreamTrainer(config, run, stream, quiet).fit()
     return run

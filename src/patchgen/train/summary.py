@@ -9,6 +9,7 @@ import numpy as np
 
 from patchgen.config import Config
 from patchgen.train.records import RunFolder
+from patchgen.train.selection import best
 
 if TYPE_CHECKING:
     from patchgen.tasks.fold import Fold
@@ -27,7 +28,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
     scores = {name: head for name, head in SCORES.items() if tests and name in tests[0]["all"]}
     head = ["checkpoint", "step", "accuracy, 80 % part", "accuracy, whole", *scores.values(), "images", "mask mean"]
     lines = [
-        f"# {config.method} with {fold.unseen} unseen",
+        f"# {config.method} " + (f"with {fold.unseen} unseen" if fold.test else "on all domains"),
         "",
         f"- data: {len(fold.table)} images, {len(fold.table.domains)} domains, {len(fold.table.classes)} classes"
         + (f" ({fold.table.benchmark})" if fold.table.benchmark else "")
@@ -39,6 +40,10 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         *([f"- F1: {_f1_of(fold)}"] if "f1" in scores else []),
         *(f"- {note}" for note in fold.notes),
         "",
+    ]
+    if not fold.test:
+        return "\n".join([*lines, *_validated(run, config, fold)]) + "\n"
+    lines += [
         f"| {' | '.join(head)} | spread |",
         "|" + "---|" * (len(head) + 1),
     ]
@@ -56,7 +61,34 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
             notes.append(f"\nWithout {names}, which no source has, {record['checkpoint']}: {score}")
         if "by_name" in record:
             notes.append(f"\n{record['checkpoint']}, by name: {_by_name(record)}")
+        if "patients" in record:
+            notes.append(f"\n{record['checkpoint']}, by patient: {_by_patient(record['patients'])}")
     return "\n".join(lines + notes) + "\n"
+
+
+def _validated(run: RunFolder, config: Config, fold: Fold) -> list[str]:
+    """What a run without an unseen domain can say: how it does at the sites it knows."""
+    chosen = best(run.records("evaluation"), config.select, fold.metric)
+    rows = [f"| {name} | {found['accuracy']:.4f} | {found['images']} |" for name, found in chosen["validation"].items()]
+    return [
+        f"No domain was left out. Held-out parts of the domains it was trained on, at step {chosen['step']}:",
+        "",
+        "| domain | accuracy | images |",
+        "|---|---|---|",
+        *rows,
+        "",
+        "This is not what to expect at a new domain: `patchgen fit` leaves each out in turn to say that.",
+    ]
+
+
+def _by_patient(found: dict[str, Any]) -> str:
+    """Every patient counts once; a vote needs a patient with one true label."""
+    text = f"mean accuracy {found['accuracy']:.4f} over {found['patients']} patients, worst {found['worst']:.4f}"
+    if "one_label" in found:
+        vote = found["one_label"]
+        text += f"; of {vote['patients']} patients with one label, {vote['majority']:.4f} are right by the majority of "
+        text += f"their images and {vote['mean_probability']:.4f} by the mean probability"
+    return text
 
 
 def _by_name(record: dict[str, Any]) -> str:

@@ -27,9 +27,9 @@ from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from patchgen.config import Config
-from patchgen.data.augment import Augment, apply, normalize
+from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
-from patchgen.data.loaders import Batch, DomainBatches
+from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
@@ -40,22 +40,31 @@ from patchgen.tasks import Fold, make_fold
 from patchgen.tasks.mdg import fingerprint
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.patients import PatientTally
 from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
+from patchgen.train.records import ProcessDied, RunFolder, environment, load_tensors, save_tensors
 from patchgen.train.selection import RULES
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line, summarize
 from patchgen.train.swad import Swad
+from patchgen.train.track import Tracker
 
 
-def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
-    """Train and score one fold; a finished run is returned as it is, an interrupted one goes on."""
+def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
+    """Train and score one fold; a finished run is returned as it is, an interrupted one goes on.
+
+    With ``track`` the evaluations are written for TensorBoard too, into ``tensorboard`` of the run folder.
+    """
     make_method(config)  # a wrong name should not cost the reading of the data
     fold = make_fold(config)
     run = RunFolder.create(out, config, config.hash(fingerprint(fold.table)))
     if run.done:
         return run
+    if track:
+        run.listeners.append(Tracker())
     with run.locked() if _first_process() else nullcontext():
+        if run.done:  # by another process, between the look above and the lock
+            return run
         write_splits(run.path / "splits.csv", fold.table, fold.splits)
         try:
             _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
@@ -63,7 +72,7 @@ def train(config: Config, out: str | Path, *, quiet: bool = False) -> RunFolder:
             raise ValueError(str(error).strip().splitlines()[-1]) from error
         except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
             if not run.done:
-                raise ValueError(
+                raise ProcessDied(
                     f"a process of {run.path} died ({error}); the same command goes on from the last evaluation"
                 ) from error
     return run
@@ -99,6 +108,7 @@ class Trainer:
         self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
         self.quiet = quiet or not fabric.is_global_zero
         self.method = make_method(config)
+        self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self._say)
         backbone = self.model.backbone
         self._say(f"backbone: {backbone.resolved}" + (f" ({backbone.note})" if backbone.note else ""))
@@ -115,7 +125,12 @@ class Trainer:
         files = [table.file(i) for i in range(len(table))]
         store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
         self.batches = DomainBatches(
-            store, fold.target, fold.train, config.batch_per_domain, config.seed, Augment() if config.augment else None
+            store,
+            fold.target,
+            fold.train,
+            config.batch_per_domain,
+            config.seed,
+            AUGMENTATIONS[config.augmentation]() if config.augment else None,
         )
         self.reader = Reader(fabric, self.model, store)
         if not run.checkpoint("state").exists():
@@ -164,7 +179,7 @@ class Trainer:
 
     def fit(self) -> None:
         last = self.config.steps - 1
-        title = f"{self.config.method}, unseen {self.fold.unseen}"
+        title = f"{self.config.method}, " + (f"unseen {self.fold.unseen}" if self.fold.test else "all domains")
         with Progress(title, self.config.steps, self.start, self.quiet) as bar:
             clock = time.monotonic()
             for step in range(self.start, self.config.steps):
@@ -195,7 +210,7 @@ class Trainer:
             self.batches.expect(step + 1, part, parts)
         image = self.fabric.to_device(batch.image).float() / 255
         if batch.draw is not None:
-            image = apply(image, batch.draw.to(image.device), self.config.image_size)
+            image = batch.draw.to(image.device).apply(image, self.config.image_size)
         return self._on_device(batch, normalize(image, self.model.backbone.mean, self.model.backbone.std))
 
     def _part(self, micro: int) -> tuple[int, int]:
@@ -326,7 +341,7 @@ class Trainer:
     # The unseen domain
 
     def report(self) -> None:
-        """Score the reported checkpoints on the unseen domain, once, and close the run."""
+        """Score the reported checkpoints on the unseen domain (if one was left out), once, and close the run."""
         reported: dict[str, dict[str, Any]] = {}
         tensors, facts = load_tensors(self.run.checkpoint("selected"))
         self.fabric.barrier()  # every rank has read it before one may go on
@@ -338,16 +353,23 @@ class Trainer:
                 self._save("swad", found.average, facts)
             reported["swad"] = self._test("swad", found.average, facts)
         if self.fabric.is_global_zero:
-            for record in reported.values():
+            for record in reported.values() if self.fold.test else ():
                 self.run.append(record)
             self.run.finish(summarize(self.run, self.config, self.fold))
         self.fabric.barrier()
 
     def _test(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+        if not self.fold.test:
+            return {}
         load_trained(self.model, tensors)
         total = sum(len(rows) for rows in self.fold.test.values())
         with Progress(f"scoring {self.fold.unseen} ({name})", total, quiet=self.quiet) as bar:
-            parts = {part: self.evaluate(rows, bar.advance) for part, rows in self.fold.test.items() if len(rows)}
+            tally = self._patients()
+            parts = {
+                part: self.evaluate(rows, bar.advance, tally=tally)
+                for part, rows in self.fold.test.items()
+                if len(rows)
+            }
         confusion = np.sum([part.confusion for part in parts.values()], axis=0)
         record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": self.fold.unseen, **facts}
         record["metric"] = self.fold.metric  # what the checkpoint was chosen by
@@ -360,7 +382,15 @@ class Trainer:
             for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
                 found = self.fold.scores(self.evaluate(rows, mask=mask).confusion)
                 record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
+        if tally:
+            tally.gather(self.fabric)
+            record["patients"] = tally.record()
         return record | mask_record(parts)
+
+    def _patients(self) -> PatientTally | None:
+        """Where the data names patients, and outputs are classes without a match."""
+        group, rows = self.fold.table.group, np.concatenate(list(self.fold.test.values()))
+        return PatientTally(group, rows, self.fold.size) if group and self.config.task == "mdg" else None
 
 
 def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

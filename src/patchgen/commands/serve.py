@@ -1,0 +1,91 @@
+"""patchgen serve MODEL_OR_RUNS...: a page on this machine that shows predictions, masks and runs."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+import tyro
+
+from patchgen.commands import announce, parse
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    """Open models and runs in the browser: predictions, masks, rankings, patches taken away, runs side by side."""
+
+    folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUNS...")]
+    """Model folders, run folders, and folders that hold such."""
+    port: int = 8000
+    """Where to listen; 0 takes any free port."""
+    host: str = "127.0.0.1"
+    """The address to listen at. Any other than this machine's own lets others use the viewer: it has no password."""
+    open: bool = False
+    """Open the page in the browser."""
+
+
+def require_extra() -> None:
+    """ValueError with the fix, where the packages of the extra are missing."""
+    missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"the viewer needs {', '.join(missing)}; install it with: pip install 'patchgen[viewer]'")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ValueError: the port is taken, or no address of this machine.
+    """
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must lie between 0 and 65535, not {port}")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        hint = "choose another --port, or 0 for any free one" if port else "is --host an address of this machine?"
+        raise ValueError(f"cannot listen at {host}, port {port} ({error.strerror or error}); {hint}") from error
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(ServeArguments, "serve", argv)
+    require_extra()
+    announce()
+    import uvicorn
+
+    from patchgen.viewer.app import create_app
+    from patchgen.viewer.guard import Hosts
+    from patchgen.viewer.library import Library, find_items
+
+    library = Library(find_items(arguments.folders))
+    if len(library.items) == 1:  # one that cannot be loaded is said here, not in the browser
+        library.predictor(next(iter(library.items)))
+    app = create_app(library, Hosts(arguments.host, also=socket.gethostname()))
+    with listen(arguments.host, arguments.port) as listener:
+        address = _address(arguments.host, listener.getsockname()[1])
+        if arguments.host not in LOOPBACK:
+            print(
+                f"patchgen serve: WARNING: listening at {arguments.host}: everybody who reaches this machine can use "
+                "the viewer and see these runs; there is no password and no encryption",
+                file=sys.stderr,
+            )
+        print(address, flush=True)
+        if arguments.open:
+            import webbrowser
+
+            webbrowser.open(address)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _address(host: str, port: int) -> str:
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/"

@@ -1,0 +1,179 @@
+"""patchgen sweep RECIPE.yaml: all the runs of a recipe, on an engine; the same command goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from patchgen.commands import announce, parse, print_table
+
+if TYPE_CHECKING:
+    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.jobs import Job
+    from patchgen.sweep.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class SweepArguments:
+    """Do all runs of one or more recipes (docs/sweep.md). What is done stays done; what was stopped goes on."""
+
+    recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
+    """YAML files: shared settings, a `grid` of lists, `rows` of named settings."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """Where: processes of this machine, Ray tasks, or Slurm tasks."""
+    dry_run: bool = False
+    """Start nothing; list the runs, what has become of them, and what the rest will cost."""
+    out: str = "runs"
+    """Parent of the run folders."""
+    workers: int | None = None
+    """Runs at a time. Local: one for each CUDA device, or for each --threads cores. Ray and Slurm: no limit."""
+    threads: int | None = None
+    """CPU threads of each run; the recipe's own when left out, else 1 without CUDA and an equal share with it."""
+    retries: int = 2
+    """How often a run that failed is tried again; wrong settings and divergence are not."""
+    retry_failed: bool = False
+    """Forget the failures of earlier launches and try those runs again."""
+    address: str | None = None
+    """ray: a cluster's address, such as `auto` or HOST:6379; left out, Ray is started on this machine."""
+    partition: str | None = None
+    """slurm: the partition."""
+    minutes: int = 240
+    """slurm: time limit of a task; a run that reaches it is queued again and goes on."""
+    rate: float | None = None
+    """Forecast: training images a second of one worker, where no finished run tells."""
+    parameters: str | None = None
+    """Write every parameter in force, the splits' digests and the environment to this Markdown file."""
+    track: bool = False
+    """Write the numbers of each evaluation for TensorBoard (extra `track`)."""
+    quiet: bool = False
+    """No progress."""
+    json: bool = False
+    """Print every run and its state as JSON instead of tables."""
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(SweepArguments, "sweep", argv)
+    if not arguments.recipes:
+        raise ValueError("give a recipe, such as configs/ablation-small.yaml (docs/sweep.md says how to write one)")
+    from patchgen.sweep.recipe import read_recipe
+
+    recipes = [read_recipe(path) for path in arguments.recipes]
+    announce(arguments.quiet)
+    options = _options(arguments)
+    jobs = _plan(recipes, arguments, options)
+    if arguments.retry_failed and not arguments.dry_run:
+        _forget_failures(jobs)
+    _foretell(jobs, arguments, options)
+    if not arguments.dry_run:
+        _launch(jobs, arguments, options)
+    if arguments.parameters:
+        _write_parameters(recipes, arguments, options)
+    return _conclude(jobs, arguments)
+
+
+def _options(arguments: SweepArguments) -> EngineOptions:
+    from patchgen.sweep.engines import EngineOptions
+
+    names = ("workers", "threads", "retries", "address", "partition", "minutes")
+    return EngineOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
+
+
+def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineOptions) -> list[Job]:
+    """The jobs, each with its thread count: results change with it, so it must not be left to chance."""
+    from patchgen.sweep.engines import share_of
+    from patchgen.sweep.plan import plan
+    from patchgen.train.track import Tracker
+
+    if arguments.track:
+        Tracker()  # says so now where the extra is missing
+    jobs = plan(recipes, arguments.out, threads=arguments.threads)
+    threads = share_of(options, jobs).threads if arguments.engine == "local" else arguments.threads or 1
+    configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
+    return [replace(job, config=config, track=arguments.track) for job, config in zip(jobs, configs, strict=True)]
+
+
+def _forget_failures(jobs: Sequence[Job]) -> None:
+    from patchgen.sweep.jobs import FAILED
+
+    for job in jobs:
+        if job.state == "failed":
+            (job.folder.path / FAILED).unlink(missing_ok=True)
+
+
+def _foretell(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOptions) -> None:
+    """How many runs, what has become of them, and what the rest will cost: before anything starts."""
+    from patchgen.sweep.engines import share_of
+    from patchgen.sweep.forecast import finished_runs, predict_cost
+
+    if arguments.json or (arguments.quiet and not arguments.dry_run):
+        return
+    if arguments.dry_run:
+        print_table(("run", "state", "what"), [(job.run, job.state, str(job)) for job in jobs])
+    workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
+    forecast = predict_cost(jobs, finished_runs(arguments.out), arguments.rate)
+    stream = sys.stdout if arguments.dry_run else sys.stderr
+    print(f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}", *forecast.lines(workers), sep="\n", file=stream)
+
+
+def _counted(jobs: Sequence[Job]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in Counter(job.state for job in jobs).items())
+
+
+def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOptions) -> None:
+    from patchgen.sweep.engines import ENGINES
+    from patchgen.sweep.jobs import worth_another
+    from patchgen.sweep.launch import Watch, launch
+
+    todo = [job for job in jobs if not job.folder.done and worth_another(job, arguments.retries)]
+    if todo:
+        engine = ENGINES[arguments.engine](options, todo)
+        launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
+
+
+def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineOptions) -> None:
+    from patchgen.sweep.parameters import write_parameters
+
+    plans = [_plan([recipe], arguments, options) for recipe in recipes]
+    write_parameters(str(arguments.parameters), recipes, plans)
+    if not arguments.quiet:
+        print(f"wrote {arguments.parameters}", file=sys.stderr)
+
+
+def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
+    """Say what failed and why; exit code 1 where something is missing that was asked for."""
+    from patchgen.sweep.jobs import FAILED, failure_of
+
+    if arguments.json:
+        print(json.dumps([_facts(job) for job in jobs], indent=2))
+    failed = [(job, failure) for job in jobs if job.state == "failed" and (failure := failure_of(job.folder))]
+    for job, failure in failed:
+        times = f"{failure.attempts} attempt{'s' * (failure.attempts > 1)}"
+        print(f"failed after {times}: {job}\n  {failure.line}\n  {job.folder.path / FAILED}", file=sys.stderr)
+    if arguments.dry_run:
+        return 0
+    if not arguments.json:
+        print(f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}")
+    if failed and not arguments.quiet:
+        print("mend what they say, then give the same command with --retry-failed", file=sys.stderr)
+    return 0 if all(job.folder.done for job in jobs) else 1
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    from patchgen.sweep.jobs import failure_of
+
+    failure = failure_of(job.folder)
+    return {
+        "run": str(job.folder.path),
+        "labels": job.labels,
+        "rows": job.rows,
+        "state": job.state,
+        "attempts_failed": failure.attempts if failure else 0,
+        "error": failure.error if failure else None,
+    }

@@ -1,0 +1,124 @@
+"""Augmentation for stained tissue, whole batch on its device: quarter turns, mirror images, stains of another strength.
+
+    draws = Histology().draw(batch=96, generator=generator)      # every random number, on the CPU
+    images = draws.apply(pixels.float() / 255, size=224)
+
+Tissue has no up and no left, so an image is put into one of the eight positions of a square: an exact rearrangement of
+pixels, without resampling, because the size of nuclei is information. Labs differ in stain: light is absorbed
+exponentially, so in optical density (the negative logarithm) stains add up, and "scale each stain by a, shift it by b"
+(Tellez et al. 2018, "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9))
+is one affine map of an image's densities. The stains' own colours are those of Ruifrok and Johnston (2001).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+# densities in red, green, blue of haematoxylin, eosin and the remaining third, DAB; rows are made unit vectors
+STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78))
+POSITIONS = 8  # of a square: four turns, each plain or mirrored
+
+
+@dataclass(frozen=True)
+class Histology:
+    """Ranges of the random operations; zero everywhere changes nothing."""
+
+    turn: float = 0.75
+    """Probability of a turn; 90, 180 and 270 degrees are equally likely."""
+    flip: float = 0.5
+    """Probability of a mirror image, left to right."""
+    scale: float = 0.05
+    """Each stain is multiplied by a factor uniform in [1 - x, 1 + x]."""
+    shift: float = 0.05
+    """To each stain's density is added a number uniform in [-x, x]."""
+
+    def __post_init__(self) -> None:
+        for name, top in {"turn": 1.0, "flip": 1.0, "scale": 1.0, "shift": math.inf}.items():
+            value = getattr(self, name)
+            if not 0 <= value <= top or math.isinf(value):
+                raise ValueError(f"histology.{name} must lie in [0, {top:g}], got {value}; 0 turns it off")
+
+    def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
+        """Draw every random number of a batch from a CPU `generator`; the amount depends on `batch` alone."""
+        turned, quarters, flip = torch.rand(3, batch, generator=generator)
+        scale, shift = 2 * torch.rand(2, batch, len(STAINS), generator=generator) - 1
+        return HistologyDraw(
+            turns=torch.where(turned < self.turn, 1 + (3 * quarters).long().clamp(max=2), 0),
+            flip=flip < self.flip,
+            scale=1 + self.scale * scale,
+            shift=self.shift * shift,
+        )
+
+
+@dataclass(frozen=True)
+class HistologyDraw:
+    """The random numbers of a batch; index it with `[a:b]` or positions for a rank's share of the batch."""
+
+    turns: Tensor  # (B,) quarter turns counter-clockwise, as torch.rot90 counts them
+    flip: Tensor  # (B,) bool: mirrored left to right, then turned
+    scale: Tensor  # (B,3) factor of each stain
+    shift: Tensor  # (B,3) density added to each stain
+
+    def __len__(self) -> int:
+        return len(self.flip)
+
+    def __getitem__(self, part: slice | Tensor) -> HistologyDraw:
+        return HistologyDraw(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
+
+    def to(self, device: torch.device | str) -> HistologyDraw:
+        """The same numbers on `device`."""
+        return HistologyDraw(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+    @torch.no_grad()
+    def apply(self, images: Tensor, size: int) -> Tensor:
+        """Turn, mirror and stain `images` (B,3,size,size) in [0,1]."""
+        if images.shape[1:] != (3, size, size) or not images.is_floating_point():
+            raise ValueError(
+                f"stain augmentation does not resize: images must be floats of shape (B,3,{size},{size}), got "
+                f"{images.dtype} {tuple(images.shape)}"
+            )
+        if len(images) != len(self):
+            raise ValueError(f"{len(images)} images but {len(self)} draws: slice the draw to the images with [a:b]")
+        with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
+            placed = _place(images.float(), self.turns + 4 * self.flip.long())
+            matrix = stain_matrix(self.scale, self.shift)  # (B,3,4)
+            density = to_density(placed).flatten(2)  # (B,3,size*size)
+            stained = torch.baddbmm(matrix[:, :, 3:], matrix[:, :, :3], density)
+            return from_density(stained).clamp_(0, 1).unflatten(2, (size, size))
+
+
+def to_density(images: Tensor) -> Tensor:
+    """Optical density -log10 of values in [0,1]: white is 0, black 2.41, by one step of 8 bits short of infinity."""
+    return -torch.log10((255 * images + 1) / 256)
+
+
+def from_density(density: Tensor) -> Tensor:
+    """The inverse of `to_density`, not clamped."""
+    return (256 * 10**-density - 1) / 255
+
+
+def stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:
+    """The affine map of densities (B,3,4) that scales and shifts each stain by `scale` and `shift` (B,3).
+
+    Densities are d = S' c for amounts c of the stains with unit rows S; c' = scale c + shift gives
+    d' = S' diag(scale) S'^-1 d + S' shift.
+    """
+    stains = torch.tensor(STAINS, dtype=torch.float64)
+    mixing = (stains / stains.norm(dim=1, keepdim=True)).T  # (3,3), columns are stains; on the CPU for its inverse
+    inverse, mixing = mixing.inverse().to(scale), mixing.to(scale)
+    linear = mixing @ (scale[:, :, None] * inverse)  # (B,3,3)
+    return torch.cat((linear, (shift @ mixing.T)[:, :, None]), dim=2)
+
+
+def _place(images: Tensor, position: Tensor) -> Tensor:
+    """Each image in its position (B,) of the eight: 0-3 turned, 4-7 mirrored and turned; one gather for the batch."""
+    size = images.shape[-1]
+    pixels = torch.arange(size * size, device=images.device).view(size, size)
+    sources = [torch.rot90(start, turn, (0, 1)) for start in (pixels, pixels.flip(1)) for turn in range(4)]
+    table = torch.stack(sources).flatten(1)  # (8, size*size): which pixel goes where
+    chosen = table[position][:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, chosen).view_as(images)

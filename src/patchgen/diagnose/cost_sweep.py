@@ -1,0 +1,66 @@
+"""What a sweep costs beside its runs: runs without any work, handed out by the local engine.
+
+    cost = measure_sweep(runs=200, workers=2)
+    cost["seconds_per_run"], cost["start_seconds"]
+
+Each run has all of a run's bookkeeping (folder, settings, lock, record, `done`) and no training. A worker imports torch
+when it starts, once for all its runs; that is timed apart.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.sweep.jobs import Job
+from patchgen.sweep.launch import Watch, launch
+from patchgen.sweep.local import LocalEngine
+
+
+def no_op_jobs(count: int, out: Path, first_seed: int = 0) -> list[Job]:
+    """Runs that differ in their seed and do nothing."""
+    configs = [Config("nothing", "nowhere", seed=first_seed + i) for i in range(count)]
+    return [
+        Job((f"no-op {config.seed}",), ("",), config, out, config.hash("no-op"), size=1, kind="no-op")
+        for config in configs
+    ]
+
+
+def measure_sweep(*, runs: int = 200, workers: int = 2, quiet: bool = False) -> dict[str, Any]:
+    """Time `runs` no-op runs on `workers` processes, after one for each worker that starts it."""
+    for name, value in {"runs": runs, "workers": workers}.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        engine = LocalEngine(out, workers, threads=1)
+        try:
+            start = _time(engine, no_op_jobs(workers, out, first_seed=runs))
+            jobs = no_op_jobs(runs, out)
+            clock = time.monotonic()
+            counts = launch(jobs, engine, retries=0, watch=Watch(jobs, quiet))
+            seconds = time.monotonic() - clock
+        finally:
+            engine.close()
+        done = sum(job.folder.done for job in jobs)
+    return {
+        "runs": runs,
+        "workers": workers,
+        "done": done,
+        "done_here": counts["done"],
+        "start_seconds": start,
+        "seconds": seconds,
+        "seconds_per_run": seconds / runs,
+    }
+
+
+def _time(engine: LocalEngine, jobs: Sequence[Job]) -> float:
+    """Seconds until each worker has answered once."""
+    clock = time.monotonic()
+    for handle in engine.submit(jobs):
+        handle.result()
+    return time.monotonic() - clock

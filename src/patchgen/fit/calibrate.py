@@ -1,0 +1,146 @@
+"""Confidence that means something at the sites of training: fitted on their held-out images, never on new ones.
+
+    temperature   one number T: probabilities are softmax(logits / T), with the T that source validation finds likeliest
+    familiar      class centres and covariance of training features; the threshold is the 99th percentile of the
+                  distances of source validation, so 1 of 100 images like those is called unlike
+
+At a new site both are extrapolations: probabilities tend to be too sure there, and the flag knows only what the
+features show (a new scanner that the backbone maps to the old features goes unnoticed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.data.augment import normalize
+from patchgen.data.images import ImageStore
+from patchgen.explain import Predictor
+from patchgen.model.confidence import Confidence, Familiar
+from patchgen.tasks import Fold
+from patchgen.tasks.mdg import at_most
+
+IMAGES = 2000  # at most so many of the training and of the validation images are read
+COLDEST, HOTTEST = 0.05, 20.0
+BINS = 15  # of the expected calibration error
+QUANTILE = 0.99
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What the temperature did, on the source validation images that it was fitted on."""
+
+    images: int
+    accuracy: float
+    ece_before: float
+    ece_after: float
+    nll_before: float
+    nll_after: float
+    quantile: float = QUANTILE
+
+
+def calibrate(
+    predictor: Predictor, fold: Fold, store: ImageStore, tick: Callable[[int], None] | None = None
+) -> tuple[Confidence, Calibration]:
+    """Fit temperature and familiarity of a trained model on its fold's source images."""
+    seed = predictor.config.seed
+    train = spread([fold.train[d] for d in fold.train], IMAGES, seed)
+    held_out = spread(list(fold.validation.values()), IMAGES, seed)
+    _, features = read(predictor, store, train, tick)
+    logits, others = read(predictor, store, held_out, tick)
+    label = torch.from_numpy(fold.target[held_out])
+    temperature = fit_temperature(logits, label)
+    familiar = fit_familiar(features, torch.from_numpy(fold.target[train]), others)
+    plain, cooled = logits.softmax(1), (logits / temperature).softmax(1)
+    report = Calibration(
+        images=len(label),
+        accuracy=float((logits.argmax(1) == label).double().mean()),
+        ece_before=calibration_error(plain, label),
+        ece_after=calibration_error(cooled, label),
+        nll_before=negative_log_likelihood(logits, label, 1.0),
+        nll_after=negative_log_likelihood(logits, label, temperature),
+    )
+    return Confidence(temperature, familiar), report
+
+
+def calibration_images(fold: Fold) -> int:
+    """How many images `calibrate` will read."""
+    return sum(min(IMAGES // len(p), len(r)) for p in (fold.train, fold.validation) for r in p.values())
+
+
+def spread(parts: list[np.ndarray], limit: int, seed: int) -> np.ndarray:
+    """At most `limit` rows in all, the same number of each part at most."""
+    return np.concatenate([at_most(rows, limit // len(parts), [seed, 21, i]) for i, rows in enumerate(parts)])
+
+
+@torch.inference_mode()
+def read(
+    predictor: Predictor, store: ImageStore, rows: np.ndarray, tick: Callable[[int], None] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits (N, C) and features (N, D) of rows of the store, in double precision."""
+    backbone, logits, features = predictor.model.backbone, [], []
+    for start in range(0, len(rows), BATCH):
+        pixels = store.load(rows[start : start + BATCH]).to(predictor.device).float() / 255
+        out = predictor.model(normalize(pixels, backbone.mean, backbone.std))
+        logits.append(out.logits.double().cpu())
+        features.append(out.features.double().cpu())
+        if tick:
+            tick(len(pixels))
+    return torch.cat(logits), torch.cat(features)
+
+
+def negative_log_likelihood(logits: Tensor, label: Tensor, temperature: float) -> float:
+    """Mean of -log p(label) at a temperature."""
+    return float(torch.nn.functional.cross_entropy(logits.double() / temperature, label))
+
+
+def fit_temperature(logits: Tensor, label: Tensor) -> float:
+    """The T that makes the labels (N,) likeliest under softmax(logits / T), logits (N, C).
+
+    Without a single mistake the likeliest T is 0, which would claim certainty: then it stays at 1.
+    """
+    if bool((logits.argmax(1) == label).all()):
+        return 1.0
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda log: negative_log_likelihood(logits, label, float(np.exp(log))),
+        bounds=(np.log(COLDEST), np.log(HOTTEST)),  # convex in 1/T, so what is found is the only minimum
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return float(np.exp(found.x))
+
+
+def calibration_error(probabilities: Tensor, label: Tensor, bins: int = BINS) -> float:
+    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their images."""
+    confidence, predicted = probabilities.double().max(1)
+    right = (predicted == label).double()
+    which = (confidence * bins).ceil().clamp(1, bins).long() - 1  # bins are (a, b]
+    gap = torch.zeros(bins, dtype=torch.double).index_add_(0, which, confidence - right)
+    return float(gap.abs().sum() / len(label))
+
+
+def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor, quantile: float = QUANTILE) -> Familiar:
+    """Centres of the classes in features (N, D) with labels (N,), one shrunk covariance, and the threshold.
+
+    Args:
+        held_out: Features (M, D) of source validation, whose distances set the threshold.
+    """
+    from sklearn.covariance import LedoitWolf
+
+    kinds = label.unique()
+    centres = torch.stack([features[label == kind].mean(0) for kind in kinds]).double()  # (K, D)
+    within = features.double() - centres[torch.searchsorted(kinds, label)]
+    covariance = torch.from_numpy(LedoitWolf(assume_centered=True).fit(within.numpy()).covariance_)
+    values, vectors = torch.linalg.eigh(covariance)
+    floor = max(1e-6 * float(values.max()), 1e-12)  # a direction without any spread must not decide alone
+    whitening = (vectors * values.clamp(min=floor).rsqrt()).float()  # (D, D)
+    familiar = Familiar((centres.float() @ whitening), whitening, 0.0)
+    distance = familiar.distance(held_out).double().numpy()
+    return Familiar(familiar.centres, whitening, float(np.quantile(distance, quantile, method="higher")))

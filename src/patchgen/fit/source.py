@@ -1,0 +1,94 @@
+"""Images as a user has them -> data that `read_table` reads: a folder or manifest as it is, arrays as a manifest.
+
+    data = as_data(X, y, domains, groups, "runs")       # X: (N, H, W, 3) uint8, or a list of paths or PIL images
+
+Arrays and open images are written as PNG files, which lose nothing, into a folder named by their content: the same
+arrays are found again when a fit is repeated or goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from patchgen.data.given import check_images, opened
+from patchgen.data.images import UnreadableImage
+from patchgen.data.table import write_csv
+
+COLUMNS = ("path", "domain", "label", "group")
+
+
+def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path) -> str:
+    """A path for `Config.data`; what is not on disk yet goes into a folder below `home`."""
+    if isinstance(data, (str, os.PathLike)):
+        if y is not None or domains is not None or groups is not None:
+            raise ValueError("a folder or manifest names its classes, domains and groups itself: leave y, domains and "
+                             "groups out, or give a list of image paths")  # fmt: skip
+        return os.fspath(data)
+    if y is None or domains is None:
+        raise ValueError("arrays and lists need y= (the class) and domains= (the site) of each image: "
+                         "without sites nothing can be said of a new one")  # fmt: skip
+    images = check_images(data)
+    given = {"domains": domains, "y": y, "groups": groups}
+    columns = {name: _names(values, name, len(images)) for name, values in given.items() if values is not None}
+    return str(_write(images, columns, Path(home)))
+
+
+def _names(values: Any, name: str, count: int) -> list[str]:
+    """Names of one column; whole numbers become text."""
+    found = [str(value).strip() for value in np.asarray(values).tolist()]
+    if np.asarray(values).ndim != 1 or len(found) != count:
+        raise ValueError(f"{name} must have one value for each of the {count} images, got {np.shape(values)}")
+    kinds = {type(value) for value in np.asarray(values).tolist()} - {str, int}
+    if kinds or "" in found:
+        raise ValueError(f"{name} must be names or whole numbers, and none empty")
+    return found
+
+
+def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> Path:
+    """The manifest; it is renamed into place with its pixels, so a folder that is there is whole."""
+    folder = home / f"images-{_digest(images, columns)}"
+    manifest = folder / "manifest.csv"
+    if manifest.is_file():
+        return manifest
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        digits = max(6, len(str(len(images))))
+        paths = [_place(image, temporary, f"{i:0{digits}}.png") for i, image in enumerate(images)]
+        cells = [columns[name] for name in ("domains", "y", "groups") if name in columns]
+        write_csv(temporary / "manifest.csv", COLUMNS[: 1 + len(cells)], zip(paths, *cells, strict=True))
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
+
+
+def _place(image: Any, folder: Path, name: str) -> str:
+    """Where the image lies: its own file, or a PNG made here."""
+    if isinstance(image, (str, os.PathLike)):
+        return Path(os.path.abspath(image)).as_posix()
+    try:
+        opened(image).save(folder / name)
+    except OSError as error:  # a mode that PNG lacks
+        raise UnreadableImage(name, str(error), "; convert it to RGB") from error
+    return name
+
+
+def _digest(images: Sequence[Any], columns: dict[str, list[str]]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for image in images:
+        if isinstance(image, (str, os.PathLike)):
+            digest.update(os.path.abspath(image).encode("utf-8", "surrogateescape") + b"\0")
+        else:
+            pixels = opened(image)
+            digest.update(f"{pixels.mode}{pixels.size}".encode() + pixels.tobytes())
+    for name, values in columns.items():
+        digest.update("\0".join([name, *values]).encode() + b"\0\0")
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""DANN and CDANN: a network tells the source domains from the features, and the features learn to mislead it.
+
+    L_dann = CE of the domain,   with the gradient g for the network and -dann * g for the features
+
+The network has three layers of width 256. CDANN adds a learned vector of the class to what it reads (a part of the
+network, not of the model), and takes the mean over the classes present of the mean within each. Images without a label
+take their arg-max. `penalty` weighs the squared slope of each image's CE in what the network reads; its gradient is
+reversed for the features as well:
+
+    L_slope = penalty * mean over images of |dCE/dx|^2
+
+What differs from DomainBed's code: there network and features take turns, each with an optimiser of its own. Here one
+pass serves both and the gradient is reversed on its way back, as in the paper: the fixed points are the same, and no
+step is lost to the network, so that budgets stay equal. Both learn in the common optimiser (DomainBed's two have beta_1
+0.5), the network at `--lr` times `lr_mult`. CDANN's mean is over the classes present, not over all ids up to the
+highest. On several devices it spans the global batch; under accumulation, a micro-batch. Where nothing can move the
+features (tune 'head' with pool cls or mean) both methods are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.guards import refuse_fixed_features
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import pseudo_labels
+from patchgen.model.ranks import sum_over_ranks
+
+WIDTH = 256
+
+
+class Dann(Method):
+    summary = "DANN: features from which a network cannot tell the source domains"
+    reference = "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016"
+    addable = True
+    defaults = {"dann": 1.0, "penalty": 0.0, "lr_mult": 1.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        refuse_fixed_features(self)
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.discriminator = domain_network(model.backbone.dim, len(self.sources))
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.discriminator, self.config.lr * self.hparams["lr_mult"])]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        found = super().losses(out, batch)
+        target = pseudo_labels(out.logits, batch.label)
+        read = self.read(reverse_gradient(out.features.float(), self.hparams["dann"]), target)
+        told = self.discriminator(read)  # (B, K)
+        each = F.cross_entropy(told, positions(batch.domain, self.sources), reduction="none")  # (B,)
+        found["L_dann"] = self.average(each, target, out.logits.shape[1])
+        if self.hparams["penalty"]:
+            [slope] = torch.autograd.grad(each.sum(), read, create_graph=True)  # (B, D)
+            found["L_slope"] = self.hparams["penalty"] * slope.square().sum(1).mean()
+        return found
+
+    def read(self, features: Tensor, target: Tensor) -> Tensor:
+        """What the network reads of features (B, D) whose classes are (B,)."""
+        return features
+
+    def average(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
+        """The term, of each image's CE (B,)."""
+        return each.mean()
+
+
+class Cdann(Dann):
+    summary = "CDANN: features of a class from which a network cannot tell the source domains"
+    reference = "Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV 2018"
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.class_vectors = nn.Embedding(model.head.out_features, model.backbone.dim)
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.class_vectors, self.config.lr * self.hparams["lr_mult"])]
+
+    def read(self, features: Tensor, target: Tensor) -> Tensor:
+        return features + cast(Tensor, self.class_vectors(target))
+
+    def average(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
+        return mean_of_classes(each, target, num_classes)
+
+
+def domain_network(dim: int, num_domains: int) -> nn.Sequential:
+    """Features (B, D) -> logits of the source domains (B, K)."""
+    return nn.Sequential(
+        nn.Linear(dim, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, num_domains)
+    )
+
+
+def positions(domain: Tensor, sources: Sequence[int]) -> Tensor:
+    """Ids of source domains (B,) -> their places 0..K-1 among the sources."""
+    return (domain.unsqueeze(1) == torch.tensor(sources, device=domain.device)).int().argmax(1)
+
+
+def mean_of_classes(each: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Mean over the classes present of the mean of ``each`` (B,) within a class, over the global batch."""
+    sums = sum_over_ranks(each.new_zeros(num_classes).index_add(0, target, each))  # (C,)
+    counts = sum_over_ranks(torch.bincount(target, minlength=num_classes).to(each.dtype))
+    return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum()
+
+
+def reverse_gradient(features: Tensor, weight: float) -> Tensor:
+    """The features as they are; their gradient comes back times -weight."""
+    return cast(Tensor, _Reversed.apply(features, weight))  # type: ignore[no-untyped-call]
+
+
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.weight * gradients[0], None

@@ -1,0 +1,89 @@
+"""CORAL and MMD: the features of every pair of source domains get the same statistics.
+
+    coral   L_coral = coral * mean over pairs of ( mean_j (m_j - m'_j)^2 + mean_ij (C_ij - C'_ij)^2 )
+    mmd     L_mmd   = mmd   * mean over pairs of ( mean k(x, x) + mean k(x', x') - 2 mean k(x, x') )
+
+m and C are a domain's mean and covariance (divided by n - 1); k(a, b) = sum of exp(-g |a - b|^2) over g = 0.001, 0.01,
+..., 1000, and its means include a sample with itself. Labels play no part, so unlabelled images count as well.
+
+What differs from DomainBed's code: the cross-entropy is that of all labelled images, not the mean of the domains' (the
+same where every domain has as many of them). On several devices the statistics are those of the global batch; under
+accumulation, of a micro-batch. Where nothing can move the features (tune 'head' with pool cls or mean) both methods are
+refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.domains import by_domain, mean_over_pairs
+from patchgen.methods.guards import refuse_fixed_features
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Output
+from patchgen.model.ranks import gather_over_ranks
+
+GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+class Coral(Method):
+    summary = "CORAL: equal means and covariances of the source domains' features"
+    reference = "Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016"
+    addable = True
+    defaults = {"coral": 1.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        refuse_fixed_features(self)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        apart = mean_over_pairs(moment_distance, domain_features(out, batch))
+        return super().losses(out, batch) | {"L_coral": self.hparams["coral"] * apart}
+
+
+class Mmd(Method):
+    summary = "MMD: the source domains' features look alike to Gaussian kernels of seven widths"
+    reference = "Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018"
+    addable = True
+    defaults = {"mmd": 1.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        refuse_fixed_features(self)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        apart = mean_over_pairs(kernel_distance, domain_features(out, batch))
+        return super().losses(out, batch) | {"L_mmd": self.hparams["mmd"] * apart}
+
+
+def domain_features(out: Output, batch: Batch) -> list[Tensor]:
+    """Features (n, D) of each source domain in the global batch."""
+    features = gather_over_ranks(out.features.float())
+    return [features[rows] for rows in by_domain(replace(batch, domain=gather_over_ranks(batch.domain)))]
+
+
+def moment_distance(one: Tensor, other: Tensor) -> Tensor:
+    """Mean square of the differences of means and of covariances, of sets (n, D) and (m, D)."""
+    means = (one.mean(0) - other.mean(0)).square().mean()
+    return means + (covariance(one) - covariance(other)).square().mean()
+
+
+def covariance(features: Tensor) -> Tensor:
+    """(n, D) -> (D, D); 0 for a single sample."""
+    centred = features - features.mean(0)
+    return centred.T @ centred / max(len(features) - 1, 1)
+
+
+def kernel_distance(one: Tensor, other: Tensor) -> Tensor:
+    """The squared distance of the kernel means of sets (n, D) and (m, D)."""
+    return kernel(one, one).mean() + kernel(other, other).mean() - 2 * kernel(one, other).mean()
+
+
+def kernel(one: Tensor, other: Tensor) -> Tensor:
+    """Sum of Gaussian kernels: (n, D), (m, D) -> (n, m)."""
+    square = one.square().sum(1).unsqueeze(1) + other.square().sum(1) - 2 * one @ other.T  # |a - b|^2
+    return torch.stack([(-gamma * square.clamp(min=0)).exp() for gamma in GAMMAS]).sum(0)

@@ -1,0 +1,128 @@
+"""ARM: a small network looks at several images of one domain, and the classifier reads what it says of them.
+
+    c = mean of context(x_i) over the support, the images of one domain that are predicted together
+    CE of the classifier, which reads c beside each of these images
+
+In training the support of an image is what its batch has of its domain. **In prediction it is the batch that is being
+predicted:** evaluation takes batches of one domain, `patchgen predict` what it is given, and a single image is its own
+support. The method is transductive: a prediction depends on the images that it is made together with, and other batches
+or another order can change it.
+
+How the classifier reads c, so that the first step starts from the pretrained network:
+
+    convolutional   c is a map (1, H, W); a 1 x 1 convolution to three channels, zero at first, adds it to the image.
+                    The release appends c as a fourth input channel, which a pretrained stem does not have; here
+                    the stem's own three filters read it.
+    ViT             c is a vector; a linear map, zero at first, adds it to every patch embedding. This form is ours.
+
+What else differs from the release: 16 channels in place of 64 and no BatchNorm, whose statistics would be a second
+context. The context network is a part of the backbone, learns at its rate in every tuning mode, and is saved.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.domains import by_domain
+from patchgen.methods.method import Method
+from patchgen.model.backbone import Backbone
+from patchgen.model.classifier import Classifier, Output
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
+
+WIDTH = 16
+
+
+class Arm(Method):
+    summary = "ARM: the classifier reads a context of the images it predicts together (transductive)"
+    reference = "Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021"
+    addable = True
+
+    def extend(self, model: Classifier) -> None:
+        super().extend(model)
+        context = MapContext() if model.backbone.family.convolutional else VectorContext(model.backbone.dim)
+        model.backbone.context = context
+        context.join(model.backbone)
+        self._context = (context,)  # in a tuple, so that it is the model's alone
+
+    def update(self, step: Step) -> None:
+        told, context = copy.copy(step), self._context[0]
+
+        def forward(batch: Batch) -> Output:
+            context.groups = by_domain(batch)
+            return step.forward(batch)
+
+        told.forward = forward  # type: ignore[method-assign]
+        try:
+            super().update(told)
+        finally:
+            context.groups = None
+
+
+class Context(nn.Module):
+    """What both kinds share: who supports whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # positions of the images that support each other; None: all of the batch do
+        self.groups: list[Tensor] | None = None
+
+    def average(self, said: Tensor) -> Tensor:
+        """Each image's own words (B, ...) -> those of its support, in its place."""
+        if self.groups is None:
+            return said.mean(0, keepdim=True).expand_as(said)
+        means = [said[rows].mean(0, keepdim=True).expand_as(said[rows]) for rows in self.groups]
+        return torch.cat(means)[torch.cat(self.groups).argsort()]
+
+    def join(self, backbone: Backbone) -> None:
+        """Take a place in the backbone's forward pass."""
+        raise NotImplementedError
+
+
+class MapContext(Context):
+    """A map of the image's size, added to its channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look = nn.Sequential(
+            nn.Conv2d(3, WIDTH, 5, padding=2), nn.ReLU(),
+            nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU(),
+            nn.Conv2d(WIDTH, 1, 5, padding=2),
+        )  # fmt: skip
+        self.into = nn.Conv2d(1, 3, 1, bias=False)
+        nn.init.zeros_(self.into.weight)
+
+    def join(self, backbone: Backbone) -> None:
+        backbone.model.get_submodule("embedder").register_forward_pre_hook(self.add)
+
+    def add(self, stem: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Of the stem's inputs, the images (B, 3, H, W) with their context."""
+        images, *rest = inputs
+        return (images + self.into(self.average(self.look(images))), *rest)
+
+
+class VectorContext(Context):
+    """A vector, added to every patch embedding."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.look = nn.Sequential(
+            nn.Conv2d(3, WIDTH, 5, stride=4, padding=2), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU()
+        )
+        self.into = nn.Linear(WIDTH, dim, bias=False)
+        nn.init.zeros_(self.into.weight)
+
+    def join(self, backbone: Backbone) -> None:
+        stem = next(module for module in backbone.model.modules() if isinstance(module, nn.Conv2d))
+        stem.register_forward_hook(self.add)
+
+    def add(self, stem: nn.Module, inputs: tuple[Any, ...], patches: Tensor) -> Tensor:
+        """Patch embeddings (B, D, h, w) with the context of the images that they were cut from."""
+        said = self.look(inputs[0]).mean((2, 3))  # (B, WIDTH)
+        return patches + self.into(self.average(said))[:, :, None, None]

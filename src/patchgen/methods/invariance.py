@@ -1,0 +1,108 @@
+"""IRM, VREx and GroupDRO: risks of the source domains that should be alike, or of which the worst should count most.
+
+L_e is the cross-entropy of source domain e, one of K; it reads the labelled samples.
+
+    irm       L_irm  = w mean_e g_even g_odd,    g = dL_e / ds at s = 1 with logits s l, on either half of the domain
+    vrex      L_vrex = w mean_e (L_e - mean L)^2
+    groupdro  main   = sum_e q_e L_e,            q_e <- q_e exp(groupdro L_e), sum 1, before it is used
+
+The weight w is 1 for the share `anneal` of the steps, then `irm` or `vrex`; at the change the optimiser's memory is
+emptied, since it would not fit gradients of another size. Both depend on the step's number alone, so a resumed run
+knows them. 0.1 stands for 500 of the field's 5001 steps.
+
+What differs from DomainBed: g is written out, g = mean_i [ sum_c p_ic l_ic - l_iy ], instead of differentiated;
+`main` is the mean over samples, which equals the mean over domains where all of them have as many labels; halves
+without a label give 0. On several devices the risks are those of the global batch; under accumulation those of a
+micro-batch, and q takes a share of its step with each of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.domains import by_domain, domain_risks
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.ranks import mean_over_ranks
+from patchgen.train.step import Step
+
+
+class Annealed(Method):
+    """A penalty that gets its full weight only when the risks have become small."""
+
+    defaults = {"anneal": 0.1}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.hparams["anneal"] > 1:
+            raise ValueError(f"anneal is a share of the steps from 0 to 1, not {self.hparams['anneal']}")
+        self.change = int(self.hparams["anneal"] * config.steps)  # first step with the full weight
+        self.full = self.change == 0
+
+    def update(self, step: Step) -> None:
+        self.full = step.number >= self.change
+        if step.number == self.change:
+            step.forget()
+        super().update(step)
+
+    def weight(self, name: str) -> float:
+        """The penalty's weight at this step."""
+        return self.hparams[name] if self.full else 1.0
+
+
+class Irm(Annealed):
+    summary = "IRM: one scale of the logits is best for every domain"
+    reference = "Arjovsky et al., Invariant Risk Minimization, 2019"
+    addable = True
+    defaults = {"irm": 100.0}
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        return super().losses(out, batch) | {"L_irm": self.weight("irm") * irm_penalty(out.logits, batch)}
+
+
+class Vrex(Annealed):
+    summary = "VREx: the domains' risks are kept equal by their variance"
+    reference = "Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, ICML 2021"
+    addable = True
+    defaults = {"vrex": 10.0}
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        spread = domain_risks(out.logits, batch).var(correction=0)
+        return super().losses(out, batch) | {"L_vrex": self.weight("vrex") * spread}
+
+
+class GroupDro(Method):
+    summary = "GroupDRO: domains of high risk count more"
+    reference = "Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020"
+    addable = True
+    defaults = {"groupdro": 0.01}
+    q: Tensor  # (K,), in the order of the domains' ids
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        count = max(len(self.sources), 1)
+        self.register_buffer("q", torch.full((count,), 1 / count))
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        risks = domain_risks(out.logits, batch)
+        rate = self.hparams["groupdro"] / self.config.accumulate
+        self.q = (self.q.log() + rate * risks.detach()).softmax(0)
+        return super().losses(out, batch) | {"main": (self.q * risks).sum()}
+
+
+def irm_penalty(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean over the domains of the product of both halves' slopes: an unbiased estimate of the squared slope."""
+    halves = [(rows[::2], rows[1::2]) for rows in by_domain(batch)]
+    slopes = [[scale_slope(logits[half], batch.label[half]) for half in pair] for pair in halves]
+    return torch.stack([even * odd for even, odd in slopes]).mean()
+
+
+def scale_slope(logits: Tensor, label: Tensor) -> Tensor:
+    """dL/ds at s = 1 of the cross-entropy of s * logits (B, C), over the labelled samples of the global batch."""
+    logits, labelled = logits.float(), label >= 0
+    own = logits.gather(1, label.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
+    slope = (logits.softmax(1) * logits).sum(1) - own
+    return mean_over_ranks((slope * labelled).sum(), labelled.sum())

@@ -1,0 +1,125 @@
+"""mDSDI: one part of the features forgets the domain, another remembers it, and the head reads both.
+
+    i = P x, s = Q x,   logits = W [i, s] + b                              (P, Q orthogonal at the start)
+    L_invariant  = CE of the domain from i (three layers),   reversed on its way back, times `invariant`, for P and x
+    L_specific   = specific * CE of the domain from s (one layer)
+    L_covariance = covariance * mean square of Cov(i, s)
+    L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the other domains
+
+The step of L_meta is a plain gradient step at `--lr`, taken as a constant (first order); what L_meta teaches goes to Q,
+W and b alone. The model's head is made of P, Q, W and b, so checkpoints, predictions and maps know it, and behind a `+`
+x is PatchGen's z+.
+
+What differs from the released code:
+
+- It has two backbones, for i and for s. Here both are projections of one: a second backbone would double what every
+  other method costs. With linear projections the head stays a linear function of x, of a form that can be split.
+- It squares each image's products i_a s_b before it averages over images, which equals |i|^2 |s|^2 / D^2 and makes both
+  short, whatever their covariance. Here the average comes first, so that the term is the covariance's.
+- Its meta step is a second Adam step with the sum of both sides' gradients. Here it is a term of the one step, and
+  `main` stands for the side that the inner step is made on.
+- Its inner step is the first one of a fresh Adam, as long for a tiny gradient as for a large one: at `--lr` 0.01 an
+  easy problem was learned and then unlearned with it. Here the step shrinks with the gradient.
+- The domain network has width 256, as DANN's.
+
+On several devices the covariance spans the global batch, and the inner step sees this device's part.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.adversarial import domain_network, positions, reverse_gradient
+from patchgen.methods.domains import by_domain
+from patchgen.methods.guards import require_linear_head
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import cross_entropy
+from patchgen.model.ranks import gather_over_ranks
+
+
+class Mdsdi(Method):
+    summary = "mDSDI: a domain-invariant and a domain-specific part of the features, kept apart"
+    reference = "Bui et al., Exploiting Domain-Specific Features to Enhance Domain Generalization, NeurIPS 2021"
+    addable = True
+    defaults = {"invariant": 1.0, "specific": 1.0, "covariance": 1.0, "meta": 1.0}
+
+    def extend(self, model: Classifier) -> None:
+        super().extend(model)
+        require_linear_head(self, model)  # another one would be lost
+        model.add_module("head", TwoPartHead(model.backbone.dim, model.head.out_features))
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self._head = (cast(TwoPartHead, model.head),)
+        self.adversary = domain_network(model.backbone.dim, len(self.sources))
+        self.recogniser = nn.Linear(model.backbone.dim, len(self.sources))
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.adversary, self.config.lr), (self.recogniser, self.config.lr)]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        found, hparams, head = super().losses(out, batch), self.hparams, self._head[0]
+        features, domain = out.features.float(), positions(batch.domain, self.sources)
+        invariant, specific = head.invariant(features), head.specific(features)
+        told = self.adversary(reverse_gradient(invariant, hparams["invariant"]))
+        found["L_invariant"] = F.cross_entropy(told, domain)
+        found["L_specific"] = hparams["specific"] * F.cross_entropy(self.recogniser(specific), domain)
+        found["L_covariance"] = hparams["covariance"] * squared_covariance(invariant, specific)
+        if hparams["meta"]:
+            found["L_meta"] = hparams["meta"] * risk_after_a_step(head, features.detach(), batch, self.config.lr)
+        return found
+
+
+class TwoPartHead(nn.Module):
+    """Features (B, D) -> logits (B, C) through two projections; `weight` and `bias` are those of the whole."""
+
+    def __init__(self, dim: int, num_classes: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = dim, num_classes
+        self.invariant, self.specific = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.joint = nn.Linear(2 * dim, num_classes, bias=False)
+        self.bias = nn.Parameter(torch.zeros(num_classes))
+        for projection in (self.invariant, self.specific):
+            nn.init.orthogonal_(projection.weight)  # the parts are as long as the pretrained features
+
+    @property
+    def weight(self) -> Tensor:
+        """(C, D)"""
+        return self.joint.weight @ torch.cat([self.invariant.weight, self.specific.weight])
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.weight, self.bias)
+
+
+def squared_covariance(one: Tensor, other: Tensor) -> Tensor:
+    """Mean square of the covariances between the columns of two sets (B, D), over the global batch."""
+    one, other = gather_over_ranks(one), gather_over_ranks(other)
+    return ((one - one.mean(0)).T @ (other - other.mean(0)) / max(len(one) - 1, 1)).square().mean()
+
+
+def risk_after_a_step(head: TwoPartHead, features: Tensor, batch: Batch, rate: float) -> Tensor:
+    """Mean over domains of a domain's CE, by a head that made a step on the others.
+
+    Args:
+        head: Its invariant projection stays as it is.
+        features: (B, D) without gradient.
+        batch: Labels and domains.
+        rate: Of the inner step.
+    """
+    fixed = {"invariant.weight": head.invariant.weight.detach()}
+    start = {name: tensor for name, tensor in head.named_parameters() if name not in fixed}
+    risks = []
+    for held_out in by_domain(batch):
+        rest = torch.ones_like(batch.label, dtype=torch.bool).index_fill(0, held_out, False)
+        risk = cross_entropy(functional_call(head, start | fixed, features[rest]), batch.label[rest])
+        slopes = torch.autograd.grad(risk, list(start.values()))
+        moved = {name: tensor - rate * slope for (name, tensor), slope in zip(start.items(), slopes, strict=True)}
+        risks.append(cross_entropy(functional_call(head, moved | fixed, features[held_out]), batch.label[held_out]))
+    return torch.stack(risks).mean()

@@ -1,0 +1,151 @@
+"""MLDG and Fish: steps that are tried on some source domains, and judged by others.
+
+`mldg`, for each meta-train domain i with a meta-test domain j, out of a random division of the K source domains:
+
+    theta' = theta after one fresh Adam step on L_i
+    g      = sum over the pairs of (dL_i/dtheta at theta + mldg dL_j/dtheta at theta') / K        (first order)
+
+`meta_test` of the domains test, at least one is left to train on; where there are more of the one than of the other,
+test domains are used again, or left out. g is what the optimiser then uses.
+
+`fish`: theta' = theta after one optimiser step on each domain in turn,  theta <- theta + fish (theta' - theta)
+
+L_e are all losses of the host method, on the samples of one domain: `patchgen+mldg` takes PatchGen's terms so. As
+other terms may compare domains, which they could not here, no method with terms or steps of its own can be added.
+
+What differs from DomainBed: weights are tried in place and put back, only trained tensors are kept meanwhile, and
+`meta_test` gives way where there are too few domains. In Fish the optimiser of the run is the inner one, whose memory
+lasts from step to step, as there. Several devices share each domain's samples and exchange the gradients of every
+pass, so they make the steps of one. Accumulation is refused: an inner step needs all samples of its domain.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.domains import by_domain
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.train.step import Step
+
+
+class DomainByDomain(Method):
+    """A step of several passes, each on one domain."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if config.accumulate > 1:
+            raise ValueError(
+                f"method {config.method!r} makes an inner step on all samples of a domain, which accumulate "
+                f"{config.accumulate} divides; leave --accumulate out, or lower --batch-per-domain"
+            )
+        odd = [part.__name__ for part in type(self).__mro__ if _has_terms(part)]
+        if len(odd) > 1:
+            raise ValueError(
+                f"method {config.method!r}: {' and '.join(odd)} cannot be added to each other, since one of them goes "
+                "domain by domain and the other has terms or steps of its own; leave one out"
+            )
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        if len(self.sources) == 1:
+            raise ValueError(f"method {self.config.method!r} needs two source domains at least, and there is one")
+
+    def gradients(self, step: Step, batch: Batch, prefix: str = "", weight: float = 1.0) -> None:
+        """Put those of the weighted losses into the trained tensors, and the values under their names in the record."""
+        step.optimizer.zero_grad()
+        out = step.forward(batch)
+        losses = {prefix + name: weight * value for name, value in self.losses(out, batch).items()}
+        step.backward(losses, {} if prefix else self.watch(out, batch))
+
+
+class Mldg(DomainByDomain):
+    summary = "MLDG: a step that also helps domains it was not made on (first order)"
+    reference = "Li et al., Learning to Generalize: Meta-Learning for Domain Generalization, AAAI 2018"
+    addable = True
+    defaults = {"mldg": 1.0, "meta_test": 2.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if self.hparams["meta_test"] not in range(1, 1000):
+            raise ValueError(f"meta_test is a number of domains, 1 or more, not {self.hparams['meta_test']}")
+
+    def update(self, step: Step) -> None:
+        [batch] = step.batches()
+        domains = [rows_of(batch, rows) for rows in by_domain(batch)]
+        random = np.random.default_rng([self.config.seed, step.number])  # the same on every device
+        total: dict[str, Tensor] = {}
+        for train, test in meta_pairs(len(domains), int(self.hparams["meta_test"]), random):
+            self._add_pair(step, domains[train], domains[test], total)
+        for name, tensor in trained_tensors(step.model).items():
+            tensor.grad = total[name] / len(domains) if name in total else None
+        self.adjust_gradients(step.model)
+        step.apply()
+        self.after_step(step.model)
+
+    def _add_pair(self, step: Step, train: Batch, test: Batch, total: dict[str, Tensor]) -> None:
+        """Add the gradient on ``train``, and that on ``test`` behind a step that follows the first."""
+        start = copies(step.model)
+        self.gradients(step, train)
+        add_gradients(step.model, total)
+        torch.optim.Adam([dict(group) for group in step.optimizer.param_groups]).step()
+        self.gradients(step, test, prefix="meta_", weight=self.hparams["mldg"])
+        add_gradients(step.model, total)
+        move(step.model, start, 0.0)
+
+
+class Fish(DomainByDomain):
+    summary = "Fish: part of the way that one step on each domain in turn would go"
+    reference = "Shi et al., Gradient Matching for Domain Generalization, ICLR 2022"
+    addable = True
+    defaults = {"fish": 0.5}
+
+    def update(self, step: Step) -> None:
+        [batch] = step.batches()
+        start = copies(step.model)
+        for rows in by_domain(batch):
+            self.gradients(step, rows_of(batch, rows))
+            self.adjust_gradients(step.model)
+            step.apply()
+        move(step.model, start, self.hparams["fish"])
+        self.after_step(step.model)
+
+
+def _has_terms(part: type) -> bool:
+    return getattr(part, "addable", False) and bool({"losses", "update"} & vars(part).keys())
+
+
+def meta_pairs(count: int, num_test: int, random: np.random.Generator) -> list[tuple[int, int]]:
+    """Each domain of a random division that trains, with one that tests."""
+    order = random.permutation(count).tolist()
+    test = order[-min(num_test, count - 1) :]
+    return list(zip(order[: -len(test)], itertools.cycle(test), strict=False))
+
+
+def rows_of(batch: Batch, rows: Tensor) -> Batch:
+    """Some samples of a batch."""
+    return Batch(batch.image[rows], batch.label[rows], batch.domain[rows], batch.index[rows.cpu()])
+
+
+def copies(model: Classifier) -> dict[str, Tensor]:
+    """The trained tensors as they are now."""
+    return {name: tensor.detach().clone() for name, tensor in trained_tensors(model).items()}
+
+
+def add_gradients(model: Classifier, total: dict[str, Tensor]) -> None:
+    for name, tensor in trained_tensors(model).items():
+        if tensor.grad is not None:
+            total[name] = total[name] + tensor.grad if name in total else tensor.grad.clone()
+
+
+@torch.no_grad()
+def move(model: Classifier, start: dict[str, Tensor], share: float) -> None:
+    """Set the trained tensors to ``start`` and that share of the way to where they are now."""
+    for name, tensor in trained_tensors(model).items():
+        tensor.copy_(start[name].lerp(tensor, share))

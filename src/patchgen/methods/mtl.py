@@ -1,0 +1,82 @@
+"""MTL: the head reads the features beside an embedding of their domain, its mean feature.
+
+    logits = W x + b + W_2 e_d,   e_d <- ema * e_d + (1 - ema) * mean of the batch's features of domain d
+
+The head is linear, so reading [x, e] is a shift of the logits: W and b are the model's head, W_2 is the method's, 0 at
+the start. The embeddings carry no gradient; the first batch's mean counts in full, as Adam corrects its averages. An
+unseen domain has no embedding. It gets the mean of the sources', so what predicts is the same model with the bias
+b + W_2 mean(e). The source domains are validated with that bias as well: it is the model that is chosen and shipped.
+
+What differs from DomainBed's code: there the embedding is overwritten by noise before the head reads it, so that the
+head can only learn to ignore it; this follows the paper. There 0.99 is the weight of the newest batch, here that of the
+past. There an unseen domain is embedded by the batch at hand, as in the paper; here a prediction depends on its own
+image alone. On several devices the means are those of the global batch; under accumulation each micro-batch moves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.gestur import Gestur
+from patchgen.methods.guards import refuse_behind, require_linear_head
+from patchgen.methods.invariance import GroupDro
+from patchgen.methods.method import Method
+from patchgen.methods.mixup import Mixup
+from patchgen.model.classifier import Classifier, Output, trained_tensors
+from patchgen.model.ranks import sum_over_ranks
+
+
+class Mtl(Method):
+    summary = "MTL: the head also reads the mean feature of the image's domain"
+    reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
+    addable = True
+    defaults = {"ema": 0.99}
+    sums: Tensor  # (K, D) moving sums of the domains' mean features
+    mass: Tensor  # () of their weights; sums / mass are the embeddings
+    ids: Tensor  # (K,)
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if not self.hparams["ema"] < 1:
+            raise ValueError(f"ema is a share from 0 to below 1, not {self.hparams['ema']}; the usual one is 0.99")
+        refuse_behind(Mtl, self, Gestur, GroupDro, Mixup)
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        require_linear_head(self, model)
+        dim = model.backbone.dim
+        self.shift = nn.Linear(dim, model.head.out_features, bias=False)  # W_2
+        nn.init.zeros_(self.shift.weight)
+        self.register_buffer("sums", torch.zeros(len(self.sources), dim))
+        self.register_buffer("mass", torch.tensor(0.0))
+        self.register_buffer("ids", torch.tensor(self.sources, dtype=torch.long), persistent=False)
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.shift, self.config.lr)]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        belongs = (batch.domain.unsqueeze(1) == self.ids).float()  # (B, K)
+        self._follow(out.features.detach().float(), belongs)
+        logits = out.logits + belongs @ self.shift(self.embeddings())
+        return super().losses(out._replace(logits=logits), batch)
+
+    def _follow(self, features: Tensor, belongs: Tensor) -> None:
+        count = sum_over_ranks(belongs.sum(0)).clamp(min=1)  # (K,)
+        mean = sum_over_ranks(belongs.T @ features) / count.unsqueeze(1)  # (K, D)
+        self.sums.lerp_(mean, 1 - self.hparams["ema"])
+        self.mass.lerp_(torch.ones_like(self.mass), 1 - self.hparams["ema"])
+
+    def embeddings(self) -> Tensor:
+        """e: (K, D), in the order of the sources; 0 before the first step."""
+        return self.sums / self.mass.clamp(min=1e-12)
+
+    @torch.no_grad()
+    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
+        tensors = dict(super().predicting(model) or trained_tensors(model))
+        tensors["head.bias"] = tensors["head.bias"] + self.shift(self.embeddings().mean(0))
+        return tensors

@@ -1,0 +1,93 @@
+"""SelfReg: images of a class have the same logits, and the same features after a projection.
+
+    L_selfreg = min(CE, 1) * [ lambda * d(a) + (1 - lambda) * d(lambda a + (1 - lambda) b) ],   lambda ~ Beta(1/2, 1/2)
+    d(a)      = mean (logits - logits_a)^2 + 0.3 mean (x - P(x)_a)^2
+
+a and b are random orders of the batch that keep each image's class, P a projector of three linear layers with batch
+normalisation, and the factor in front (detached, the method's `main`) keeps the pull small once images are classified.
+Images without a label take their arg-max as their class.
+
+What differs from DomainBed's code: the projector learns, at `--lr` (there its weights are in no optimiser); its batch
+normalisation has no running statistics, which nothing would use; its hidden width is twice the features', at most
+2,048. The original also averages weights and lowers the rate; here `--swad` is for any method. Orders and batch
+statistics are over this device's part of the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Beta
+from torch.nn import functional as F
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.method import Method
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import pseudo_labels
+
+FEATURE_SHARE = 0.3
+WIDEST = 2048
+
+
+class SelfReg(Method):
+    summary = "SelfReg: logits and projected features alike within a class"
+    reference = "Kim et al., SelfReg: Self-supervised Contrastive Regularization for Domain Generalization, ICCV 2021"
+    addable = True
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.projector = projector(model.backbone.dim)
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.projector, self.config.lr)]
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        found = super().losses(out, batch)
+        target = pseudo_labels(out.logits, batch.label)
+        one, other = shuffle_within_classes(target), shuffle_within_classes(target)
+        features = out.features.float()
+        pull = contrast(
+            out.logits.float(), features, self.projector(features), one, other, float(Beta(0.5, 0.5).sample())
+        )
+        found["L_selfreg"] = found["main"].detach().clamp(max=1) * pull
+        return found
+
+
+def projector(dim: int) -> nn.Sequential:
+    """(B, D) -> (B, D)"""
+    hidden = min(2 * dim, WIDEST)
+    layers: list[nn.Module] = []
+    for inside, outside in ((dim, hidden), (hidden, hidden), (hidden, dim)):
+        layers += [nn.Linear(inside, outside), nn.BatchNorm1d(outside, track_running_stats=False), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def shuffle_within_classes(target: Tensor) -> Tensor:
+    """For each image a random one of its class, each taken once: (B,) class ids -> (B,) positions."""
+    drawn = torch.randperm(len(target), device=target.device)
+    by_class = target.argsort(stable=True)
+    result = torch.empty_like(drawn)
+    result[by_class] = drawn[target[drawn].argsort(stable=True)]  # both sides are sorted by class
+    return result
+
+
+def contrast(logits: Tensor, features: Tensor, projected: Tensor, one: Tensor, other: Tensor, share: float) -> Tensor:
+    """The bracket of the formula above.
+
+    Args:
+        logits: (B, C).
+        features: (B, D).
+        projected: (B, D), P of the features.
+        one: (B,) order a.
+        other: (B,) order b.
+        share: lambda.
+    """
+
+    def distance(near_logits: Tensor, near_features: Tensor) -> Tensor:
+        return F.mse_loss(logits, near_logits) + FEATURE_SHARE * F.mse_loss(features, near_features)
+
+    def mixed(values: Tensor) -> Tensor:
+        return share * values[one] + (1 - share) * values[other]
+
+    alone, together = distance(logits[one], projected[one]), distance(mixed(logits), mixed(projected))
+    return share * alone + (1 - share) * together

@@ -1,0 +1,207 @@
+"""MixStyle and SagNet: channel statistics are an image's style, and the content should do without them.
+
+With mu, sigma the mean and deviation of each channel over the positions of one sample, and pi a shuffle of the batch:
+
+    mixstyle  with probability `mixstyle`, at each place:   x <- (x - mu) / sigma * sigma' + mu'
+              mu' = l mu + (1 - l) mu_pi,  sigma' likewise,  l ~ Beta(a, a) a sample, a = `mixstyle_alpha`
+    sagnet    the head reads features whose style was mixed so, with l ~ U(0, 1) and always
+              L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, another one's content
+              L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
+
+Places. Convolutional backbones, as published: MixStyle behind stages 1, 2 and 3, SagNet behind stage 3. A ViT has no
+maps; both work behind the last block of its first quarter, on the patch tokens: positions are patches, and the prefix
+tokens (CLS, registers) pass as they are. This form is ours, and neither release has it.
+
+Styles are mixed in training passes alone, those with gradients: hooks are set by `setup`, which only a trainer calls,
+and are silent where no gradients are kept. Kept features (`--tune head --no-augment`) would never pass them: refused.
+
+What differs from the released code: statistics are those of the positions at hand (divided by their number, not by one
+less). SagNet's style head is small (a linear map and ReLU at each position, their mean, a linear map), not a copy of
+the later stages, and its loss, the adversarial one and the main one are minimised in one step of one optimiser: the
+style head sees features without gradient, the backbone a style head that is held. What learns of the backbone is the
+tuning mode's choice; SagNet's own adversary moves norms alone, as `--tune layernorm` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Beta
+from torch.func import functional_call
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.method import Method
+from patchgen.model.backbone import Backbone
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import cross_entropy
+
+LEAST_VARIANCE = 1e-6
+STYLE_WIDTH = 128  # of the style head
+
+
+class MixStyle(Method):
+    summary = "MixStyle: channel means and deviations are mixed between the images of a batch"
+    reference = "Zhou et al., Domain Generalization with MixStyle, ICLR 2021"
+    addable = True
+    defaults = {"mixstyle": 0.5, "mixstyle_alpha": 0.1}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        check_passes(self)
+        if self.hparams["mixstyle"] > 1:
+            raise ValueError(f"mixstyle is a probability from 0 to 1, not {self.hparams['mixstyle']:g}")
+        if not self.hparams["mixstyle_alpha"]:
+            raise ValueError("mixstyle_alpha must be above 0; the usual one is 0.1, and larger ones mix more evenly")
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        stages = (0, 1, 2) if model.backbone.family.convolutional else ()
+        for place in style_places(model.backbone, stages):
+            on_training_passes(place, model.backbone, self._mix)
+
+    def _mix(self, x: Tensor) -> Tensor:
+        if torch.rand(()) >= self.hparams["mixstyle"]:
+            return x
+        alpha = self.hparams["mixstyle_alpha"]
+        share = Beta(alpha, alpha).sample((len(x),)).to(x.device)
+        return mix_style(x, torch.randperm(len(x), device=x.device), share, learn_statistics=False)
+
+
+class SagNet(Method):
+    summary = "SagNet: features of mixed style, in which a second head cannot find the class by style"
+    reference = "Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021"
+    addable = True
+    defaults = {"sagnet": 0.1, "lr_mult": 10.0}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        check_passes(self)
+        if self.hparams["sagnet"] and self.chosen_tune in ("head", "last_block"):
+            raise ValueError(
+                f"{config.method!r} takes style out of the early layers, and with tune {self.chosen_tune!r} none of "
+                "them learns; choose --tune layernorm or full, or only mix styles with --hparams sagnet 0"
+            )
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        [place] = style_places(model.backbone, (2,) if model.backbone.family.convolutional else ())
+        self.style = StyleHead(channels_at(place, model), model.head.out_features)
+        self._seen: Tensor | None = None
+        on_training_passes(place, model.backbone, self._randomise)
+
+    def rates(self) -> list[tuple[nn.Module, float]]:
+        return [*super().rates(), (self.style, self.config.lr * self.hparams["lr_mult"])]
+
+    def _randomise(self, x: Tensor) -> Tensor:
+        self._seen = x
+        share = torch.rand(len(x), device=x.device)
+        return mix_style(x, torch.randperm(len(x), device=x.device), share, learn_statistics=True)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        x, self._seen = self._seen, None  # handed over once, so that its graph can be freed
+        if x is None:
+            raise ValueError("SagNet's losses follow a training pass: call the model, with gradients, before them")
+        mixed = swap_content(x, torch.randperm(len(x), device=x.device))  # (B, N, C)
+        held = {name: tensor.detach() for name, tensor in self.style.named_parameters()}
+        fooled: Tensor = functional_call(self.style, held, mixed)
+        return super().losses(out, batch) | {
+            "L_style": cross_entropy(self.style(mixed.detach()), batch.label),
+            "L_adv": -self.hparams["sagnet"] * fooled.log_softmax(1).mean(),
+        }
+
+
+class StyleHead(nn.Module):
+    """Positions (B, N, C) -> logits; not linear before the mean, which would leave it the channel means alone."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.each = nn.Linear(channels, STYLE_WIDTH)
+        self.out = nn.Linear(STYLE_WIDTH, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.each(x.float()).relu().mean(1))
+        return logits
+
+
+# Statistics
+
+
+def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel over the positions: (B, N, C) -> (B, 1, C) twice."""
+    return x.mean(1, keepdim=True), (x.var(1, keepdim=True, correction=0) + LEAST_VARIANCE).sqrt()
+
+
+def mix_style(x: Tensor, order: Tensor, share: Tensor, *, learn_statistics: bool) -> Tensor:
+    """Each sample's content with a style between its own and that of another.
+
+    Args:
+        x: (B, N, C).
+        order: (B,) the sample that each one's style is mixed with.
+        share: (B,) of its own style.
+        learn_statistics: Whether gradients pass through means and deviations (SagNet) or not (MixStyle).
+    """
+    mean, deviation = statistics(x if learn_statistics else x.detach())
+    own = share.view(-1, 1, 1)
+    new_mean = own * mean + (1 - own) * mean[order]
+    new_deviation = own * deviation + (1 - own) * deviation[order]
+    return (x - mean) / deviation * new_deviation + new_mean
+
+
+def swap_content(x: Tensor, order: Tensor) -> Tensor:
+    """Each sample's style, with gradient, on the content of another, without: (B, N, C)."""
+    mean, deviation = statistics(x)
+    return ((x - mean) / deviation)[order].detach() * deviation + mean
+
+
+# Places
+
+
+def check_passes(method: Method) -> None:
+    """Styles are mixed in passes through the backbone: there must be some in training."""
+    if method.chosen_tune == "head" and not method.config.augment:
+        raise ValueError(
+            f"{method.config.method!r} mixes styles within the backbone, but with tune 'head' and --no-augment its "
+            "features are computed once and kept; leave out --no-augment, or choose --tune layernorm"
+        )
+
+
+def style_places(backbone: Backbone, stages: tuple[int, ...]) -> list[nn.Module]:
+    """The given stages of a convolutional net; of a ViT, the last block of the first quarter."""
+    blocks = backbone.model.get_submodule(backbone.family.blocks)
+    return [blocks[i] for i in stages or (max(len(blocks) // 4, 1) - 1,)]
+
+
+def channels_at(place: nn.Module, model: Classifier) -> int:
+    """How many channels a place has: one black image tells."""
+    found: list[Tensor] = []
+    handle = place.register_forward_hook(lambda module, inputs, output: found.append(output))
+    side = model.backbone.patch_size
+    with torch.no_grad():
+        model.backbone(torch.zeros(1, 3, model.grid[0] * side, model.grid[1] * side, device=_device(model)))
+    handle.remove()
+    return found[0].shape[1] if model.backbone.family.convolutional else found[0].shape[-1]
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[Tensor], Tensor]) -> None:
+    """Let ``change`` work on the positions (B, N, C), in float32, of what a place says while gradients are kept."""
+    prefix = backbone.num_prefix_tokens
+
+    def act(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled():
+            return None
+        with torch.autocast(output.device.type, enabled=False):
+            if backbone.family.convolutional:  # (B, C, h, w)
+                changed = change(output.float().flatten(2).transpose(1, 2))
+                return changed.transpose(1, 2).reshape(output.shape).to(output.dtype)
+            changed = change(output[:, prefix:].float())
+        return torch.cat([output[:, :prefix], changed.to(output.dtype)], 1)
+
+    place.register_forward_hook(act)

@@ -1,0 +1,129 @@
+"""The selectors that the paper's ablation holds against its own (Table 8, rows 2.1 to 2.4).
+
+    2.1  StaticMask         m_p = sigmoid(a_p), the same for all images;  r+_j = sum_p rho_jp m_p z_pj
+    2.2  ChannelMask        m_j = sigmoid(b_j);                           r+_j = m_j mean_p z_pj
+    2.3  PlainAttention     no mask;                                      r+   = mean_p u_p
+    2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are there for L_ms
+
+What follows is PatchGen's own: z+ = F(g(r+) * r+), then the head. A variant is a PatchGen without the parts that its
+row lacks, and takes over the others with their starting values, so that the rows of a seed begin alike. The paper names
+these rows without formulas; the formulas are our reading.
+
+All give PatchGen's output. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled
+scores, which weigh no patch. A mask that is given weighs the patches in every variant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.model.patchgen import PatchGen, PatchGenOutput
+
+V = TypeVar("V", bound="Variant")
+
+
+class Variant(PatchGen):
+    """PatchGen without the parts in ``lacks``; the arguments are PatchGen's."""
+
+    lacks: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
+        super().__init__(dim, num_patches, **options)
+        for part in self.lacks:
+            delattr(self, part)
+
+    @classmethod
+    def of(cls: type[V], whole: PatchGen, refine: str) -> V:
+        """The variant with the starting values of a PatchGen, whose ``refine`` it shares."""
+        dim, patches = whole.rho.shape
+        variant = cls(dim, patches, grid=whole.grid, num_heads=whole.num_heads, refine=refine)
+        own = variant.state_dict()
+        variant.load_state_dict(own | {name: value for name, value in whole.state_dict().items() if name in own})
+        return variant
+
+    def _represent(self, mask: Tensor, selected: Tensor, rest: Tensor) -> PatchGenOutput:
+        """Gate and refinement, as in PatchGen: aggregates (B, D) each in, z+ and z- out."""
+        gate = self.gate(selected)  # (B, D)
+        return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
+
+
+class WithoutAttention(Variant):
+    """Reads the backbone's tokens Z as they are."""
+
+    lacks: ClassVar[tuple[str, ...]] = ("qkv", "out", "log_temperature")
+
+    def calibrate(self, tokens: Tensor, spread: float = 0.35) -> None:
+        """Nothing to scale: there are no queries and keys, and the mask starts at one half."""
+
+
+class StaticMask(WithoutAttention):
+    """Row 2.1: one learned weight a position, shared by all images."""
+
+    def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
+        super().__init__(dim, num_patches, **options)
+        self.position = nn.Parameter(torch.zeros(num_patches))  # a
+
+    def forward(
+        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
+    ) -> PatchGenOutput:
+        grid = grid or self._grid_of(tokens.shape[1])
+        mask = self._shared_mask(grid).expand(len(tokens), -1) if mask is None else mask  # (B, P)
+        return self._represent(mask, *self._aggregate(tokens, mask, self.rho_on(grid)))
+
+    def _shared_mask(self, grid: tuple[int, int]) -> Tensor:
+        """sigmoid(a) on a patch grid, bicubic between the trained positions: (h * w,)."""
+        if tuple(grid) == self.grid:
+            return self.position.sigmoid()
+        image = self.position.view(1, 1, *self.grid)
+        return F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False).flatten().sigmoid()
+
+
+class ChannelMask(WithoutAttention):
+    """Row 2.2: one learned weight a channel, on the mean of the tokens."""
+
+    lacks = (*WithoutAttention.lacks, "rho")
+
+    def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
+        super().__init__(dim, num_patches, **options)
+        self.channel = nn.Parameter(torch.zeros(dim))  # b
+
+    def forward(
+        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
+    ) -> PatchGenOutput:
+        mask = tokens.new_ones(tokens.shape[:2]) if mask is None else mask  # (B, P)
+        selected = self.channel.sigmoid() * (mask.to(tokens).unsqueeze(2) * tokens).mean(1)  # (B, D)
+        return self._represent(mask, selected, tokens.mean(1) - selected)
+
+
+class PlainAttention(Variant):
+    """Row 2.3: PatchGen's attention, then the mean over the patches: the aggregator stays at 1 / P."""
+
+    def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
+        super().__init__(dim, num_patches, **options)
+        self.rho.requires_grad_(False)
+
+    def forward(
+        self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
+    ) -> PatchGenOutput:
+        rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
+        q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
+        weight = tokens.new_ones(tokens.shape[:2]) if mask is None else mask  # (B, P)
+        shown = self._shown(q, k, weight) if mask is None else mask
+        return self._represent(shown, *self._aggregate(self._context(q, k, v), weight, rho))
+
+    def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+        """What is reported as the mask (B, P)."""
+        return weight
+
+
+class ScaledAttention(PlainAttention):
+    """Row 2.4: reports what Eq. 3 puts into the sigmoid, scaled from the image's lowest (0) to its highest (1)."""
+
+    def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
+        score = self._score(q, k)  # (B, P)
+        low, high = score.aminmax(dim=1, keepdim=True)
+        return (score - low) / (high - low).clamp(min=torch.finfo(score.dtype).tiny)  # equal scores are all 0

@@ -1,0 +1,158 @@
+"""A grid as Markdown, HTML and CSV; LaTeX is in `report/latex.py`. The paper's numbers are set apart in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+
+from patchgen.report.grid import Column, Entry, Grid, Line
+from patchgen.report.table import markdown
+
+CSV_HEADER = (
+    "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",
+    "selected_by", "settings_tried", "runs", "paper_value", "paper_error", "paper_rerun", "paper_source", "command",
+)  # fmt: skip
+
+
+def number_text(entry: Entry, seeds: int) -> str:
+    """`84.1 ± 0.3`, with the number of seeds where a cell has fewer than the others."""
+    number = entry.number
+    if number is None:
+        return ""
+    error = "" if number.error is None else f" ± {number.error:.1f}"
+    few = f" ({len(number.by_seed)} of {seeds} seeds)" if len(number.by_seed) < seeds else ""
+    return f"{number.mean:.1f}{error}{few}"
+
+
+def paper_text(entry: Entry) -> str:
+    if entry.paper is None:
+        return ""
+    return f"{entry.paper.value:.1f}" + ("" if entry.paper.error is None else f" ± {entry.paper.error:.1f}")
+
+
+def label_text(line: Line) -> str:
+    return f"paper: {line.label}{'*' * line.rerun}" if line.paper else line.label
+
+
+def heading(column: Column) -> str:
+    """Group and heading in one line."""
+    return " ".join(filter(None, (column.group, column.heading)))
+
+
+def footnotes(grid: Grid) -> dict[str, int]:
+    """The commands that fill missing cells, numbered from 1."""
+    return {command: number for number, command in enumerate(grid.commands(), 1)}
+
+
+# Markdown
+
+
+def to_markdown(grid: Grid) -> str:
+    """The title, the table, its notes, and the commands for what is missing."""
+    marks = footnotes(grid)
+    rows = [_markdown_row(grid, line, marks) for line in grid.lines]
+    head = [grid.first, *(heading(column) for column in grid.columns)]
+    text = [f"## {grid.title}", "", f"*{grid.setup}*", "", markdown([word.replace("|", "\\|") for word in head], rows)]
+    text += ["", *(f"- {note.replace('Grey', 'Italics')}" for note in grid.notes)]
+    text += [f"- Missing [{number}]: `{command}`" for command, number in marks.items()]
+    return "\n".join(text) + "\n"
+
+
+def _plain(text: str, paper: bool) -> str:
+    safe = text.replace("|", "\\|").replace("*", "\\*")
+    return f"*{safe}*" if paper else safe
+
+
+def _markdown_row(grid: Grid, line: Line, marks: dict[str, int]) -> list[str]:
+    return [_plain(label_text(line), line.paper), *(_markdown_cell(grid, entry, marks) for entry in line.entries)]
+
+
+def _markdown_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
+    ours = f"[{marks[entry.command]}]" if entry.missing else number_text(entry, grid.seeds)
+    paper = paper_text(entry)
+    return " ".join(filter(None, (ours, f"*{paper}*" if paper else "")))
+
+
+# HTML
+
+
+def to_html(grid: Grid) -> str:
+    """The table with a tooltip a cell, its notes, and the origin of every number to unfold."""
+    marks = footnotes(grid)
+    body, block = "", ""
+    for line in grid.lines:
+        if line.block != block:
+            block = line.block
+            body += f'<tr><td class="note" colspan="{len(grid.columns) + 1}">{escape(block)}</td></tr>'
+        cells = "".join(_html_cell(grid, entry, marks) for entry in line.entries)
+        kind = ' class="paper"' if line.paper else ""
+        body += f"<tr{kind}><td>{escape(label_text(line))}</td>{cells}</tr>"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in grid.notes)
+    notes += "".join(f"<li>Missing [{n}]: <code>{escape(command)}</code></li>" for command, n in marks.items())
+    return (
+        f'<p class="note">{escape(grid.setup)}</p><div class="wide"><table><thead>{_html_head(grid)}</thead>'
+        f'<tbody>{body}</tbody></table></div><ul class="note">{notes}</ul>{_origins(grid)}'
+    )
+
+
+def _html_head(grid: Grid) -> str:
+    groups = "".join(
+        f'<th scope="colgroup" colspan="{len(list(columns))}" style="text-align:center">{escape(name)}</th>'
+        for name, columns in groupby(grid.columns, key=lambda column: column.group)
+    )
+    above = f"<tr><th></th>{groups}</tr>" if any(column.group for column in grid.columns) else ""
+    names = "".join(f'<th scope="col"{_grey(column.paper)}>{escape(column.heading)}</th>' for column in grid.columns)
+    return f'{above}<tr><th scope="col">{escape(grid.first)}</th>{names}</tr>'
+
+
+def _grey(paper: bool) -> str:
+    return ' class="paper"' if paper else ""
+
+
+def _html_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
+    paper = f'<span class="paper">{paper_text(entry)}</span>' if entry.paper else ""
+    if entry.missing:
+        return f'<td class="wrong" title="{escape(entry.command)}">[{marks[entry.command]}] {paper}</td>'
+    about = entry.number.in_words() if entry.number else entry.paper.source if entry.paper else ""
+    return f'<td title="{escape(about)}">{escape(number_text(entry, grid.seeds))} {paper}</td>'
+
+
+def _origins(grid: Grid) -> str:
+    items = "".join(
+        f"<li>{escape(line.label)}, {escape(heading(column))}: {escape(entry.number.in_words())}</li>"
+        for line in grid.lines
+        for column, entry in zip(grid.columns, line.entries, strict=True)
+        if entry.number
+    )
+    return f'<details class="note"><summary>Where each number comes from</summary><ul>{items}</ul></details>'
+
+
+# CSV
+
+
+def to_rows(grid: Grid) -> Iterable[Sequence[str]]:
+    """One row a cell, in the order of `CSV_HEADER`; empty cells of the paper's lines are left out."""
+    for line in grid.lines:
+        for column, entry in zip(grid.columns, line.entries, strict=True):
+            if entry.number or entry.paper or entry.missing:
+                checkpoint = "swad" if line.label.endswith("+ SWAD") else column.checkpoint
+                place = (grid.name, label_text(line), column.group, column.heading, checkpoint, column.metric)
+                yield (*place, *_ours(entry), *_papers(entry), entry.command)
+
+
+def _ours(entry: Entry) -> tuple[str, ...]:
+    number = entry.number
+    if number is None:
+        return ("",) * 8
+    error = "" if number.error is None else f"{number.error:.4f}"
+    seeds = " ".join(map(str, number.by_seed))
+    rest = (str(number.images), number.split, number.select, str(number.tried), " ".join(number.runs))
+    return f"{number.mean:.4f}", error, seeds, *rest
+
+
+def _papers(entry: Entry) -> tuple[str, ...]:
+    row = entry.paper
+    if row is None:
+        return ("",) * 4
+    return f"{row.value:g}", "" if row.error is None else f"{row.error:g}", "yes" if row.rerun else "no", row.source

@@ -1,0 +1,253 @@
+"""Which tables the runs make: unseen domains by data set, all data sets, unknown classes, streams, the oracle suite.
+
+The ablation and the sensitivity tables are in `report/ablation.py`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from patchgen.config import Config
+from patchgen.report.grid import SPLITS, Column, Grid, Line, fill, gather
+from patchgen.report.paper import paper_lines
+from patchgen.report.reference import TABLES
+from patchgen.report.runs import Run
+
+NATURAL = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
+ORACLE = ("oracle-easy", "oracle-shortcut", "oracle-turned", "oracle-full", "oracle-tiny")
+ORDER = ("lp", "lp-ln", "lp-ln@mean", "full")
+AKU = {"all": "A", "known": "K", "unknown": "U"}
+MASKS = {"mask: auroc": "AUROC", "mask: iou": "IoU at 0.5", "mask: error": "mask error", "mask: kept": "kept",
+         "mask: mean": "mean", "mask: spread": "spread", "mask: true mask": "accuracy, true mask",
+         "mask: random mask": "accuracy, random mask"}  # fmt: skip
+
+
+def by_setup(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that may be compared, together."""
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.setup, []).append(run)
+    return list(groups.values())
+
+
+def labels_of(runs: Sequence[Run]) -> list[str]:
+    """The methods: plain baselines first, PatchGen's own last."""
+
+    def rank(label: str) -> tuple[int, str]:
+        if label in ORDER:
+            return ORDER.index(label), label
+        families = ("ablation", "promptccd", "patchgen")
+        return len(ORDER) + 1 + next((i for i, f in enumerate(families) if label.startswith(f)), -1), label
+
+    return sorted({run.label for run in runs}, key=rank)
+
+
+def folds_of(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Data set -> its unseen domains that were run, in the data's order."""
+    found: dict[str, tuple[tuple[str, ...], set[str]]] = {}
+    for run in runs:
+        _, seen = found.setdefault(run.dataset, (run.domains, set()))
+        seen |= {score.domain for score in run.scores}
+    known = [name for name in (*NATURAL, *ORACLE) if name in found]
+    names = [*known, *(name for name in found if name not in known)]
+    return {name: [d for d in found[name][0] if d in found[name][1]] for name in names}
+
+
+def training_command(
+    runs: Sequence[Run], everything: Sequence[Run], recipe: str, columns: Sequence[Column]
+) -> Callable[[Column], str]:
+    """What fills a line: its own settings with the folds that it lacks of one data set, or the recipe."""
+
+    def command(column: Column) -> str:
+        first, lacking = next(iter(runs), None), _lacking(runs, column, columns)
+        if first is None or not lacking or not isinstance(first.config, Config):
+            return f"patchgen sweep {recipe}"
+        dataset, unseen = lacking
+        data = shlex.quote(next((run.config.data for run in everything if run.dataset == dataset), dataset))
+        config, out = (shlex.quote(str(path)) for path in (first.path / "config.yaml", first.path.parent))
+        words = f"--config {config}{' --swad' * (column.checkpoint == 'swad')} --out {out}"
+        if len(unseen) == 1:
+            return f"patchgen train {data} --unseen {shlex.quote(unseen[0])} {words}"
+        loop = " ".join(map(shlex.quote, unseen))
+        return f'for unseen in {loop}; do patchgen train {data} --unseen "$unseen" {words}; done'
+
+    return command
+
+
+def _lacking(runs: Sequence[Run], column: Column, columns: Sequence[Column]) -> tuple[str, list[str]] | None:
+    """The first data set of a column for which the line lacks folds, and all folds of it that the table asks for."""
+    for dataset in column.over:
+        asked = dict.fromkeys(domain for other in columns for domain in other.over.get(dataset, ()))
+        alone = {d: replace(column, over={dataset: [d]}) for d in asked}
+        parts = {score.part for run in runs for score in run.scores}
+        lacking = [d for d, one in alone.items() if not any(gather(runs, one, part) for part in parts)]
+        if lacking:
+            return dataset, lacking
+    return None
+
+
+def method_lines(
+    runs: Sequence[Run], columns: Sequence[Column], part: str, reference: str, recipe: str, labels: Sequence[str] = ()
+) -> tuple[Line, ...]:
+    """A line a method, one more with SWAD where it was run, and the paper's lines below."""
+    lines: list[Line] = []
+    for swad in (False, True):
+        if swad and not any(score.checkpoint == "swad" for run in runs for score in run.scores):
+            continue
+        for label in labels or labels_of(runs):
+            mine = [run for run in runs if run.label == label]
+            if swad and not any(score.checkpoint == "swad" for run in mine for score in run.scores):
+                continue
+            chosen = [replace(column, checkpoint="swad") for column in columns] if swad else list(columns)
+            command = training_command(mine, runs, recipe, chosen)
+            lines.append(Line(label + " + SWAD" * swad, fill(mine, chosen, part, command)))
+            if reference:
+                backbone = mine[0].backbone if mine else ""
+                lines += paper_lines(reference, label, backbone, chosen, swad)
+    return tuple(lines)
+
+
+# Unseen domains
+
+
+def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+    """One table a data set and setup: unseen domains across, and their average."""
+    grids = []
+    for group in by_setup(run for run in runs if run.config.task == "mdg" and not _oracle(run)):
+        for dataset in folds_of(group):
+            mine = [run for run in group if run.dataset == dataset]
+            reference = dataset.lower() if dataset.lower() in TABLES else "mdg" if dataset in NATURAL else ""
+            domains = mine[0].domains
+            columns = [Column(d, {dataset: [d]}, key=(dataset, d)) for d in domains]
+            columns.append(Column("average", {dataset: domains}, key=(dataset, "average")))
+            recipe = "configs/mdg.yaml" if dataset in NATURAL else "configs/histology.yaml"
+            lines = method_lines(mine, columns, part, reference, recipe)
+            title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
+            grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "domains"))
+    return grids
+
+
+def dataset_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+    """The natural data sets side by side (Table 1), and LayerNorm against full fine-tuning (Table 9)."""
+    grids = []
+    for group in by_setup(run for run in runs if run.config.task == "mdg" and run.dataset in NATURAL):
+        columns = dataset_columns(group)
+        if len(folds_of(group)) > 1:
+            lines = method_lines(group, columns, part, "mdg", "configs/mdg.yaml")
+            grids.append(make_grid("datasets", "", TABLES["mdg"].title, group, columns, lines, part, "mdg", "bars"))
+        if any(run.label in ("full", "patchgen@full") for run in group):
+            labels = [x for x in ("lp", "lp-ln", "full", "patchgen", "patchgen@full") if x in labels_of(group)]
+            name, title = "full_finetuning", TABLES["full_finetuning"].title
+            lines = method_lines(group, columns, part, name, "configs/full-finetuning.yaml", labels)
+            grids.append(make_grid("full-finetuning", "", title, group, columns, lines, part, name, "bars"))
+        if any(run.label == "patchgen@full" for run in group):
+            lines = _causal_lines(group, columns, part)
+            title = TABLES["mdg_causal"].title
+            grids.append(make_grid("causal", "", title, group, columns, lines, part, "mdg_causal", "bars"))
+    return grids
+
+
+def _causal_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> tuple[Line, ...]:
+    """Ours, then every line of the paper's table."""
+    rivals = [paper_lines("mdg_causal", name, "", columns, False) for name in ("CI-DGA", "SMIDG", "BFMix", "CauRDG")]
+    own = method_lines(runs, columns, part, "mdg_causal", "configs/causal.yaml", ["patchgen@full"])
+    return (*(line for found in rivals for line in found), *own)
+
+
+def dataset_columns(runs: Sequence[Run], checkpoint: str = "selected", group: str = "") -> list[Column]:
+    """One column a data set, averaged over the folds that were run, and the average of the data sets."""
+    folds, columns = folds_of(runs), []
+    for dataset, domains in folds.items():
+        whole = set(next(run.domains for run in runs if run.dataset == dataset)) == set(domains)
+        heading = dataset if whole or dataset.startswith("oracle-") else f"{dataset}: {', '.join(domains)}"
+        key = (dataset, "average") if whole else ("", "")
+        columns.append(Column(heading, {dataset: domains}, "accuracy", checkpoint, group, key))
+    if len(folds) > 1:
+        key = ("average", "average") if set(folds) == set(NATURAL) else ("", "")
+        columns.append(Column("average", folds, "accuracy", checkpoint, group, key))
+    return columns
+
+
+# Unknown classes
+
+
+def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+    """All / known / unknown accuracy with an unseen domain, one table a data set and setup."""
+    grids = []
+    for group in by_setup(run for run in runs if run.config.task == "mdg_gcd"):
+        for dataset in folds_of(group):
+            mine = [run for run in group if run.dataset == dataset]
+            domains = list(mine[0].domains) if not _oracle(mine[0]) else folds_of(mine)[dataset]
+            reference = "mdg_gcd" if dataset in NATURAL else ""
+            columns = _aku_columns(dataset, domains)
+            lines = method_lines(mine, columns, part, reference, "configs/mdg-gcd.yaml")
+            title = f"Unseen domains with unknown classes: {dataset}"
+            grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "stacked"))
+    return grids
+
+
+def stream_grids(runs: Sequence[Run]) -> list[Grid]:
+    """All / known / unknown accuracy of each session of a stream, one table a stream and setup."""
+    grids = []
+    for group in by_setup(run for run in runs if run.config.task == "ccd"):
+        for dataset in folds_of(group):
+            mine = [run for run in group if run.dataset == dataset]
+            paper = dataset.partition(",")[0]
+            columns = _aku_columns(dataset, folds_of(mine)[dataset], paper)
+            reference = "ccd" if paper in ("CIFAR-100", "CUB") else ""
+            lines = method_lines(mine, columns, "transductive", reference, "configs/streams.yaml")
+            title = f"Classes over time: {dataset}"
+            grids.append(make_grid("ccd", dataset, title, mine, columns, lines, "transductive", reference, "stages"))
+    return grids
+
+
+def _aku_columns(dataset: str, domains: Sequence[str], paper: str = "") -> list[Column]:
+    parts = {**{domain: [domain] for domain in domains}, **({"average": domains} if len(domains) > 1 else {})}
+    return [
+        Column(letter, {dataset: over}, metric, group=name, key=(paper or dataset, name))
+        for name, over in parts.items()
+        for metric, letter in AKU.items()
+    ]
+
+
+# The oracle suite
+
+
+def oracle_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+    """Oracle sets across; then what the masks are worth, where the predictive patches are known."""
+    grids = []
+    for group in by_setup(run for run in runs if run.config.task == "mdg" and _oracle(run)):
+        folds = folds_of(group)
+        columns = [Column(name.removeprefix("oracle-"), {name: domains}) for name, domains in folds.items()]
+        lines = method_lines(group, columns, part, "", "configs/classic-small.yaml")
+        grids.append(make_grid("oracle", "", "The oracle suite", group, columns, lines, part, "", "bars"))
+        for name, domains in folds.items():
+            masked = [run for run in group if any(s.metric == "mask: iou" for s in run.scores) and run.dataset == name]
+            columns = [Column(text, {name: domains}, metric) for metric, text in MASKS.items()]
+            lines = tuple(
+                Line(label, fill([r for r in masked if r.label == label], columns, "all", lambda column: ""))
+                for label in labels_of(masked)
+            )
+            if lines:
+                title = f"Masks against the known predictive patches: {name} (times 100)"
+                grids.append(make_grid("masks", name, title, masked, columns, lines, "all", "", ""))
+    return grids
+
+
+def _oracle(run: Run) -> bool:
+    return run.dataset.startswith("oracle-")
+
+
+def make_grid(
+    kind: str, dataset: str, title: str, runs: Sequence[Run], columns: Sequence[Column], lines: Sequence[Line],
+    part: str, reference: str, figure: str,
+) -> Grid:  # fmt: skip
+    name = "-".join(filter(None, (kind, dataset.lower().replace(", ", "-").replace(" ", "-"))))
+    notes = [f"Accuracy in per cent on {SPLITS[part]}; ± is the standard error over seeds."]
+    if reference:
+        table = TABLES[reference]
+        notes.append(f"Grey: the paper's numbers (its Table {table.number}); * marks what its authors ran again.")
+        notes.append(f"About those numbers: {table.note}")
+    return Grid(name, title, runs[0].in_words(), tuple(columns), tuple(lines), part, tuple(notes), figure)

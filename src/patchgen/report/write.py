@@ -1,0 +1,138 @@
+"""A report on disk: what `patchgen report` writes.
+
+report.html  report.md  report.tex       all tables; the page has the figures inside and fetches nothing
+tables/NAME.csv  tables/NAME.tex         one file a table: every cell with its runs, and a LaTeX fragment
+figures/NAME.png  .svg  .csv             one figure a table, with the numbers that it shows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from patchgen.data.table import write_csv
+from patchgen.report import page
+from patchgen.report.ablation import ablation_grids, sensitivity_grids
+from patchgen.report.charts import draw
+from patchgen.report.drawing import Drawn
+from patchgen.report.grid import SPLITS, Grid
+from patchgen.report.latex import document, to_latex
+from patchgen.report.render import CSV_HEADER, to_html, to_markdown, to_rows
+from patchgen.report.runs import Run, Skipped, find_runs
+from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
+from patchgen.train.records import write_text
+
+RECIPES = {  # start of a table's name -> what it shows; the recipe of the paper's runs, and the small one, in configs/
+    "mdg": ("unseen domains, fold by fold", "mdg", "mdg-small"),
+    "datasets": ("the natural data sets side by side (Table 1)", "mdg", ""),
+    "causal": ("causal comparison, full fine-tuning (Table 2)", "causal", "full-finetuning-small"),
+    "mdg-histo": ("unseen organs and hospitals (Tables 3, 4)", "histology", "histology-small"),
+    "ccd": ("classes over time (Table 5)", "streams", "streams-small"),
+    "mdg-gcd": ("unseen domains with unknown classes (Tables 6, 7)", "mdg-gcd", "mdg-gcd-small"),
+    "ablation": ("ablation (Table 8)", "ablation", "ablation-small"),
+    "full-finetuning": ("LayerNorm against full fine-tuning (Table 9)", "full-finetuning", "full-finetuning-small"),
+    "sensitivity": ("loss weights and seeds (Table 10)", "sensitivity", "sensitivity-small"),
+    "oracle": ("the oracle suite", "", "classic-small"),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    page: Path
+    grids: tuple[Grid, ...]
+    runs: int
+    skipped: tuple[Skipped, ...]
+
+    def in_words(self) -> str:
+        """What was made, and of what."""
+        lines = [f"{len(self.grids)} tables from {self.runs} runs; {len(self.skipped)} folders left out"]
+        return "\n".join([*lines, *(f"  {one.path}: {one.reason}" for one in self.skipped[:20])])
+
+
+def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+    """All tables that the runs make, each with a name of its own."""
+    found = [
+        *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
+        *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs, part),
+    ]  # fmt: skip
+    counts: dict[str, int] = {}
+    named = []
+    for grid in found:
+        counts[grid.name] = counts.get(grid.name, 0) + 1
+        again = counts[grid.name]
+        named.append(replace(grid, name=f"{grid.name}-{again}") if again > 1 else grid)
+    return named
+
+
+def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report:
+    """Read the runs below the folders and write the report into `out`.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder is not there, or holds no run folder.
+    """
+    runs, skipped = find_runs(folders)
+    grids = make_grids(runs, part)
+    for name in ("tables", "figures"):
+        (out / name).mkdir(parents=True, exist_ok=True)
+    figures = {}
+    for grid in grids:
+        write_csv(out / "tables" / f"{grid.name}.csv", CSV_HEADER, to_rows(grid))
+        write_text(out / "tables" / f"{grid.name}.tex", to_latex(grid))
+        drawn = draw(grid)
+        if drawn is not None:
+            drawn.save(out / "figures")
+            figures[grid.name] = drawn
+    write_text(out / "report.md", _markdown(grids, figures, runs, skipped))
+    write_text(out / "report.tex", document(grids))
+    path = page.write_page(out / "report.html", _html(grids, figures, runs, skipped, part))
+    return Report(path, tuple(grids), len(runs), tuple(skipped))
+
+
+def absent(grids: Sequence[Grid]) -> list[tuple[str, str]]:
+    """(what, command) of the tables that no run is there for."""
+    found = []
+    for start, (what, paper, small) in RECIPES.items():
+        own = (grid.name for grid in grids)
+        if start == "mdg":
+            own = (name for name in own if not name.startswith("mdg-gcd"))
+        if not any(name.startswith(start) for name in own):
+            ways = [f"patchgen sweep configs/{recipe}.yaml" for recipe in (small, paper) if recipe]
+            found.append((what, " or ".join(ways)))
+    return found
+
+
+def _lead(runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
+    return (
+        f"{len(runs)} finished runs; {len(skipped)} folders left out. Every number is a mean over seeds with its "
+        "standard error. The paper's own numbers stand in grey: they are copied, not run here."
+    )
+
+
+def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
+    parts = ["# Report", "", _lead(runs, skipped).replace("in grey", "in italics"), ""]
+    for grid in grids:
+        parts.append(to_markdown(grid))
+        if grid.name in figures:
+            parts.append(f"![{figures[grid.name].description}](figures/{grid.name}.svg)\n")
+    missing = absent(grids)
+    parts += ["## No runs\n", *(f"- {what}: no runs; this recipe makes them: `{way}`" for what, way in missing), ""]
+    parts += ["## Left out\n", *(f"- `{one.path}`: {one.reason}" for one in skipped), *(["- nothing"] * (not skipped))]
+    return "\n".join(parts) + "\n"
+
+
+def _html(
+    grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[Run], skipped: Sequence[Skipped], part: str
+) -> str:
+    sections = []
+    for grid in grids:
+        drawn = figures.get(grid.name)
+        picture = page.svg(drawn.figure, drawn.description) if drawn else ""
+        sections.append((grid.title, to_html(grid) + picture))
+    items = "".join(f"<li>{escape(what)}: <code>{escape(way)}</code></li>" for what, way in absent(grids))
+    sections.append(("No runs: these recipes make them", f"<ul>{items or '<li>nothing is missing</li>'}</ul>"))
+    left = "".join(f"<li><code>{escape(str(one.path))}</code>: {escape(one.reason)}</li>" for one in skipped)
+    sections.append(("Left out", f"<ul>{left or '<li>nothing</li>'}</ul>"))
+    lead = f"{_lead(runs, skipped)} Unless a table says otherwise, scores are on {SPLITS[part]}."
+    return page.page("PatchGen: report", lead, sections)

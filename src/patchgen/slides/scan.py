@@ -1,0 +1,163 @@
+"""Predict the tiles of a slide, a batch at a time, into a CSV that a stopped pass goes on with.
+
+    places = find_places(share, least=0.5)                    # tiles with enough tissue, row by row
+    scan(predictor, slide, grid, places, Path("tiles.csv"))   # appends; a second call only does what is missing
+    for tile in read_tiles(Path("tiles.csv"), classes): ...
+
+Memory holds two batches, whatever the slide's size. A pass that goes on repeats the batches of an unbroken one, and so
+ends with the same file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.explain import DECODERS, Predictor, Scores
+from patchgen.slides.files import replacing
+from patchgen.slides.slide import Slide
+from patchgen.slides.tiles import Grid
+
+PLACE = ("column", "row", "x", "y", "width", "height", "tissue")
+VERDICT = ("label", "confidence", "mask", "unlike_training")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tile that is to be predicted."""
+
+    column: int
+    row: int
+    tissue: float  # share of it that is tissue
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A predicted tile, as a line of the CSV says it."""
+
+    column: int
+    row: int
+    box: tuple[int, int, int, int]  # left, top, right, bottom in level-0 pixels
+    tissue: float
+    label: str
+    probabilities: tuple[float, ...]
+    mask: float | None  # mean of the selection mask; None where the method has none
+    unlike_training: bool | None
+
+
+def find_places(share: np.ndarray, least: float) -> list[Place]:
+    """Tiles whose share of tissue (rows, columns) is at least `least`; a tile without any is never taken."""
+    rows, columns = np.nonzero((share >= least) & (share > 0))
+    return [Place(int(c), int(r), float(share[r, c])) for r, c in zip(rows, columns, strict=True)]
+
+
+def header(classes: Sequence[str]) -> list[str]:
+    """The columns of the CSV."""
+    return [*PLACE, *VERDICT, *(f"p_{name}" for name in classes)]
+
+
+def scan(
+    predictor: Predictor,
+    slide: Slide,
+    grid: Grid,
+    places: Sequence[Place],
+    file: Path,
+    batch: int = 64,
+    tick: Callable[[int], None] | None = None,
+) -> None:
+    """Predict what `file` does not have yet, and append it batch by batch."""
+    if batch < 1:
+        raise ValueError(f"--batch must be at least 1, not {batch}")
+    done = _resume(file, header(predictor.classes), places, batch)
+    if tick and done:
+        tick(done)
+    batches = (places[start : start + batch] for start in range(done, len(places), batch))
+    size = predictor.config.image_size
+
+    def read(place: Place) -> np.ndarray:
+        return slide.read(grid.corner(place.column, place.row), grid.step, (size, size))
+
+    with file.open("a", newline="", encoding="utf-8") as stream, ThreadPoolExecutor(DECODERS) as pool:
+        for part, pixels in _ahead(pool, read, batches):
+            lines = _lines(part, predictor.score(pixels), grid, predictor.classes)
+            stream.write(lines)
+            stream.flush()
+            if tick:
+                tick(len(part))
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, read: Callable[[Place], np.ndarray], batches: Iterator[Sequence[Place]]
+) -> Iterator[tuple[Sequence[Place], list[np.ndarray]]]:
+    """Batches with their pixels; the next one's are read while this one's are in use."""
+
+    def begin() -> tuple[Sequence[Place], list[Future[np.ndarray]]]:
+        part = next(batches, ())
+        return part, [pool.submit(read, place) for place in part]
+
+    part, coming = begin()
+    while part:
+        (current, ready), (part, coming) = (part, coming), begin()
+        yield current, [future.result() for future in ready]
+
+
+def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: Grid, classes: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for place, (probabilities, mask, unlike) in zip(places, scores, strict=True):
+        left, top, right, bottom = grid.box(place.column, place.row)
+        best = int(probabilities.argmax())
+        where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]
+        mean = "" if mask is None else f"{mask.mean():.6f}"
+        strange = "" if unlike is None else str(bool(unlike)).lower()
+        verdict = [classes[best], f"{probabilities[best]:.6f}", mean, strange]
+        writer.writerow([*where, *verdict, *(f"{p:.6f}" for p in probabilities)])
+    return text.getvalue()
+
+
+def _resume(file: Path, columns: list[str], places: Sequence[Place], batch: int) -> int:
+    """Cut the file back to its last whole batch and return how many tiles it has; a new file gets its header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(columns)
+    first = text.getvalue().encode()
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    if not lines or not lines[0].endswith(b"\n"):
+        _replace(file, first)
+        return 0
+    whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a kill may leave half a line
+    places_there = [tuple(line.decode().split(",", 2)[:2]) for line in whole]
+    expected = [(str(place.column), str(place.row)) for place in places[: len(whole)]]
+    if lines[0] != first or places_there != expected:
+        raise ValueError(f"{file} belongs to other tiles or another model; remove it, or choose another --out")
+    done = len(whole) if len(whole) == len(places) else len(whole) // batch * batch
+    if lines[1 + done :]:
+        _replace(file, b"".join(lines[: 1 + done]))
+    return done
+
+
+def _replace(file: Path, content: bytes) -> None:
+    with replacing(file) as temporary:
+        temporary.write_bytes(content)
+
+
+def read_tiles(file: Path, classes: Sequence[str]) -> Iterator[Tile]:
+    """The lines of a CSV, one at a time."""
+    with file.open(newline="", encoding="utf-8") as stream:
+        for cells in csv.DictReader(stream):
+            left, top, width, height = (int(cells[name]) for name in ("x", "y", "width", "height"))
+            yield Tile(
+                column=int(cells["column"]),
+                row=int(cells["row"]),
+                box=(left, top, left + width, top + height),
+                tissue=float(cells["tissue"]),
+                label=cells["label"],
+                probabilities=tuple(float(cells[f"p_{name}"]) for name in classes),
+                mask=float(cells["mask"]) if cells["mask"] else None,
+                unlike_training=cells["unlike_training"] == "true" if cells["unlike_training"] else None,
+            )

@@ -1,0 +1,120 @@
+"""A whole slide as one picture of known scale, of which any area can be read at any size.
+
+    with open_slide("biopsy.svs") as slide:
+        pixels = slide.read((x, y), (448, 448), (224, 224))     # level-0 corner and extent -> (224,224,3) uint8
+
+Coordinates are pixels of level 0, the slide's full resolution, counted from its upper left corner.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from openslide import OpenSlide
+
+INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
+SLACK = 1.01  # a level that is a little too coarse (scanners round) still counts as fine enough
+
+
+class UnreadableSlide(ValueError):
+    """A slide that cannot be used; the text names the slide, the `reason` and the fix."""
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"cannot use slide {path}: {reason}")
+        self.path, self.reason = Path(path), reason
+
+
+def require_openslide() -> None:
+    """ValueError where the extra is not installed."""
+    try:
+        import openslide  # noqa: F401
+    except ImportError as error:
+        raise ValueError(INSTALL) from error
+
+
+def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
+    """Open a slide of any format that OpenSlide reads.
+
+    Args:
+        mpp: Microns a pixel of level 0; wins over what the file says.
+
+    Raises:
+        UnreadableSlide: no such file, no slide, or a slide of unknown scale.
+    """
+    require_openslide()
+    from openslide import OpenSlide, OpenSlideError
+
+    if mpp is not None and not 0 < mpp < math.inf:
+        raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
+    if not Path(path).exists():
+        raise UnreadableSlide(path, "there is no such file")
+    try:
+        handle = OpenSlide(str(path))
+    except OpenSlideError as error:
+        raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
+    try:
+        return Slide(Path(path), handle, (mpp, mpp) if mpp else _stated_mpp(path, handle))
+    except ValueError:
+        handle.close()
+        raise
+
+
+def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
+    words = [handle.properties.get(f"openslide.mpp-{axis}", "") for axis in "xy"]
+    try:
+        x, y = (float(word) for word in words)
+    except ValueError:
+        x = y = math.nan
+    if not (0 < x < math.inf and 0 < y < math.inf):
+        raise UnreadableSlide(
+            path,
+            "the file does not say how many microns a pixel has; give it with --mpp-slide (0.25 at 40x, 0.5 at 20x)",
+        )
+    return x, y
+
+
+class Slide:
+    """An open slide; `open_slide` makes one."""
+
+    def __init__(self, path: Path, handle: OpenSlide, mpp: tuple[float, float]) -> None:
+        self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns a pixel of level 0, in x and y
+        self.size: tuple[int, int] = handle.dimensions  # (width, height)
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """Upper left corner of the scanned area, where the format (MIRAX, for one) has empty margins; else (0, 0)."""
+        x, y = (int(float(self.handle.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
+        return x, y
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.handle.close()
+
+    def read(self, corner: tuple[float, float], extent: tuple[float, float], size: tuple[int, int]) -> np.ndarray:
+        """An area of level 0 as (size[1], size[0], 3) uint8; white where the slide has no pixels.
+
+        The coarsest level that is still fine enough is read and, antialiased, resized once.
+        """
+        from openslide import OpenSlideError
+
+        wanted = min(extent[0] / size[0], extent[1] / size[1])
+        level = self.handle.get_best_level_for_downsample(wanted * SLACK)
+        scale = self.handle.level_downsamples[level]
+        taken = max(1, round(extent[0] / scale)), max(1, round(extent[1] / scale))
+        try:
+            region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
+        except OpenSlideError as error:
+            place = f"x {corner[0]:.0f}, y {corner[1]:.0f}"
+            raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
+        white = Image.new("RGB", region.size, "white")
+        white.paste(region, mask=region.getchannel("A"))
+        return np.array(white.resize(size, Image.Resampling.BILINEAR) if taken != size else white)

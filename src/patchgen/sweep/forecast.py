@@ -1,0 +1,122 @@
+"""What a sweep will cost, before it starts: from finished runs like it, else from a stated rate.
+
+forecast = predict_cost(jobs, finished_runs("runs"), rate=None)
+forecast.seconds, forecast.bases           # in all, of one worker; how many runs rest on what
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.sweep.jobs import Job
+from patchgen.train.records import RunFolder
+
+# ViT-S/14 with tuned LayerNorms at 112 px on two CPU cores; time grows with the pixels and the width of the backbone
+RATE, RATE_PIXELS = 15.0, 112
+SOURCES = 3  # source domains of a usual benchmark
+STREAM_IMAGES = 5_000  # images of a stage, where none has been run
+WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0}  # cost beside a ViT-S
+SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    seconds: float  # of all runs that are left, one after the other
+    bases: Counter[str]  # what it rests on -> number of runs
+
+    def lines(self, workers: int) -> list[str]:
+        """For a person."""
+        total, each = duration(self.seconds), duration(self.seconds / workers)
+        text = f"forecast: {total} of work" + (f", about {each} with {workers} workers" if workers > 1 else "")
+        return [text, *(f"  {count} runs from {basis}" for basis, count in self.bases.items())]
+
+
+def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float | None = None) -> Forecast:
+    """Add up what the unfinished part of each job will take.
+
+    Args:
+        rate: Training images a second of one worker, for runs unlike all finished ones; ``RATE`` when None.
+    """
+    known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for run in finished:
+        config, seconds = run.settings, seconds_of(run)
+        known[(config.method, *likeness(config))].append(seconds)
+        known[likeness(config)].append(seconds)
+    total, bases = 0.0, Counter[str]()
+    for job in jobs:
+        if job.folder.done:
+            continue
+        seconds, basis = _one(job.config, known, rate)
+        total += seconds * (1 - job.progress / job.size)
+        bases[basis] += 1
+    return Forecast(total, bases)
+
+
+def _one(
+    config: Config | StreamConfig, known: dict[tuple[Any, ...], list[float]], rate: float | None
+) -> tuple[float, str]:
+    like = likeness(config)
+    for key, basis in (((config.method, *like), SAME), (like, ALIKE)):
+        if found := known.get(key):
+            return statistics.fmean(found), basis
+    if rate:
+        return images_of(config) / rate, f"the rate given, {rate:g} images a second"
+    stated = f"a stated rate ({RATE:g} images/s of a ViT-S at {RATE_PIXELS} px on two CPU cores; --rate gives your own)"
+    return images_of(config) / usual_rate(config), stated
+
+
+def likeness(config: Config | StreamConfig) -> tuple[Any, ...]:
+    """Runs that agree in this cost about the same."""
+    if isinstance(config, StreamConfig):
+        return ("ccd", Path(config.data).name, config.epochs, config.batch, config.image_size, config.backbone)
+    return (config.task, config.steps, config.batch_per_domain, config.image_size, config.backbone, config.eval_every)
+
+
+def images_of(config: Config | StreamConfig) -> float:
+    """Training images that a run looks at, where the data may be unread."""
+    if isinstance(config, StreamConfig):
+        return 2.0 * STREAM_IMAGES * config.epochs  # two views
+    return float(config.steps * config.batch_per_domain * SOURCES)
+
+
+def usual_rate(config: Config | StreamConfig) -> float:
+    """The stated rate, scaled to the run's pixels and to the size that the backbone's name tells."""
+    name = Path(config.backbone).name.lower()
+    cost = next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
+    return RATE / cost * (RATE_PIXELS / config.image_size) ** 2
+
+
+def seconds_of(run: RunFolder) -> float:
+    """How long a finished run took.
+
+    The records hold the time of the training steps; from the start of its last process (env.json) to `done` there are
+    validation and scoring too. A copied folder has lost those times, a resumed run has them of its last part only.
+    """
+    steps = sum(record.get("seconds", 0.0) for record in run.records())
+    try:
+        whole = (run.path / "done").stat().st_mtime - (run.path / "env.json").stat().st_mtime
+    except FileNotFoundError:
+        whole = 0.0
+    return max(steps, whole)
+
+
+def finished_runs(out: str | Path) -> list[RunFolder]:
+    """The finished runs of a folder."""
+    return [
+        RunFolder(done.parent) for done in sorted(Path(out).glob("*/done")) if (done.parent / "config.yaml").exists()
+    ]
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12.5 min, 3.4 h, 2.1 days."""
+    for size, word in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,161 @@
+"""A job: one run of a sweep. What has become of it stands in its run folder and nowhere else.
+
+    job.state                          # waiting | unfinished | running | done | failed
+    perform(job)                       # train it, here and now; an error is kept in RUN/failed.json
+
+So a sweep may be stopped, extended, moved to another place and gone on with, by one launcher or by several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.train.records import ProcessDied, RunBusy, RunFolder
+
+State = Literal["waiting", "unfinished", "running", "done", "failed"]
+Outcome = Literal["done", "found", "busy", "failed"]  # found: somebody else had done it; busy: is doing it
+Kind = Literal["train", "no-op"]
+FAILED = "failed.json"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What `failed.json` holds."""
+
+    attempts: int
+    error: str
+    time: str
+    final: bool  # another attempt would fail the same way: wrong settings, wrong data, diverged
+
+    @property
+    def line(self) -> str:
+        """The error's last line, which says what it is."""
+        return (self.error.strip().splitlines() or ["unknown error"])[-1]
+
+
+@dataclass(frozen=True)
+class Job:
+    labels: tuple[str, ...]  # what its recipes call it
+    rows: tuple[str, ...]
+    config: Config | StreamConfig
+    out: Path
+    run: str  # the hash that names its folder
+    size: int  # steps; of a stream: epochs of all stages
+    kind: Kind = "train"
+    track: bool = field(default=False, compare=False)
+
+    def __str__(self) -> str:
+        return "; ".join(self.labels)
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.out / self.run)
+
+    @property
+    def state(self) -> State:
+        return state_of(self.folder)
+
+    @property
+    def progress(self) -> int:
+        """Steps (epochs) that are done, of `size`."""
+        if self.folder.done:
+            return self.size
+        records = self.folder.records()
+        epochs = sum(record["kind"] == "epoch" for record in records)
+        return min(self.size, epochs or max((record.get("step", -1) + 1 for record in records), default=0))
+
+    def to_json(self) -> str:
+        """One line, for another process."""
+        return json.dumps({**dataclasses.asdict(self), "out": str(self.out.resolve())})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        found: dict[str, Any] = json.loads(text)
+        kind = StreamConfig if found["config"]["task"] == "ccd" else Config
+        config, out = kind(**found.pop("config")), Path(found.pop("out"))
+        return cls(tuple(found.pop("labels")), tuple(found.pop("rows")), config, out, **found)
+
+
+def state_of(run: RunFolder) -> State:
+    """What has become of a run; a lock that is held outweighs an old failure."""
+    if run.done:
+        return "done"
+    if run.busy:
+        return "running"
+    if (run.path / FAILED).exists():
+        return "failed"
+    return "unfinished" if (run.path / "config.yaml").exists() else "waiting"
+
+
+def failure_of(run: RunFolder) -> Failure | None:
+    """The kept error of a run, if it has one."""
+    try:
+        return Failure(**json.loads((run.path / FAILED).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def worth_another(job: Job, retries: int) -> bool:
+    """False where a run has used up its attempts, or would fail again as it did."""
+    failure = failure_of(job.folder)
+    return failure is None or (not failure.final and failure.attempts <= retries)
+
+
+def perform(job: Job) -> Outcome:
+    """Train one run to its end; what goes wrong is kept in its folder."""
+    if job.folder.done:
+        return "found"
+    try:
+        WORK[job.kind](job)
+    except RunBusy:
+        return "busy"
+    except Exception as error:  # whatever it is, the sweep goes on with the other runs
+        plain = isinstance(error, (ValueError, OSError))
+        text = str(error) if plain else traceback.format_exc()
+        note_failure(job, text, final=isinstance(error, ValueError) and not isinstance(error, ProcessDied))
+        return "failed"
+    return "done"
+
+
+def note_failure(job: Job, error: str, final: bool = False) -> Failure:
+    """Count an attempt that failed, and keep its error."""
+    before = failure_of(job.folder)
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    failure = Failure((before.attempts if before else 0) + 1, error or "unknown error", now, final)
+    with suppress(ValueError):  # the folder of another run: `perform` has said so already
+        RunFolder.create(job.out, job.config, job.run)
+    job.folder.write_json(FAILED, dataclasses.asdict(failure))
+    return failure
+
+
+def _train(job: Job) -> None:
+    if isinstance(job.config, StreamConfig):
+        from patchgen.train.stream import train_stream
+
+        train_stream(job.config, job.out, quiet=True, track=job.track)
+    else:
+        from patchgen.train.trainer import train
+
+        train(job.config, job.out, quiet=True, track=job.track)
+
+
+def _no_op(job: Job) -> None:
+    """All of a run's bookkeeping and none of its work: what `patchgen bench sweep` times."""
+    run = RunFolder.create(job.out, job.config, job.run)
+    with run.locked():
+        if not run.done:
+            run.append({"kind": "evaluation", "step": 0, "seconds": 0.0})
+            run.finish("nothing was trained\n")
+
+
+WORK: dict[Kind, Callable[[Job], None]] = {"train": _train, "no-op": _no_op}

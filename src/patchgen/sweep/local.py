@@ -1,0 +1,113 @@
+"""Jobs on this machine: worker processes, each with its devices and a fixed number of threads.
+
+A worker that dies takes one attempt of its own run with it and is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from patchgen.sweep.jobs import Job, Outcome
+from patchgen.sweep.launch import WorkerLost
+
+LOG = "sweep.log"  # in the sweep's folder: what the workers and the libraries in them print
+
+
+class Worker:
+    """One process, started when it is first needed and again when it has died."""
+
+    def __init__(self, threads: int, devices: str | None, log: Path) -> None:
+        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        source = str(Path(__file__).parents[2])
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        if devices is not None:
+            self.environment["CUDA_VISIBLE_DEVICES"] = devices
+        self.log = log
+        self.process: subprocess.Popen[str] | None = None
+        self.closed = False
+
+    def do(self, job: Job) -> Outcome:
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        with suppress(BrokenPipeError):  # it died while it was idle: no answer will come
+            process.stdin.write(job.to_json() + "\n")
+            process.stdin.flush()
+        answer = process.stdout.readline().strip()
+        if not answer:
+            code = process.wait()
+            self.process = None
+            raise WorkerLost(f"the worker process ended with {_reason(code)}; what it printed is in {self.log}")
+        if answer == "failed":
+            self.end()  # a device may be in an error from which its process does not recover
+        return cast(Outcome, answer)
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.closed:
+            raise WorkerLost("the sweep was stopped")
+        if self.process is None or self.process.poll() is not None:
+            with open(self.log, "a") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "patchgen.sweep.worker"],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment,
+                    start_new_session=True,  # Ctrl-C is for the launcher, which then ends its workers
+                )  # fmt: skip
+        return self.process
+
+    def end(self) -> None:
+        if self.process is not None:
+            with suppress(ProcessLookupError):  # the group: with the processes of a run on several devices
+                os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
+            self.process.wait()
+
+    def close(self) -> None:
+        """For good."""
+        self.closed = True
+        self.end()
+
+
+class LocalEngine:
+    """`workers` processes; `devices` names the CUDA devices of each, or is empty where there are none."""
+
+    def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.slots = workers
+        self.workers = [Worker(threads, devices[i] if devices else None, out / LOG) for i in range(workers)]
+        self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+        self.pool = ThreadPoolExecutor(workers)
+
+    def submit(self, jobs: Sequence[Job]) -> list[Future[Outcome]]:
+        return [self.pool.submit(self._do, job) for job in jobs]
+
+    def _do(self, job: Job) -> Outcome:
+        worker = self.idle.get()
+        try:
+            return worker.do(job)
+        finally:
+            self.idle.put(worker)
+
+    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Future[Outcome]]:
+        return list(wait(handles, seconds, FIRST_COMPLETED).done)
+
+    def outcome(self, handle: Future[Outcome]) -> Outcome:
+        return handle.result()
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self.pool.shutdown(cancel_futures=True)
+
+
+def _reason(code: int) -> str:
+    """Exit code 3, or SIGKILL."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

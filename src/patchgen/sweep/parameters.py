@@ -1,0 +1,138 @@
+"""`reproducibility_parameters.md`: every parameter in force, row by row, with the splits and the environment.
+
+    write_parameters("reproducibility_parameters.md", recipes, jobs)
+
+Written from the recipes, and from the run folders as far as they are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.report.table import markdown
+from patchgen.sweep.jobs import Job
+from patchgen.sweep.recipe import Recipe
+from patchgen.train.records import environment, write_text
+
+MANIFESTS = ("splits.csv", "stages.csv")
+
+
+def write_parameters(path: str | Path, recipes: Sequence[Recipe], plans: Sequence[Sequence[Job]]) -> None:
+    """Write the page.
+
+    Args:
+        plans: The jobs of each recipe.
+    """
+    parts = ["# Parameters in force", "", "Written by `patchgen sweep ... --parameters`; not meant to be edited.", ""]
+    for recipe, jobs in zip(recipes, plans, strict=True):
+        parts += _recipe(recipe, jobs)
+    parts += _environment([job for jobs in plans for job in jobs])
+    write_text(Path(path), "\n".join(parts) + "\n")
+
+
+def _recipe(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
+    done = sum(job.folder.done for job in jobs)
+    parts = [f"## {recipe.path.name}", "", "```yaml", *header_of(recipe.path), "```", ""]
+    parts += [f"{len(jobs)} runs, {done} of them done here. A setting with several values was run with each.", ""]
+    rows = {row: [job for job in jobs if row in job.rows] for row in recipe.rows}
+    values = {row: parameters_of(mine) for row, mine in rows.items()}
+    common = {
+        name: text
+        for name, text in next(iter(values.values())).items()
+        if all(found.get(name) == text for found in values.values())
+    }
+    parts += ["### All runs", "", markdown(["parameter", "value"], list(common.items())), ""]
+    for row, found in values.items():
+        if own := [(name, text) for name, text in found.items() if name not in common]:
+            parts += [f"### Row {row}", "", markdown(["parameter", "value"], own), ""]
+    return parts + _splits(jobs)
+
+
+def header_of(path: Path) -> list[str]:
+    """The comment that a recipe begins with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return lines[:end]
+
+
+def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
+    """Every setting with its values over some runs, and the hyper-parameters that the method has in force."""
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for job in jobs:
+        settings = dataclasses.asdict(job.config) | _by_method(job.config)
+        for rate in ("lr_module", "lr_backbone"):
+            settings[rate] = settings["lr"] if settings.get(rate) is None else settings[rate]
+        settings["data"] = Path(job.config.data).name  # where it lies on this machine decides nothing
+        for name, value in settings.items():
+            found[name][_text(value)] = None
+    return {name: ", ".join(texts) for name, texts in found.items()}
+
+
+def _by_method(config: Config | StreamConfig) -> dict[str, Any]:
+    """What the method chooses where the settings leave it open."""
+    from patchgen.methods import make_method
+    from patchgen.methods.stream import make_stream_method
+
+    if isinstance(config, StreamConfig):
+        return {"pool": config.pool or make_stream_method(config).pool}
+    method = make_method(config)
+    return {"pool": method.chosen_pool, "tune": method.chosen_tune, "hparams": method.hparams}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={inner}" for name, inner in value.items()) or "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _splits(jobs: Sequence[Job]) -> list[str]:
+    """Which images were in which part: runs with equal digests had equal splits."""
+    same: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for job in jobs:
+        for name in MANIFESTS:
+            file = job.folder.path / name
+            if file.exists():
+                digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+                same[Path(job.config.data).name, str(job.config.seed), name, digest].append(job.run)
+    if not same:
+        return ["### Splits", "", "No run is here yet; each writes its split into its folder.", ""]
+    rows = [[*key, str(len(runs))] for key, runs in sorted(same.items())]
+    return ["### Splits", "", markdown(["data", "seed", "manifest", "sha256 (first 16)", "runs"], rows), ""]
+
+
+def _environment(jobs: Sequence[Job]) -> list[str]:
+    """What the runs were made with, or without runs what this machine has."""
+    import torch
+
+    texts: dict[str, int] = defaultdict(int)
+    for job in jobs:
+        file = job.folder.path / "env.json"
+        if file.exists():
+            texts[json.dumps(_flat(json.loads(file.read_text(encoding="utf-8"))))] += 1
+    here = not texts
+    if here:
+        texts[json.dumps(_flat(environment(torch.get_num_threads())))] = 0
+    parts = ["## Environment", ""]
+    for text, count in texts.items():
+        parts += ["Of this machine, where no run is yet:" if here else f"Of {count} runs:", ""]
+        parts += [markdown(["what", "value"], list(json.loads(text).items())), ""]
+    return parts
+
+
+def _flat(found: dict[str, Any]) -> dict[str, str]:
+    """`packages torch` for what lies one level down."""
+    flat: dict[str, str] = {}
+    for key, value in found.items():
+        inner = {f"{key} {name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
+        flat |= {name: _text(v) for name, v in inner.items()}
+    return flat

@@ -1,0 +1,98 @@
+"""From recipes to jobs: each run once, under the name its folder will have.
+
+    jobs = plan([read_recipe("configs/ablation-small.yaml")], "runs")
+
+The data are read for that, once each, so that a missing folder or a misspelt domain is told before any work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.names import did_you_mean
+from patchgen.sweep.jobs import Job
+from patchgen.sweep.recipe import Recipe, Settings, expand
+
+
+def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job]:
+    """The jobs of the recipes, each run once; the data are read, and every run's settings and method are checked.
+
+    Args:
+        changes: Settings that say where and how a run is computed, such as `threads`; None leaves the recipe's own.
+    """
+    data = DataSets()
+    jobs: dict[str, Job] = {}
+    for recipe in recipes:
+        for planned in expand(recipe, data.domains):
+            given = {key: value for key, value in changes.items() if value is not None}
+            config = dataclasses.replace(planned.config, **given)
+            try:
+                _check(config)
+                name, size = data.name_and_size(config)
+            except ValueError as error:
+                raise ValueError(f"{recipe.path}: {planned.label}: {error}") from error
+            known = jobs.get(name) or Job((), (), config, Path(out), name, size)
+            labels, rows = (*known.labels, planned.label), (*known.rows, planned.row)
+            jobs[name] = dataclasses.replace(known, labels=_once(labels), rows=_once(rows))
+    return list(jobs.values())
+
+
+class DataSets:
+    """Each data set is read once for all the runs on it."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, tuple[Sequence[str], str]] = {}
+        self._streams: dict[tuple[str, str, float], tuple[str, int]] = {}
+
+    def domains(self, settings: Settings) -> Sequence[str]:
+        """The domains that settings without an unseen one could leave out."""
+        return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0]
+
+    def name_and_size(self, config: Config | StreamConfig) -> tuple[str, int]:
+        """The run's name, and how many steps (of a stream: epochs of all stages) it has."""
+        if isinstance(config, StreamConfig):
+            digest, stages = self._stream(config)
+            return config.hash(digest), config.epochs * stages
+        domains, digest = self._table(config.data, config.benchmark, config.options)
+        if config.unseen not in domains:
+            near = did_you_mean(config.unseen, domains)
+            raise ValueError(f"unseen {config.unseen!r} is not a domain of {config.data}{near} ({', '.join(domains)})")
+        return config.hash(digest), config.steps
+
+    def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:
+        from patchgen.data.table import read_table
+        from patchgen.tasks.mdg import fingerprint
+
+        key = json.dumps([data, benchmark, options], sort_keys=True)
+        if key not in self._tables:
+            table = read_table(data, benchmark=benchmark, options=options)
+            self._tables[key] = table.domains, fingerprint(table)
+        return self._tables[key]
+
+    def _stream(self, config: StreamConfig) -> tuple[str, int]:
+        from patchgen.tasks.ccd import stream_fingerprint
+        from patchgen.tasks.ccd_data import read_stream
+
+        key = (config.data, config.schedule, config.holdout)
+        if key not in self._streams:
+            stream = read_stream(config.data, config.schedule, holdout=config.holdout)
+            self._streams[key] = stream_fingerprint(stream), len(stream.stages)
+        return self._streams[key]
+
+
+def _check(config: Config | StreamConfig) -> None:
+    """A wrong method or hyper-parameter is told before the first run starts."""
+    from patchgen.methods import make_method
+    from patchgen.methods.stream import make_stream_method
+
+    make_stream_method(config) if isinstance(config, StreamConfig) else make_method(config)
+
+
+def _once(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

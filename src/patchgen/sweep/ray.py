@@ -1,0 +1,70 @@
+"""Jobs as Ray tasks, on this machine or on a cluster (extra `ray`).
+
+On a cluster the run folders must lie on a file system that all machines share, with locks that hold across them, and
+the data and PatchGen must be found at the same place everywhere. A task that loses its worker is started again by Ray,
+up to `retries` times, and goes on from the last evaluation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+from patchgen.sweep.jobs import Job, Outcome, perform
+from patchgen.sweep.launch import WorkerLost
+
+
+def ray_perform(text: str) -> Outcome:
+    """One job, in a worker of Ray's."""
+    return perform(Job.from_json(text))
+
+
+class RayEngine:
+    def __init__(self, threads: int, retries: int, address: str | None = None, cpus: int | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ValueError(
+                '--engine ray needs Ray, which is not installed: pip install "patchgen[ray]", or take --engine local'
+            ) from None
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default, without its warning
+        self.ray: Any = ray
+        own = {"num_cpus": cpus, "include_dashboard": False} if address is None else {"address": address}
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
+        except ConnectionError as error:
+            raise ValueError(f"--address {address}: {error}; `ray status` on that machine shows a cluster") from error
+        self.threads, self.retries = threads, retries
+        resources = ray.cluster_resources()
+        self.gpus = bool(resources.get("GPU"))
+        self.slots = 100_000  # Ray has a queue of its own
+        self._check_room(int(resources.get("CPU", 0)))
+
+    def _check_room(self, cpus: int) -> None:
+        if cpus < self.threads:
+            self.close()
+            raise ValueError(f"a run asks Ray for --threads {self.threads} CPUs and it has {cpus}; lower --threads")
+
+    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+        return [self._task(job).remote(job.to_json()) for job in jobs]
+
+    def _task(self, job: Job) -> Any:
+        """The function with what it asks the cluster for."""
+        devices = getattr(job.config, "devices", 1)
+        gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
+        cpus = self.threads * (devices if not gpus else 1)
+        return self.ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=self.retries)(ray_perform)
+
+    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
+        return list(self.ray.wait(list(handles), num_returns=1, timeout=seconds)[0])
+
+    def outcome(self, handle: Any) -> Outcome:
+        try:
+            return cast(Outcome, self.ray.get(handle))
+        except self.ray.exceptions.RayError as error:
+            raise WorkerLost(f"Ray lost the run's worker: {error}") from error
+
+    def close(self) -> None:
+        self.ray.shutdown()

@@ -1,0 +1,203 @@
+"""A recipe: one YAML file that stands for many runs (the format: docs/sweep.md).
+
+    recipe = read_recipe("configs/ablation-small.yaml")
+    for run in expand(recipe, domains_of):
+        run.row, run.label, run.config
+
+Settings that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
+with the whole grid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import PRESETS, Config, known_settings, preset_settings, read_settings
+from patchgen.config_stream import StreamConfig, stream_preset
+from patchgen.names import did_you_mean
+
+Settings = dict[str, Any]
+OWN_KEYS = ("command", "preset", "grid", "rows")
+EVERY_DOMAIN = "all"
+DomainsOf = Callable[[Settings], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    path: Path
+    preset: str | None
+    shared: Settings
+    grid: dict[str, Any]  # a setting's name -> list; `unseen` may be "all"
+    rows: dict[str, Settings]  # name -> settings; one nameless row where there are none
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a recipe."""
+
+    row: str
+    label: str  # what tells it from the recipe's other runs
+    config: Config | StreamConfig
+
+
+def is_recipe(settings: Mapping[str, Any]) -> bool:
+    """A file of settings with a grid or rows is a recipe; without them it is for `--config`."""
+    return "grid" in settings or "rows" in settings
+
+
+def read_recipe(path: str | Path) -> Recipe:
+    """Read and check all that can be checked without the data."""
+    try:
+        found = read_settings(path)
+    except FileNotFoundError:
+        raise ValueError(f"there is no recipe {path}") from None
+    if not is_recipe(found):
+        raise ValueError(f"{path} has neither `grid` nor `rows`: it is no recipe; `patchgen train --config` reads it")
+    _check_names(found, f"{path}", OWN_KEYS)
+    if found.get("command", "train") != "train":
+        raise ValueError(f"{path}: a recipe's command is train, not {found['command']!r}")
+    preset = found.get("preset")
+    if preset is not None and preset not in PRESETS:
+        near = did_you_mean(str(preset), PRESETS)
+        raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {preset!r}{near}")
+    shared = {key: value for key, value in found.items() if key not in OWN_KEYS}
+    recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path))
+    for name, row in recipe.rows.items():
+        if both := sorted(row.keys() & recipe.grid.keys()):
+            raise ValueError(f"{path}: {both[0]} stands in row {name!r} and in the grid; keep it in one of them")
+    return recipe
+
+
+def _grid(found: Settings, path: str | Path) -> dict[str, Any]:
+    grid = found.get("grid") or {}
+    if not isinstance(grid, dict):
+        raise ValueError(f"{path}: `grid` must hold `name: [values]` lines, found {type(grid).__name__}")
+    _check_names(grid, f"{path}: grid")
+    for name, values in grid.items():
+        if (name, values) != ("unseen", EVERY_DOMAIN) and (not isinstance(values, list) or not values):
+            raise ValueError(f"{path}: grid: {name} must be a list with a value in it, such as [{values}]")
+    return grid
+
+
+def _rows(found: Settings, path: str | Path) -> dict[str, Settings]:
+    rows = found.get("rows")
+    if rows is None:
+        return {"": {}}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("name") for row in rows) or not rows:
+        raise ValueError(f"{path}: `rows` must be a list of settings, each with a name: - {{name: A, method: lp}}")
+    named: dict[str, Settings] = {}
+    for row in rows:
+        name = row["name"]
+        if not isinstance(name, str):
+            raise ValueError(f"{path}: a row's name must be text (in quotes), not {name!r}")
+        if name in named:
+            raise ValueError(f"{path}: two rows are called {name!r}")
+        _check_names(row, f"{path}: row {name!r}", ("name",))
+        named[name] = {key: value for key, value in row.items() if key != "name"}
+    return named
+
+
+def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> None:
+    fields = {f.name for kind in (Config, StreamConfig) for f in dataclasses.fields(kind)}
+    known = [*more, *sorted(fields)]
+    for key in settings:
+        if key not in known and not re.fullmatch(r"hparams\.\w+", str(key)):
+            raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), known)}")
+
+
+def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
+    """Every run, row by row; a wrong setting is an error that names the recipe and the row.
+
+    Args:
+        domains_of: The domains of the data that some settings name; asked only where `unseen` is `all`.
+    """
+    for name, row in recipe.rows.items():
+        where = f"{recipe.path}" + (f": row {name!r}" if name else "")
+        axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
+        for chosen in itertools.product(*(values for _, values in axes)):
+            point = dict(zip((axis for axis, _ in axes), chosen, strict=True))
+            try:
+                yield from _runs_at(recipe, name, row, point, domains_of)
+            except ValueError as error:
+                text = str(error)
+                raise ValueError(text if text.startswith(where) else f"{where}: {text}") from error
+
+
+def _runs_at(recipe: Recipe, name: str, row: Settings, point: Settings, domains_of: DomainsOf) -> Iterator[Planned]:
+    """The run of one combination, or one for each domain where all are to be left out in turn."""
+    settings = {key: expand_variables(value) for key, value in (recipe.shared | row | point).items()}
+    every = settings.get("unseen") == EVERY_DOMAIN
+    for unseen in domains_of(settings) if every else (None,):
+        fold = {"unseen": unseen} if every else {}
+        told = [f"{key} {_short(value)}" for key, value in (point | fold).items()]
+        label = ", ".join([name, *told] if name else told)
+        yield Planned(name, label, _config(recipe, settings | fold))
+
+
+def _config(recipe: Recipe, settings: Settings) -> Config | StreamConfig:
+    settings = _gather_hparams(settings)
+    if settings.get("task") == "ccd":
+        preset = stream_preset(recipe.preset, str(settings.get("data", ""))) if recipe.preset else {}
+        whole = preset | _beside(recipe, settings)
+        return StreamConfig(**known_settings(StreamConfig, whole, str(recipe.path)))
+    settings |= _method(settings)
+    preset = _preset(recipe.preset, settings)
+    whole = preset | settings | {"hparams": preset.get("hparams", {}) | settings.get("hparams", {})}
+    return Config(**known_settings(Config, whole, str(recipe.path)))
+
+
+def _preset(preset: str | None, settings: Settings) -> Settings:
+    """What a preset sets for this run's method; `paper` adds what the method's authors published for this data."""
+    from patchgen.methods.presets import published
+
+    method = str(settings.get("method", Config.method))
+    found = preset_settings(preset or "", method)
+    if preset == "paper":
+        names = {key: settings.get(key, getattr(Config, key)) for key in ("benchmark", "backbone", "task", "swad")}
+        found |= published(str(settings.get("data", "")), method=method, **names)
+    return found
+
+
+def _method(settings: Settings) -> Settings:
+    """`lp-ln@mean`: the method with another pool or tuning mode."""
+    from patchgen.commands.benchmark import method_settings
+
+    label = settings.get("method", "")
+    return dict(method_settings(label)) if isinstance(label, str) and "@" in label else {}
+
+
+def _gather_hparams(settings: Settings) -> Settings:
+    """`hparams.miro: 0.1` -> `hparams: {miro: 0.1}`."""
+    dotted = {key.removeprefix("hparams."): value for key, value in settings.items() if key.startswith("hparams.")}
+    rest = {key: value for key, value in settings.items() if not key.startswith("hparams.")}
+    return rest | ({"hparams": {**rest.get("hparams", {}), **dotted}} if dotted else {})
+
+
+def _beside(recipe: Recipe, settings: Settings) -> Settings:
+    """A schedule's file is looked for where the command runs, then beside the recipe."""
+    schedule = str(settings.get("schedule", ""))
+    near = recipe.path.parent / schedule
+    is_file = schedule.endswith((".yaml", ".yml")) and not Path(schedule).exists() and near.exists()
+    return settings | ({"schedule": str(near)} if is_file else {})
+
+
+def expand_variables(value: Any) -> Any:
+    """Put in the environment's `$NAME`; other values than text stay as they are."""
+    if not isinstance(value, str):
+        return value
+    text = os.path.expandvars(value)
+    if unset := re.search(r"\$\{?(\w+)", text):
+        raise ValueError(f"{value!r} needs the variable {unset[1]}, which is not set: export {unset[1]}=...")
+    return text
+
+
+def _short(value: Any) -> str:
+    """A path's last name is enough to tell runs apart for a person."""
+    return os.path.basename(value.rstrip("/")) if isinstance(value, str) and "/" in value else str(value)

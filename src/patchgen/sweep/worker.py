@@ -1,0 +1,40 @@
+"""A process that does one job after another: a line of JSON in, the outcome as a line out.
+
+python -m patchgen.sweep.worker
+
+Importing torch takes seconds, so a worker is kept for many runs. It ends with its launcher, however that ends: when
+the pipe it reads from closes, it is gone, and its run goes on from the last evaluation at the next launch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints must not get between the answers
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    from patchgen.sweep.jobs import Job, perform
+
+    while True:
+        answers.write(perform(Job.from_json(lines.get())) + "\n")
+        answers.flush()
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    if os.name == "posix":
+        os.killpg(0, signal.SIGKILL)  # with the processes of a run on several devices
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

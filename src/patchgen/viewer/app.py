@@ -1,0 +1,252 @@
+"""The viewer's addresses. Everything that a request may name is an id; every answer is JSON, a picture or the page.
+
+app = create_app(Library(find_items(["runs"])))
+GET  /api/health  /api/models  /api/models/ID  /api/models/ID/examples  /api/runs  /api/runs/ID  /api/images/ID
+POST /api/predict (multipart: model, image, image, ...)  /api/score  /api/example  /api/rankings  /api/perturb
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from patchgen.data.images import UnreadableImage
+from patchgen.overlay import NOTICE
+from patchgen.viewer import answers, runs
+from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
+from patchgen.viewer.library import Library
+from patchgen.viewer.shelf import Picture, Shelf, clean_name
+from patchgen.viewer.worker import Worker
+
+PAGE = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+Id = Field(max_length=64)
+log = logging.getLogger("patchgen.viewer")
+
+
+class Score(BaseModel):
+    model: str = Id
+    image: str = Id
+
+
+class Rankings(Score):
+    names: list[str] = Field(max_length=16)
+
+
+class Perturb(Score):
+    off: list[int] = Field(max_length=16_384)
+    operator: str = Field("blur", max_length=16)
+
+
+class ChooseExample(BaseModel):
+    model: str = Id
+    example: int
+
+
+class InMemory(MultiPartParser):
+    """Starlette's own parser would put large files into a temporary file."""
+
+    spool_max_size = Limits().request_bytes
+
+
+def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | None = None) -> Guard:
+    """The viewer as an ASGI application."""
+    limits = limits or Limits()
+    viewer = Viewer(library, limits)
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        viewer.worker.close()
+
+    # no pages of FastAPI's own: they would load scripts from the network
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
+    _add_page(app)
+    _add_errors(app)
+    for method, path, handler in viewer.addresses():
+        app.add_api_route(path, handler, methods=[method], response_model=None)
+    return Guard(app, hosts or Hosts(), limits)
+
+
+class Viewer:
+    """What the addresses do."""
+
+    def __init__(self, library: Library, limits: Limits) -> None:
+        self.library, self.limits = library, limits
+        self.shelf = Shelf(limits)
+        self.worker = Worker(limits.answer_seconds, limits.waiting)
+
+    def addresses(self) -> list[tuple[str, str, Callable[..., Any]]]:
+        return [
+            ("GET", "/api/health", self.health),
+            ("GET", "/api/models", self.models),
+            ("GET", "/api/models/{model}", self.model),
+            ("GET", "/api/models/{model}/examples", self.examples),
+            ("GET", "/api/runs", self.runs),
+            ("GET", "/api/runs/{run}", self.run),
+            ("GET", "/api/images/{image}", self.image),
+            ("POST", "/api/predict", self.predict),
+            ("POST", "/api/score", self.score),
+            ("POST", "/api/example", self.example),
+            ("POST", "/api/rankings", self.rankings),
+            ("POST", "/api/perturb", self.perturb),
+        ]
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok", "waiting": self.worker.queued}
+
+    # Models and runs
+
+    def models(self) -> dict[str, Any]:
+        """What can be chosen; nothing is loaded for it."""
+        rows = [runs.overview(item) for item in self.library.items.values()]
+        names = ("id", "name", "kind", "method", "unseen", "seed", "task", "error")
+        limits = {name: getattr(self.limits, name) for name in ("file_bytes", "pixels", "images")}
+        models = [{name: row[name] for name in names if name in row} for row in rows]
+        return {"models": models, "limits": limits, "notice": NOTICE}
+
+    async def model(self, model: str) -> dict[str, Any]:
+        item = self.library.item(model)
+        found = await self.worker.run(lambda: answers.describe(self.library.predictor(model)))
+        return {"id": item.id, "name": item.name, "kind": item.kind, **found}
+
+    async def examples(self, model: str) -> dict[str, Any]:
+        found = await self.worker.run(lambda: self.library.examples(model))
+        rows = [{"example": i, "name": one.name, "label": one.label} for i, one in enumerate(found)]
+        return {"examples": rows}
+
+    def runs(self) -> dict[str, Any]:
+        return {"runs": [runs.overview(item) for item in self.library.items.values()]}
+
+    def run(self, run: str) -> dict[str, Any]:
+        return runs.detail(self.library.item(run))
+
+    # Pictures
+
+    async def image(self, image: str) -> Response:
+        picture = self.shelf.get(image)
+        return Response(await self.worker.run(picture.preview), media_type="image/jpeg")
+
+    async def predict(self, request: Request) -> dict[str, Any]:
+        """Files -> a prediction each, or why there is none."""
+        model, files = await self._form(request)
+        self.library.item(model)
+        return {"images": [await self.worker.run(lambda f=file: self._predict(model, *f)) for file in files]}  # type: ignore[misc]
+
+    def _predict(self, model: str, name: str, data: bytes, truth: str | None = None) -> dict[str, Any]:
+        predictor = self.library.predictor(model)
+        try:
+            picture = self.shelf.add(name, data, truth)
+        except UnreadableImage as error:
+            return {"name": clean_name(name), "error": error.reason}
+        try:
+            return self._answer(model, picture, answers.scored(predictor, picture.pixels(predictor.config.image_size)))
+        except UnreadableImage as error:  # a good header before damaged pixels
+            self.shelf.drop(picture)
+            return {"name": picture.name, "error": error.reason}
+
+    def _answer(self, model: str, picture: Picture, found: dict[str, Any]) -> dict[str, Any]:
+        return {"model": model, "image": picture.id, "name": picture.name, "truth": picture.truth, **found}
+
+    async def _form(self, request: Request) -> tuple[str, list[tuple[str, bytes]]]:
+        try:
+            parser = InMemory(request.headers, request.stream(), max_files=self.limits.images, max_fields=4)
+            form = await parser.parse()
+        except MultiPartException as error:
+            raise Refused(400, f"{error.message.rstrip('.')}; at most {self.limits.images} images a request") from error
+        model, files = form.get("model"), await _files(form)
+        if not isinstance(model, str) or not files:
+            raise Refused(400, "the form needs the field `model` and at least one file `image`")
+        return model, files
+
+    async def score(self, ask: Score) -> dict[str, Any]:
+        """A picture that is kept already, with another model."""
+        picture = self.shelf.get(ask.image)
+        found = await self.worker.run(lambda: self._with(ask, answers.scored))
+        return self._answer(ask.model, picture, found)
+
+    async def example(self, ask: ChooseExample) -> dict[str, Any]:
+        examples = await self.worker.run(lambda: self.library.examples(ask.model))
+        if not 0 <= ask.example < len(examples):
+            raise Refused(404, "there is no such example; reload the page")
+        chosen = examples[ask.example]
+        try:
+            return await self.worker.run(
+                lambda: self._predict(ask.model, chosen.name, chosen.file.read_bytes(), chosen.label)
+            )
+        except OSError as error:
+            raise Refused(404, f"{chosen.name} cannot be read ({error.strerror})") from error
+
+    async def rankings(self, ask: Rankings) -> dict[str, Any]:
+        return await self.worker.run(lambda: self._with(ask, answers.ranked, ask.names))
+
+    async def perturb(self, ask: Perturb) -> dict[str, Any]:
+        return await self.worker.run(lambda: self._with(ask, answers.perturbed, ask.off, ask.operator))
+
+    def _with(self, ask: Score, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
+        picture, predictor = self.shelf.get(ask.image), self.library.predictor(ask.model)
+        return answer(predictor, picture.pixels(predictor.config.image_size), *more)
+
+
+async def _files(form: FormData) -> list[tuple[str, bytes]]:
+    files = [one for one in form.getlist("image") if isinstance(one, UploadFile)]
+    return [(file.filename or "", await file.read()) for file in files]
+
+
+def _add_page(app: FastAPI) -> None:
+    """Four files with fixed names: no part of an address is ever looked up on the disk."""
+    for path, (name, kind) in PAGE.items():
+        text = resources.files("patchgen.viewer").joinpath(name).read_text(encoding="utf-8")
+        app.add_route(path, _constant(text, kind), methods=["GET"])
+
+
+def _constant(text: str, kind: str) -> Callable[[Request], Any]:
+    async def page(request: Request) -> Response:
+        return Response(text, media_type=kind)
+
+    return page
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Every error is a JSON object with one sentence; a defect of ours is logged and says nothing of its inside."""
+
+    def error(status: int, message: str) -> JSONResponse:
+        return JSONResponse({"error": message}, status)
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, found: Refused) -> JSONResponse:
+        return error(found.status, found.message)
+
+    @app.exception_handler(ValueError)
+    async def mistake(request: Request, found: ValueError) -> JSONResponse:
+        return error(422, str(found))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, found: RequestValidationError) -> JSONResponse:
+        first = found.errors()[0]
+        place = ".".join(str(part) for part in first["loc"] if part != "body")
+        return error(422, f"{place or 'the body'}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def no_address(request: Request, found: HTTPException) -> JSONResponse:
+        return error(found.status_code, str(found.detail))
+
+    @app.exception_handler(Exception)
+    async def defect(request: Request, found: Exception) -> JSONResponse:
+        log.error("%s failed", request.url.path, exc_info=found)
+        return error(500, "the viewer failed at this request; its terminal says more")

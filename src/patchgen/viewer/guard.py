@@ -1,0 +1,226 @@
+"""What stands between a browser and the viewer: every request passes here before anything reads it.
+
+A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: the name in `Host` must be
+one that the viewer is served under (a name that was rebound to this machine is not), and `Origin`, which browsers send
+with every POST, must be the viewer's own. Bodies are read here: whole, in memory, within a size and a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MEGABYTE = 1 << 20
+MULTIPART = "/api/predict"  # the one address that takes files; all other posts are JSON
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all together, may take."""
+
+    file_bytes: int = 24 * MEGABYTE
+    request_bytes: int = 64 * MEGABYTE
+    arriving_bytes: int = 256 * MEGABYTE  # bodies in memory at one time, over all requests
+    json_bytes: int = MEGABYTE // 4
+    images: int = 16  # files a request
+    pixels: int = 50_000_000  # width x height of an image
+    kept_bytes: int = 256 * MEGABYTE  # uploaded files on the shelf
+    kept_images: int = 64
+    upload_seconds: float = 60.0
+    answer_seconds: float = 120.0
+    waiting: int = 200  # jobs in the queue for the model
+
+
+class Refused(Exception):
+    """A request that is not answered: an HTTP status and a sentence for the person."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class Hosts:
+    """The names that the viewer answers to, whatever the port (it may be forwarded)."""
+
+    LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+
+    def __init__(self, host: str = "127.0.0.1", also: str = "") -> None:
+        self.names = self.LOCAL | {host.lower(), also.lower()} - {""}
+        self.everywhere = host in ("0.0.0.0", "::")
+
+    def serves(self, name: str) -> bool:
+        """An address in numbers cannot be rebound, so all of them are served where the viewer listens everywhere."""
+        return name in self.names or (self.everywhere and _is_address(name))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def host_name(netloc: str) -> str:
+    """`LOCALHOST:8000` -> `localhost`, `[::1]:8000` -> `::1`; empty where it is no such thing."""
+    try:
+        parts = urlsplit(f"//{netloc}")
+        parts.port  # noqa: B018  # raises where the port is no number
+    except ValueError:
+        return ""
+    return "" if parts.username is not None or parts.path else (parts.hostname or "")
+
+
+class Guard:
+    """Checks a request, reads its body, and puts the security headers on every answer."""
+
+    def __init__(self, app: App, hosts: Hosts, limits: Limits) -> None:
+        self.app, self.hosts, self.limits = app, hosts, limits
+        self.arriving = 0  # bytes of bodies in memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # start and end of the server; there is no address for web sockets
+            return await self.app(scope, receive, send)
+        answer = _with_headers(send)
+        try:
+            headers = _headers(scope)
+            self._check(scope, headers)
+            if scope["method"] != "POST":
+                return await self.app(scope, receive, answer)
+            await self._post(scope, receive, answer)
+        except Refused as refused:
+            await _refuse(refused, answer)
+        except _Gone:
+            return
+
+    def _check(self, scope: Scope, headers: dict[str, str]) -> None:
+        host = headers.get("host", "")
+        if not self.hosts.serves(host_name(host)):
+            raise Refused(421, "this viewer is not served under that name; open the address that it printed")
+        origin = headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+            raise Refused(403, "requests from other sites are refused")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
+            raise Refused(403, "requests from other sites are refused")
+        if scope["method"] == "POST":
+            self._check_content(scope["path"], headers)
+
+    def _check_content(self, path: str, headers: dict[str, str]) -> None:
+        wanted = "multipart/form-data" if path == MULTIPART else "application/json"
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != wanted:
+            raise Refused(415, f"{path} takes {wanted}")
+        if "content-encoding" in headers:
+            raise Refused(415, "compressed bodies are refused")
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()):
+            raise Refused(400, "content-length must be a number")
+        self._check_size(int(length), path)
+
+    def _check_size(self, size: int, path: str) -> None:
+        most = self.limits.request_bytes if path == MULTIPART else self.limits.json_bytes
+        if size > most:
+            raise Refused(413, f"too much at once: at most {megabytes(most)} a request; send fewer or smaller images")
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+        try:
+            await self._read_in_time(body, scope["path"], receive)
+            await self.app(scope, _replay(bytes(body), receive), send)
+        finally:
+            self.arriving -= len(body)
+
+    async def _read_in_time(self, body: bytearray, path: str, receive: Receive) -> None:
+        try:
+            async with asyncio.timeout(self.limits.upload_seconds):
+                await self._read(body, path, receive)
+        except TimeoutError:
+            raise Refused(408, f"the upload took longer than {self.limits.upload_seconds:g} seconds") from None
+
+    async def _read(self, body: bytearray, path: str, receive: Receive) -> None:
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            chunk = message.get("body", b"")
+            self._check_size(len(body) + len(chunk), path)
+            if self.arriving + len(chunk) > self.limits.arriving_bytes:
+                raise Refused(503, "too many uploads at the same time; try again in a moment")
+            body += chunk
+            self.arriving += len(chunk)
+            more = message.get("more_body", False)
+
+
+class _Gone(Exception):
+    """The client went away in the middle of its upload: there is nobody to answer."""
+
+
+def megabytes(count: int) -> str:
+    return f"{count / MEGABYTE:g} MB"
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    """By name; one that must not be there twice is refused, because two readers could take different ones."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key = name.decode("latin-1").lower()
+        if key in found and key in ("host", "origin", "content-type", "content-length"):
+            raise Refused(400, f"the header {key} stands there twice")
+        found[key] = value.decode("latin-1")
+    return found
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one piece, and then whatever comes (the client's leaving)."""
+    sent = False
+
+    async def next_message() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return next_message
+
+
+def _with_headers(send: Send) -> Send:
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", []), *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+        await send(message)
+
+    return answer
+
+
+async def _refuse(refused: Refused, send: Send) -> None:
+    body = json.dumps({"error": refused.message}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    # what is left of a refused upload is not read, so the connection cannot serve another request
+    headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

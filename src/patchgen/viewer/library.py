@@ -1,0 +1,143 @@
+"""The models and runs that the viewer was given. Requests know them by id; no path ever comes from a request.
+
+library = Library(find_items(["runs", "tiles-model"]))   # a run, a model folder, or a folder of them
+library.predictor("05c5e4b787f7")                        # loaded when first asked for, two kept at a time
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from patchgen.explain import Predictor, load_predictor
+from patchgen.model_folder import is_model_folder
+from patchgen.viewer.guard import Refused
+from patchgen.viewer.shelf import clean_name
+
+LOADED = 2  # models in memory at a time
+EXAMPLES = 24  # images of the unseen domain that are offered
+
+
+@dataclass(frozen=True)
+class Item:
+    id: str
+    name: str  # the folder's, printable
+    path: Path
+    kind: Literal["run", "model"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """An image of the domain that the run never trained on."""
+
+    name: str
+    label: str
+    file: Path
+
+
+def find_items(words: Sequence[str | Path]) -> list[Item]:
+    """Runs and models as they are, and those that lie directly in a folder; each once, in the order of the words.
+
+    Raises:
+        ValueError: a word that leads to none.
+    """
+    found: dict[Path, Literal["run", "model"]] = {}
+    for word in words:
+        here = _below(Path(word).expanduser()) if str(word).strip() else {}
+        if not here:
+            raise ValueError(
+                f"{str(word)!r} is no run folder, no model folder, and holds none; `patchgen train` prints the first, "
+                "`patchgen fit` writes the second"
+            )
+        found.update({path.resolve(): kind for path, kind in here.items()})
+    if not found:
+        raise ValueError("name at least one model folder, run folder, or folder of runs")
+    return _with_ids([Item("", clean_name(path.name), path, kind) for path, kind in found.items()])
+
+
+def _below(path: Path) -> dict[Path, Literal["run", "model"]]:
+    kind = _kind(path)
+    if kind:
+        return {path: kind}
+    if not path.is_dir():
+        return {}
+    return {one: kind for one in sorted(path.iterdir()) if (kind := _kind(one))}
+
+
+def _kind(path: Path) -> Literal["run", "model"] | None:
+    if not path.is_dir():
+        return None
+    if is_model_folder(path):
+        return "model"
+    return "run" if (path / "config.yaml").is_file() else None
+
+
+def _with_ids(items: Sequence[Item]) -> list[Item]:
+    """Numbered, so that an id says nothing of a path; folders of one name are told apart by the one above."""
+    names = [item.name for item in items]
+    return [
+        replace(item, id=str(i), name=item.name if names.count(item.name) == 1 else _longer(item))
+        for i, item in enumerate(items, 1)
+    ]
+
+
+def _longer(item: Item) -> str:
+    return f"{clean_name(item.path.parent.name)}/{item.name}"
+
+
+class Library:
+    """Items by id, with the models that were used last."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = {item.id: item for item in items}
+        self._loaded: OrderedDict[str, Predictor] = OrderedDict()
+        self._examples: dict[str, list[Example]] = {}
+        self._lock = threading.Lock()
+
+    def item(self, name: str) -> Item:
+        if name not in self.items:
+            raise Refused(404, "there is no such model or run here; reload the page")
+        return self.items[name]
+
+    def predictor(self, name: str) -> Predictor:
+        """The model of an item.
+
+        Raises:
+            Refused: no such item.
+            ValueError: it cannot be loaded, with the reason.
+        """
+        item = self.item(name)
+        with self._lock:
+            if name not in self._loaded:
+                while len(self._loaded) >= LOADED:  # before the next one, which needs the room
+                    self._loaded.popitem(last=False)
+                self._loaded[name] = load_predictor(item.path)
+            self._loaded.move_to_end(name)
+            return self._loaded[name]
+
+    def examples(self, name: str) -> list[Example]:
+        """Images of the run's unseen domain, evenly over the classes; none where its data are not there."""
+        item = self.item(name)
+        if name not in self._examples:
+            self._examples[name] = _examples_of(item) if item.kind == "run" else []
+        return self._examples[name]
+
+
+def _examples_of(item: Item) -> list[Example]:
+    from patchgen.diagnose.subjects import unseen_rows
+    from patchgen.tasks import make_fold
+    from patchgen.train.records import RunFolder
+
+    try:
+        config = RunFolder.open(item.path).config
+        fold = make_fold(config)
+        rows = unseen_rows(fold, EXAMPLES, config.seed)
+    except (ValueError, OSError):  # moved or changed data, or a run of stages: there is nothing to offer
+        return []
+    files = [fold.table.file(int(row)) for row in rows]
+    labels = [fold.table.classes[int(fold.table.label[row])] for row in rows]
+    return [Example(clean_name(file.name), label, file) for file, label in zip(files, labels, strict=True)]

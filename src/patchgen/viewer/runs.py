@@ -1,0 +1,139 @@
+"""What run folders say of themselves, for the page that compares them: settings, scores, curves, summary."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from patchgen.train.records import RunFolder
+from patchgen.viewer.library import Item
+
+SUMMARY = 200_000  # characters of a summary that are shown
+POINTS = 400  # of a curve
+
+# What a curve is called, and where its value stands in a record of an evaluation.
+CURVES: dict[str, tuple[str, ...]] = {
+    "training loss": ("train", "main"),
+    "source validation loss": ("validation", "*", "loss"),
+    "source validation accuracy": ("validation", "*", "accuracy"),
+    "mask mean": ("mask", "mean"),
+    "mask spread within an image": ("mask", "spread"),
+    "mask AUROC against the truth": ("mask", "auroc"),
+}
+
+
+def overview(item: Item) -> dict[str, Any]:
+    """A row of the table of runs; a run that cannot be read says why."""
+    row: dict[str, Any] = {"id": item.id, "name": item.name, "kind": item.kind}
+    try:
+        return plain(row | (_run_row(RunFolder.open(item.path)) if item.kind == "run" else _model_row(item.path)))
+    except (ValueError, OSError, KeyError, TypeError) as error:  # a damaged folder must not hide the others
+        return row | {"error": f"cannot be read: {error}"}
+
+
+def detail(item: Item) -> dict[str, Any]:
+    """The same with its curves and summary."""
+    row = overview(item)
+    if "error" in row or item.kind == "model":
+        return row | {"curves": {}, "summary": _text(item.path / "README.md")}
+    records = RunFolder(item.path).records("evaluation")
+    return plain(row | {"curves": curves(records), "summary": _text(item.path / "summary.md")})
+
+
+def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+    """Name -> [[step, value], ...], of the curves that have a value; thinned where there are very many."""
+    records = list(records)
+    records = records[:: max(1, math.ceil(len(records) / POINTS))]
+    found = {}
+    for name, where in CURVES.items():
+        points = [[r["step"], value] for r in records if "step" in r and (value := _at(r, where)) is not None]
+        if points:
+            found[name] = points
+    return found
+
+
+def _at(record: Any, where: tuple[str, ...]) -> float | None:
+    """The number at a place of a record, the mean over the names where the place has a star."""
+    if not where:
+        return float(record) if isinstance(record, (int, float)) and math.isfinite(record) else None
+    if not isinstance(record, Mapping):
+        return None
+    if where[0] != "*":
+        return _at(record.get(where[0]), where[1:])
+    values = [value for part in record.values() if (value := _at(part, where[1:])) is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _run_row(run: RunFolder) -> dict[str, Any]:
+    settings = run.settings
+    values = settings.deciding()
+    return {
+        "done": run.done,
+        "method": values.get("method"),
+        "task": values.get("task", "mdg"),
+        "unseen": values.get("unseen"),
+        "seed": values.get("seed"),
+        "settings": values,
+        "scores": _scores(run),
+    }
+
+
+def _scores(run: RunFolder) -> dict[str, float]:
+    """Shares of one by name; a run that is not finished has none, a run of stages those of its kept epochs."""
+    found: dict[str, float | None] = {}
+    for record in run.records("test"):
+        name = {"selected": "unseen accuracy", "swad": "unseen accuracy, SWAD"}.get(record.get("checkpoint", ""))
+        if name:
+            found[name] = _at(record, ("all", "accuracy"))
+            found |= {f"{name}, {part} classes": _at(record, ("all", part)) for part in ("known", "unknown")}
+        if record.get("checkpoint") == "selected":
+            chosen = next((r for r in run.records("evaluation") if r.get("step") == record.get("step")), {})
+            found["source accuracy"] = _at(chosen, ("validation", "*", "accuracy"))
+            found |= {f"mask {part}": _at(record, ("mask", part)) for part in ("mean", "spread")}
+    for record in run.records("average"):
+        if record.get("checkpoint") == "kept":
+            found |= {f"stages: {part}": _at(record, ("transductive", part)) for part in ("all", "known", "unknown")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _model_row(path: Path) -> dict[str, Any]:
+    facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    settings = facts["settings"]
+    expected = _at(facts, ("expected", "mean"))
+    return {
+        "done": True,
+        "method": settings.get("method"),
+        "unseen": _at_text(facts, "data", "unseen"),
+        "seed": settings.get("seed"),
+        "settings": settings,
+        "scores": {} if expected is None else {"expected at a new site": expected},
+    }
+
+
+def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
+    found = facts.get(part, {})
+    value = found.get(name) if isinstance(found, Mapping) else None
+    return value if isinstance(value, str) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as handle:
+            return handle.read(SUMMARY)
+    except OSError:
+        return ""
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: numbers that are not finite become nothing, other kinds their text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, bool, int)) else str(value)

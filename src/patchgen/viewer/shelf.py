@@ -1,0 +1,122 @@
+"""Uploaded pictures: checked before they are decoded, kept in memory only, the one used longest ago given up first."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from patchgen.data.images import UnreadableImage, decode
+from patchgen.overlay import original
+from patchgen.viewer.guard import Limits, Refused, megabytes
+
+# What `patchgen.data.table.IMAGE_EXTENSIONS` stands for. Pillow reads more, some of it through other programs.
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
+NAME = 120  # characters of a file's name that are shown
+
+
+@dataclass(eq=False)
+class Picture:
+    id: str  # drawn at random: what requests name it by
+    name: str
+    data: bytes  # the file as it came
+    truth: str | None = None  # the true class, where it is known
+    _pixels: dict[int, np.ndarray] = field(default_factory=dict)
+    _preview: bytes | None = None
+
+    def pixels(self, size: int) -> np.ndarray:
+        """(size, size, 3) uint8, exactly what `patchgen predict` would decode from the file."""
+        if size not in self._pixels:
+            self._pixels[size] = decode(_as_file(self.data), size)
+        return self._pixels[size]
+
+    def preview(self) -> bytes:
+        """A JPEG of our own making, upright and at its own aspect: what the page shows."""
+        if self._preview is None:
+            buffer = io.BytesIO()
+            Image.fromarray(original(_as_file(self.data))).save(buffer, "JPEG", quality=92)
+            self._preview = buffer.getvalue()
+        return self._preview
+
+
+class Shelf:
+    """Pictures by id, within a number of bytes and of pictures."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._pictures: OrderedDict[str, Picture] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, data: bytes, truth: str | None = None) -> Picture:
+        """Check a file and keep it.
+
+        Raises:
+            UnreadableImage: no image that we read, or one above a limit; the `reason` is fit to be shown.
+        """
+        shown = clean_name(name)
+        check_image(shown, data, self.limits)
+        picture = Picture(secrets.token_urlsafe(12), shown, data, truth)
+        with self._lock:
+            self._pictures[picture.id] = picture
+            while len(self._pictures) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
+                self._pictures.popitem(last=False)
+        return picture
+
+    def get(self, picture: str) -> Picture:
+        with self._lock:
+            if picture not in self._pictures:
+                raise Refused(404, "this image is no longer kept; open it again")
+            self._pictures.move_to_end(picture)
+            return self._pictures[picture]
+
+    def drop(self, picture: Picture) -> None:
+        with self._lock:
+            self._pictures.pop(picture.id, None)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def _bytes(self) -> int:
+        return sum(len(picture.data) for picture in self._pictures.values())
+
+
+def clean_name(name: str) -> str:
+    """The last part of a file's name, printable, on one line; its end is kept where it is too long."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in last).strip()
+    return (printable if len(printable) <= NAME else "…" + printable[1 - NAME :]) or "image"
+
+
+def check_image(name: str, data: bytes, limits: Limits) -> None:
+    """Refuse by the header alone what must not be decoded.
+
+    Raises:
+        UnreadableImage: with the reason.
+    """
+    if not data:
+        raise UnreadableImage(name, "the file is empty (0 bytes)")
+    if len(data) > limits.file_bytes:
+        raise UnreadableImage(name, f"the file has {len(data) / 2**20:.1f} MB, at most {megabytes(limits.file_bytes)}")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+    except Image.DecompressionBombError:
+        raise UnreadableImage(name, f"image too large: at most {limits.pixels:,} pixels in all") from None
+    except UnidentifiedImageError:
+        raise UnreadableImage(name, f"not an image of a known format ({', '.join(FORMATS)}), or damaged") from None
+    except Exception as error:  # Pillow's plugins raise many types on bad bytes
+        raise UnreadableImage(name, f"{type(error).__name__}: {error}") from error
+    if width * height > limits.pixels:
+        reason = f"image too large ({width} x {height} pixels, at most {limits.pixels:,} in all): cut it into tiles"
+        raise UnreadableImage(name, reason)
+
+
+def _as_file(data: bytes) -> Any:
+    """`decode` and `original` say path but hand it to Pillow, which also reads what lies in memory."""
+    return cast(Any, io.BytesIO(data))

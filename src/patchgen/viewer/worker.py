@@ -1,0 +1,46 @@
+"""One thread for everything that a model does: hooks and memory then need no lock, and the server stays awake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from patchgen.viewer.guard import Refused
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Runs jobs one after the other, in the order they came.
+
+    Args:
+        seconds: How long a request waits for its answer.
+        waiting: Jobs that may stand in the queue.
+    """
+
+    def __init__(self, seconds: float, waiting: int) -> None:
+        self.seconds, self.waiting = seconds, waiting
+        self.queued = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """The job's result.
+
+        Raises:
+            Refused: the queue is full, or the time is over (a job that has not begun is then dropped).
+        """
+        if self.queued >= self.waiting:
+            raise Refused(503, f"{self.queued} requests are waiting for the model; try again in a moment")
+        self.queued += 1
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except TimeoutError:
+            raise Refused(503, f"no answer within {self.seconds:g} seconds: the model is busy or too slow") from None
+        finally:
+            self.queued -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

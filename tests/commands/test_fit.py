@@ -1,0 +1,188 @@
+"""`patchgen fit` as a user calls it, and runs that leave no domain out."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from patchgen.cli import main
+from patchgen.config import Config
+from patchgen.explain import load_predictor, load_run
+from patchgen.fit.procedure import Clock
+from patchgen.model_folder import FILES
+from patchgen.tasks import make_fold
+from patchgen.train.records import RunFolder
+
+CHEAP = shlex.split(
+    "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --lr 0.01 --swad"
+)
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def model(image_folder: Path, home: Path) -> Path:
+    assert main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP]) == 0
+    return home / "model"
+
+
+def test_the_same_command_only_looks_up_what_is_done(
+    model: Path, image_folder: Path, home: Path, capsys: Captured
+) -> None:
+    before = {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")}
+    words = ["fit", str(image_folder), "--out", str(home / "again"), "--runs", str(home / "runs"), *CHEAP]
+    capsys.readouterr()
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")} == before and len(before) == 4
+    assert out.splitlines()[-1] == str(home / "again")
+    assert "expected accuracy at a new site: 0." in out and "95 % t-intervals over 3 sites" in out
+    assert "training 4 of 4: on all sites" in err and "training 1 of 4: without clinic" in err
+    for site in ("clinic", "field", "studio"):
+        assert sum(site in line for line in out.splitlines()) == 1
+    assert (model / "model.safetensors").read_bytes() == (home / "again/model.safetensors").read_bytes()
+
+
+def test_the_folder_holds_the_averaged_model_when_asked(model: Path, home: Path, image_folder: Path) -> None:
+    facts = json.loads((model / "config.json").read_text())
+    run = RunFolder.open(home / "runs" / facts["run"])
+    assert sorted(p.name for p in model.iterdir()) == sorted(FILES) and facts["checkpoint"] == "swad"
+    files = sorted(image_folder.rglob("*.png"))[:6]
+    plain = [p.probabilities for p in load_run(run.path, "swad").predict(files)]  # type: ignore[union-attr]
+    found = [p.probabilities for p in load_predictor(model).predict(files)]  # type: ignore[union-attr]
+    tempered = np.stack(plain) ** (1 / facts["temperature"])
+    np.testing.assert_allclose(np.stack(found), tempered / tempered.sum(1, keepdims=True), atol=1e-5)
+    for fold in facts["folds"]:
+        tests = RunFolder.open(home / "runs" / fold["run"]).records("test")
+        assert fold["accuracy"] == next(t for t in tests if t["checkpoint"] == "swad")["all"]["accuracy"]
+
+
+def test_one_site_left_out(image_folder: Path, home: Path, model: Path, capsys: Captured) -> None:
+    words = ["fit", str(image_folder), "--out", str(home / "one"), "--runs", str(home / "runs"), *CHEAP]
+    capsys.readouterr()
+    assert main([*words, "--unseen", "field", "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert not err and found["model"] == str(home / "one") and found["data"]["unseen"] == "field"
+    assert list(found["expected"]["folds"]) == ["field"] and found["expected"]["interval"] is None
+    assert "One site gives no interval" in (home / "one/README.md").read_text()
+
+
+def test_without_folds(image_folder: Path, home: Path, model: Path, capsys: Captured) -> None:
+    words = ["fit", str(image_folder), "--out", str(home / "quick"), "--runs", str(home / "runs"), *CHEAP]
+    capsys.readouterr()
+    assert main([*words, "--no-expect", "--no-with-backbone"]) == 0
+    assert "not known (--no-expect)" in capsys.readouterr().out
+    small, whole = ((folder / "model.safetensors").stat().st_size for folder in (home / "quick", model))
+    assert small < whole / 2
+    assert json.loads((home / "quick/config.json").read_text())["backbone"]["included"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--unseen", "studo"], "did you mean 'studio'"),
+        (["--out", "{home}/runs"], "not empty and not a model folder"),
+        (["--out", " "], "--out is empty"),
+        (["--steps", "0"], "--steps must be at least 1"),
+        (["--select", "oracle"], "leaves none out"),
+        (["--method", "lp-nl"], "did you mean 'lp-ln'"),
+    ],
+)
+def test_mistakes_are_found_before_any_training(
+    words: list[str], message: str, image_folder: Path, home: Path, model: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    given = ["fit", str(image_folder), "--runs", str(tmp_path / "runs"), *CHEAP]
+    given += [] if "--out" in words else ["--out", str(tmp_path / "model")]
+    assert main([*given, *(word.format(home=home) for word in words)]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "model").exists()
+
+
+def test_the_clock_counts_sites_and_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], list[str]()
+    monkeypatch.setattr("patchgen.fit.procedure.time.monotonic", lambda: now[0])
+    clock = Clock([2, 2, 3], said.append)
+    for seconds in (0.1, 120.0, 0.0):  # the first was made earlier
+        with clock.training("x"):
+            now[0] += seconds
+    assert said == ["training 1 of 3: x", "training 2 of 3: x", "training 3 of 3: x; about 3 min left"]
+
+
+# A model folder in the other commands
+
+
+def test_predictions_of_a_model_say_what_is_unlike(
+    model: Path, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.png")
+    capsys.readouterr()
+    known = str(image_folder / "field/cross/00.png")
+    assert main(["predict", str(model), known, str(tmp_path / "noise.png"), "--csv", "-"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert list(rows[0])[:4] == ["path", "label", "confidence", "unlike_training"]
+    assert [row["unlike_training"] for row in rows] == ["false", "true"]
+    assert main(["predict", str(model), known, str(tmp_path / "noise.png")]) == 0
+    assert [line.endswith("unlike the training images") for line in capsys.readouterr().out.splitlines()] == [
+        False, False, True]  # fmt: skip
+
+
+def test_a_model_folder_is_explained(model: Path, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    image = image_folder / "field/cross/00.png"
+    assert main(["explain", str(model), str(image), "--out", str(tmp_path / "maps")]) == 0
+    index = json.loads((tmp_path / "maps/index.json").read_text())
+    [expected] = load_predictor(model).predict([image])
+    assert index["images"][0]["confidence"] == pytest.approx(expected.confidence, abs=1e-5)  # type: ignore[union-attr]
+
+
+# Runs that leave nothing out
+
+
+def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
+    run = RunFolder.open(home / "runs" / json.loads((model / "config.json").read_text())["run"])
+    assert run.config.unseen == "none" and not run.records("test") and run.done
+    text = (run.path / "summary.md").read_text()
+    assert text.startswith("# patchgen on all domains") and "not what to expect at a new domain" in text
+    [chosen] = [r for r in run.records("evaluation") if f"at step {r['step']}:" in text]
+    for name, found in chosen["validation"].items():
+        assert f"| {name} | {found['accuracy']:.4f} | {found['images']} |" in text
+
+
+def test_its_fold_trains_on_every_domain(image_folder: Path) -> None:
+    whole, part = (make_fold(Config(str(image_folder), unseen)) for unseen in ("none", "studio"))
+    assert set(whole.validation) == {"clinic", "field", "studio"} and whole.test == {} and whole.uncovered == []
+    for number, rows in part.train.items():  # the same split, whatever is left out
+        np.testing.assert_array_equal(rows, whole.train[number])
+
+
+def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(image_folder, tmp_path / "photos")
+    (folder / "field").rename(folder / "none")
+    fold = make_fold(Config(str(folder), "none"))
+    assert set(fold.validation) == {"clinic", "studio"} and len(fold.test["in"]) == 24
+
+
+def test_other_commands_say_that_nothing_was_left_out(
+    model: Path, home: Path, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    run = str(home / "runs" / json.loads((model / "config.json").read_text())["run"])
+    assert main(["diagnose", run, "--out", str(tmp_path / "d")]) == 2
+    assert "trained on all domains" in capsys.readouterr().err
+    words = ["--backbone", "tiny", "--image-size", "56", "--steps", "2"]
+    assert main(["train", str(image_folder), "--unseen", "none", "--task", "mdg_gcd", *words]) == 2
+    assert "--unseen must name one" in capsys.readouterr().err
+    assert main(["benchmark", str(image_folder), "--folds", "none", *words]) == 2
+    assert "'none' is not a domain" in capsys.readouterr().err

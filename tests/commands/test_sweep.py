@@ -1,0 +1,131 @@
+"""`patchgen sweep` as a user calls it: what is foretold, done, said at the end, and written down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.sweep import engines, jobs
+from patchgen.sweep.jobs import Job, Outcome, perform
+
+
+class Here:
+    """An engine without processes of its own."""
+
+    slots = 1
+
+    def submit(self, jobs: Sequence[Job]) -> list[Future[Outcome]]:
+        handles = []
+        for job in jobs:
+            handles.append(Future[Outcome]())
+            handles[-1].set_result(perform(job))
+        return handles
+
+    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Future[Outcome]]:
+        return list(handles)
+
+    def outcome(self, handle: Future[Outcome]) -> Outcome:
+        return handle.result()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def words(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setitem(engines.ENGINES, "local", lambda options, jobs: Here())
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"# A small table.\n#   patchgen sweep r.yaml\ndata: {image_folder}\nunseen: studio\nbackbone: tiny\n"
+        "image_size: 28\nsteps: 3\neval_every: 1\nbatch_per_domain: 2\nval_images: 3\nlr: 0.001\n"
+        "rows:\n  - {name: probe, method: lp}\n  - {name: MIRO, method: miro, hparams.miro: 0.25}\n"
+    )
+    return ["sweep", str(recipe), "--out", str(tmp_path / "runs")]
+
+
+def test_a_dry_run_starts_nothing(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "2 runs in" in text and "2 waiting" in text and "probe" in text and "stated rate" in text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_is_done_once_and_its_parameters_are_written(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "parameters.md"
+    assert main([*words, "--threads", "1", "--parameters", str(page)]) == 0
+    first = capsys.readouterr()
+    assert first.out.strip().endswith("2 runs in " + str(tmp_path / "runs") + ": 2 done")
+    assert "forecast" in first.err and "2 of 2 runs: MIRO: done" in first.err
+    text = page.read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    assert ["steps", "3"] in rows and ["threads", "1"] in rows and ["lambda_conf", "1"] in rows
+    assert ["method", "lp"] in rows and ["tune", "head"] in rows and "# A small table." in text
+    assert any(row[0] == "hparams" and "miro=0.25" in row[1] for row in rows)
+    [split] = {hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in tmp_path.glob("runs/*/splits.csv")}
+    assert ["photos", "1", "splits.csv", split, "2"] in rows
+    assert any(row[0] == "packages torch" for row in rows)
+
+    assert main([*words, "--json"]) == 0
+    again = capsys.readouterr()
+    assert [run["state"] for run in json.loads(again.out)] == ["done", "done"] and "of 2 runs:" not in again.err
+
+
+def test_failed_runs_are_told_with_their_error_and_tried_again_when_asked(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[str] = []
+
+    def work(job: Job) -> None:
+        tried.append(str(job))
+        raise RuntimeError("no luck") if str(job) == "probe" else ValueError("--lr is wrong")
+
+    monkeypatch.setitem(jobs.WORK, "train", work)
+    assert main([*words, "--retries", "1"]) == 1
+    assert sorted(tried) == ["MIRO", "probe", "probe"]  # wrong settings are not tried again
+    said = capsys.readouterr()
+    assert "failed after 2 attempts: probe" in said.err and "RuntimeError: no luck" in said.err
+    assert "failed after 1 attempt: MIRO" in said.err and "--retry-failed" in said.err and "2 failed" in said.out
+    assert main([*words, "--retries", "1"]) == 1 and len(tried) == 3
+    assert main([*words, "--retries", "1", "--retry-failed"]) == 1 and len(tried) == 6
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, not 0"),
+        (["--retries", "-1"], "--retries must be at least 0, not -1"),
+        (["--workers", "two"], "--workers must be a whole number, got 'two'"),
+    ],
+)
+def test_wrong_options(more: list[str], message: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, *more]) == 2
+    assert f"patchgen sweep: {message}" in capsys.readouterr().err
+
+
+def test_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep"]) == 2 and "give a recipe" in capsys.readouterr().err
+
+
+def test_missing_extras_are_named(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    import builtins
+
+    whole: Callable[..., Any] = builtins.__import__
+
+    def without(name: str, *more: Any, **named: Any) -> Any:
+        if name in ("ray", "submitit"):
+            raise ImportError(name)
+        return whole(name, *more, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    for engine in ("ray", "slurm"):
+        assert main([*words, "--engine", engine]) == 2
+        assert f'pip install "patchgen[{engine}]"' in capsys.readouterr().err

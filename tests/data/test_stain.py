@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.stain import STAINS, Histology, HistologyDraw, from_density, stain_matrix, to_density
+from patchgen.train.trainer import Trainer, train
+
+OFF = Histology(turn=0, flip=0, scale=0, shift=0)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def still(batch: int) -> HistologyDraw:
+    """A draw that changes nothing."""
+    return OFF.draw(batch, seeded())
+
+
+def some_images(batch: int = 3, size: int = 16) -> Tensor:
+    return torch.rand(batch, 3, size, size, generator=seeded(5))
+
+
+def test_zero_strength_changes_nothing() -> None:
+    images = some_images(4)
+    images[0, 0, 0, :4] = torch.tensor([0.0, 1.0, 1 / 255, 254 / 255])  # black and white too
+    torch.testing.assert_close(still(4).apply(images, 16), images, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("flip", [False, True])
+def test_positions_are_exact_rearrangements(turns: int, flip: bool) -> None:
+    images = some_images(2, 9)
+    draws = replace(still(2), turns=torch.tensor([turns, 0]), flip=torch.tensor([flip, False]))
+    expected = torch.rot90(images[0].flip(-1) if flip else images[0], turns, (-2, -1))
+    found = draws.apply(images, 9)
+    torch.testing.assert_close(found[0], expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(found[1], images[1], atol=2e-6, rtol=0)
+
+
+def test_an_odd_pixel_keeps_its_value() -> None:
+    images = torch.ones(8, 3, 5, 5)
+    images[:, :, 0, 1] = 0.25  # a rearrangement has it once, a resampling would spread it
+    draws = replace(still(8), turns=torch.arange(8) % 4, flip=torch.arange(8) >= 4)
+    found = draws.apply(images, 5)
+    assert ((found - 0.25).abs() < 1e-5).sum() == 24 and len(
+        {tuple(image[0].flatten().tolist()) for image in found}
+    ) == 8
+
+
+def by_hand(colour: tuple[float, float, float], scale: list[float], shift: list[float]) -> list[float]:
+    """One pixel: its densities solved for amounts of the stains, each amount changed, mixed again."""
+    rows = [[value / math.sqrt(sum(v * v for v in row)) for value in row] for row in STAINS]
+    density = [-math.log10((255 * value + 1) / 256) for value in colour]
+    amounts = np.linalg.solve(np.array(rows).T, np.array(density))
+    changed = [a * amount + b for a, amount, b in zip(scale, amounts, shift, strict=True)]
+    mixed = [sum(changed[s] * rows[s][channel] for s in range(3)) for channel in range(3)]
+    return [min(1.0, max(0.0, (256 * 10**-d - 1) / 255)) for d in mixed]
+
+
+@pytest.mark.parametrize("colour", [(0.8, 0.5, 0.7), (0.3, 0.2, 0.5), (1.0, 1.0, 1.0), (0.02, 0.0, 0.9)])
+def test_densities_by_hand(colour: tuple[float, float, float]) -> None:
+    scale, shift = [1.2, 0.8, 1.05], [0.03, -0.02, 0.04]
+    draws = replace(still(1), scale=torch.tensor([scale]), shift=torch.tensor([shift]))
+    images = torch.tensor(colour).view(1, 3, 1, 1).expand(1, 3, 4, 4).contiguous()
+    expected = torch.tensor(by_hand(colour, scale, shift), dtype=torch.float32).view(3, 1, 1).expand(3, 4, 4)
+    torch.testing.assert_close(draws.apply(images, 4)[0], expected, atol=1e-5, rtol=0)
+
+
+def test_more_of_one_stain_moves_along_its_colour() -> None:
+    rows = torch.tensor(STAINS)
+    eosin = rows[1] / rows[1].norm()
+    image = from_density(0.4 * eosin).view(1, 3, 1, 1)
+    twice = replace(still(1), scale=torch.tensor([[1.0, 2.0, 1.0]])).apply(image, 1)
+    torch.testing.assert_close(to_density(twice).view(3), 0.8 * eosin, atol=1e-5, rtol=0)
+    other = replace(still(1), scale=torch.tensor([[2.0, 1.0, 1.0]])).apply(image, 1)
+    torch.testing.assert_close(other, image, atol=1e-5, rtol=0)  # pure eosin holds no haematoxylin
+
+
+def test_the_map_is_one_matrix_an_image() -> None:
+    matrix = stain_matrix(torch.ones(2, 3), torch.zeros(2, 3))
+    torch.testing.assert_close(matrix, torch.eye(3, 4).expand(2, 3, 4), atol=1e-6, rtol=0)
+
+
+def test_the_generator_decides_and_a_rank_gets_its_share() -> None:
+    first, second, other = (Histology().draw(12, seeded(seed)) for seed in (3, 3, 4))
+    for field in fields(HistologyDraw):
+        assert torch.equal(getattr(first, field.name), getattr(second, field.name))
+    assert not torch.equal(first.scale, other.scale)
+    images, rank = some_images(12), torch.tensor([1, 4, 7])
+    whole = first.apply(images, 16)
+    torch.testing.assert_close(first[rank].apply(images[rank], 16), whole[rank], atol=1e-6, rtol=0)
+    torch.testing.assert_close(first[2:5].apply(images[2:5], 16), whole[2:5], atol=1e-6, rtol=0)
+
+
+def test_draws_fill_their_ranges_and_take_the_same_amount() -> None:
+    draws = Histology(scale=0.2, shift=0.1).draw(8000, seeded())
+    assert 0.8 <= draws.scale.min() < 0.801 and 1.199 < draws.scale.max() <= 1.2
+    assert -0.1 <= draws.shift.min() < -0.099 and 0.099 < draws.shift.max() <= 0.1
+    assert all(abs((draws.turns == turn).float().mean() - 0.25) < 0.02 for turn in range(4))
+    assert abs(draws.flip.float().mean() - 0.5) < 0.02
+    states = []
+    for kind in (Histology(), OFF):
+        generator = seeded(9)
+        kind.draw(8, generator)
+        states.append(generator.get_state())
+    assert torch.equal(states[0], states[1])
+
+
+@pytest.mark.parametrize("wrong", [{"turn": 1.5}, {"flip": -1}, {"scale": 2.0}, {"shift": math.inf}])
+def test_impossible_ranges_are_refused_by_name(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Histology(**wrong)
+
+
+def test_wrong_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not resize"):
+        still(2).apply(torch.zeros(2, 3, 8, 8), 4)
+    with pytest.raises(ValueError, match="floats"):
+        still(2).apply(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), 4)
+    with pytest.raises(ValueError, match="2 images but 3 draws"):
+        still(3).apply(torch.zeros(2, 3, 4, 4), 4)
+
+
+# In training
+
+
+def test_an_interrupted_run_goes_on_to_the_same_numbers(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Config(**{**tiny_settings, "augmentation": "histology", "swad": False})
+    whole = train(config, tmp_path / "whole", quiet=True)
+    step = Trainer._step
+
+    def breaks(self: Trainer, number: int) -> None:
+        if number == 4:
+            raise KeyboardInterrupt
+        step(self, number)
+
+    monkeypatch.setattr(Trainer, "_step", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", quiet=True)
+    monkeypatch.setattr(Trainer, "_step", step)
+    again = train(config, tmp_path / "broken", quiet=True)
+
+    def numbers(run: Any) -> list[dict[str, Any]]:
+        return [
+            {k: v for k, v in r.items() if k != "seconds"} for kind in ("evaluation", "test") for r in run.records(kind)
+        ]
+
+    assert numbers(again) == numbers(whole)
+    natural = train(Config(**{**tiny_settings, "swad": False}), tmp_path / "natural", quiet=True)
+    assert natural.path.name != whole.path.name and numbers(natural) != numbers(whole)

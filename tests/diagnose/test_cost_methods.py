@@ -1,0 +1,38 @@
+"""Costs of the methods: the table they are kept in, and what is counted rather than timed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from patchgen.commands.methods import step_costs
+from patchgen.diagnose.cost_methods import make_runner, measure_methods, random_batch
+from patchgen.methods import METHODS
+
+
+def test_the_kept_costs_are_of_methods_that_exist() -> None:
+    costs = step_costs()
+    assert set(costs) <= set(METHODS) and costs["lp-ln"] == pytest.approx(1, abs=0.1)
+    assert costs["lp"] < 1 < costs["full"]
+
+
+def test_parameters_are_counted_and_ratios_are_of_pairs() -> None:
+    lines: list[str] = []
+    found = measure_methods(["lp", "miro"], "tiny", image_size=28, per_domain=2, repeats=2, report=lines.append)
+    lp, miro = (found["methods"][name] for name in ("lp", "miro"))
+    assert lp["trained_parameters"] == 64 * 7 + 7 and lp["own_parameters"] == 0 < miro["own_parameters"]
+    assert miro["lowest"] <= miro["ratio"] <= miro["highest"] and len(lines) == 2
+
+
+def test_a_runner_makes_the_methods_own_step() -> None:
+    runner, batch = make_runner("gestur", "tiny", 28, lr=0.1), random_batch(2, 28)
+    before = {name: tensor.clone() for name, tensor in runner.method.predicting(runner.model).items()}  # type: ignore[union-attr]
+    runner.step(batch)
+    after = runner.method.predicting(runner.model)
+    assert after is not None and any(not torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"per_domain": 1}])
+def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="at least"):
+        measure_methods(["lp"], "tiny", image_size=28, **wrong)

@@ -1,0 +1,114 @@
+"""Intervals against scipy, temperature against a grid, calibration error and distances against their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.spatial.distance import mahalanobis
+from sklearn.covariance import LedoitWolf
+
+from patchgen.fit.calibrate import (
+    calibration_error,
+    fit_familiar,
+    fit_temperature,
+    negative_log_likelihood,
+    spread,
+)
+from patchgen.fit.expect import expect
+from patchgen.model.confidence import Confidence
+
+FOLDS = {"berlin": 0.62, "lyon": 0.71, "turin": 0.66, "graz": 0.7}
+
+
+def test_intervals_are_students() -> None:
+    found, values = expect(FOLDS), np.array(list(FOLDS.values()))
+    assert found.mean == pytest.approx(0.6725) == float(found) and found.folds == FOLDS
+    assert found.interval == pytest.approx(stats.t.interval(0.95, 3, values.mean(), stats.sem(values)))
+    # by hand: t(0.975; 3) = 3.18245, s = 0.041130, so one more site lies within 3.18245 * 0.041130 * sqrt(1.25)
+    assert values.std(ddof=1) == pytest.approx(0.041130, abs=1e-6)
+    reach = 3.182446 * 0.041130 * math.sqrt(1.25)
+    assert found.new_site == pytest.approx((0.6725 - reach, 0.6725 + reach), abs=1e-5)
+
+
+def test_intervals_stay_within_shares_and_need_two_sites() -> None:
+    assert expect({"a": 0.2, "b": 0.9}).new_site == (0.0, 1.0)
+    alone = expect({"a": 0.5})
+    assert alone.interval is None and alone.new_site is None and "no interval" in str(alone)
+
+
+def test_a_new_site_lies_inside_as_often_as_is_said() -> None:
+    rng, hits = np.random.default_rng(0), 0
+    for draw in rng.normal(0.6, 0.05, (2000, 5)):
+        low, high = expect(dict(zip("abcd", draw[:4], strict=True))).new_site or (1, 0)
+        hits += low <= draw[4] <= high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.fixture
+def logits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels drawn from softmax(z), logits three times as sure: (400, 4)."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(400, 4, generator=generator, dtype=torch.double) * 1.5
+    label = torch.multinomial(z.softmax(1), 1, generator=generator)[:, 0]
+    return 3 * z, label
+
+
+def test_temperature_is_the_best_of_a_grid(logits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    found = fit_temperature(*logits)
+    grid = np.exp(np.linspace(math.log(0.1), math.log(10), 2001))
+    losses = [negative_log_likelihood(*logits, temperature) for temperature in grid]
+    assert found == pytest.approx(grid[int(np.argmin(losses))], rel=0.003)
+    assert found == pytest.approx(3, rel=0.2)
+    assert calibration_error((logits[0] / found).softmax(1), logits[1]) < 0.05
+    assert calibration_error(logits[0].softmax(1), logits[1]) > 0.1
+
+
+def test_temperature_claims_no_certainty_without_mistakes() -> None:
+    assert fit_temperature(torch.eye(3) * 5, torch.arange(3)) == 1.0
+
+
+def test_calibration_error_by_its_definition(logits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    probabilities, label = logits[0].softmax(1).numpy(), logits[1].numpy()
+    confidence, right, total = probabilities.max(1), probabilities.argmax(1) == label, 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence > low) & (confidence <= low + 1 / 15)
+        if inside.any():
+            total += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert calibration_error(torch.from_numpy(probabilities), logits[1]) == pytest.approx(total, abs=1e-9)
+
+
+def test_distances_are_mahalanobis_to_the_nearest_class() -> None:
+    rng = np.random.default_rng(1)
+    label = np.repeat([0, 2], 150)  # class 1 has no training image
+    features = rng.normal(0, [1, 3, 0.5], (300, 3)) + np.array([[4, 0, 0], [-4, 0, 2]])[label // 2]
+    held_out = rng.normal(0, [1, 3, 0.5], (200, 3)) + np.array([4, 0, 0])
+    familiar = fit_familiar(torch.from_numpy(features), torch.from_numpy(label), torch.from_numpy(held_out))
+    centres = np.stack([features[label == c].mean(0) for c in (0, 2)])
+    within = features - centres[label // 2]
+    precision = np.linalg.inv(LedoitWolf(assume_centered=True).fit(within).covariance_)
+    expected = [min(mahalanobis(x, c, precision) for c in centres) for x in held_out]
+    np.testing.assert_allclose(familiar.distance(torch.from_numpy(held_out)).numpy(), expected, rtol=1e-4)
+    assert 0 <= sum(familiar.unlike(torch.from_numpy(held_out))) <= 2  # 1 % of 200
+    assert familiar.unlike(torch.tensor([[0.0, 0.0, 40.0], [4.0, 0.0, 0.0]])) == [True, False]
+
+
+def test_features_without_spread_do_not_break_it() -> None:
+    features = torch.zeros(20, 3, dtype=torch.double)
+    familiar = fit_familiar(features, torch.arange(20) % 2, features)
+    assert familiar.unlike(features[:2]) == [False, False] and familiar.unlike(features[:1] + 1) == [True]
+
+
+def test_probabilities_are_tempered() -> None:
+    logits = torch.tensor([[2.0, 0.0]])
+    assert Confidence(2.0).probabilities(logits)[0, 0] == pytest.approx(1 / (1 + math.exp(-1)))
+
+
+def test_spread_takes_the_same_of_each_part() -> None:
+    parts = [np.arange(100), np.arange(100, 105), np.arange(200, 300)]
+    found = spread(parts, 30, seed=1)
+    assert [((found >= a) & (found < a + 100)).sum() for a in (0, 100, 200)] == [10, 5, 10]
+    assert len(set(found.tolist())) == 25

@@ -1,0 +1,73 @@
+"""Rows 2.1 to 2.4 as methods: the right selector, the right terms, one start for all, and runs that can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.config import preset_settings
+from patchgen.methods import METHODS
+from patchgen.methods.ablation import OtherSelector
+from patchgen.model.losses import cross_entropy, mask_suppression
+
+ROWS = ("ablation-static", "ablation-channel", "ablation-attention", "ablation-attention-ms")
+
+
+def test_all_rows_are_registered() -> None:
+    assert tuple(name for name, method in METHODS.items() if issubclass(method, OtherSelector)) == ROWS
+    assert all(METHODS[name].pool == "patchgen" and METHODS[name].tune == "layernorm" for name in ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_terms(name: str, scene: Callable[..., Any]) -> None:
+    here = scene(name, lambda_ms=0.5, tau=0.6)
+    with torch.no_grad():
+        out = here.forward()
+        found = here.method.losses(out, here.batch)
+    assert list(found) == (["main", "L_ms"] if name == "ablation-attention-ms" else ["main"])
+    assert torch.equal(found["main"], cross_entropy(out.logits, here.batch.label))
+    if "L_ms" in found:
+        weak = out.mask[out.mask < 0.6]
+        assert float(found["L_ms"]) == pytest.approx(0.5 * float(weak.mean()), rel=1e-5)
+        assert float(found["L_ms"]) == pytest.approx(0.5 * float(mask_suppression(out.mask, 0.6)))
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_reach_the_selector_the_head_and_the_tuned_backbone(name: str, scene: Callable[..., Any]) -> None:
+    here = scene(name)
+    reached, _ = here.reached(here.method.losses(here.forward(), here.batch)["main"])
+    parts = {tensor.split(".")[0] for tensor in reached}
+    assert parts == {"backbone", "select", "head"}
+    own = {n for n, p in here.model.select.named_parameters() if p.requires_grad}
+    assert {f"select.{n}" for n in own} <= reached
+
+
+def test_rows_of_a_seed_begin_with_the_same_head_gate_and_refinement(scene: Callable[..., Any]) -> None:
+    states = [scene(name, seed=4).model.state_dict() for name in ("patchgen", *ROWS)]
+    for name in ("head.weight", "select.gate.0.weight", "select.refine.1.weight"):
+        assert all(torch.equal(states[0][name], other[name]) for other in states)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_small_preset_takes_the_modules_rate(name: str) -> None:
+    assert preset_settings("small", name)["lr"] == preset_settings("small", "patchgen")["lr"] == 1e-3
+    assert "lr" not in preset_settings("paper", name)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_run_predicts_what_it_recorded(name: str, tiny_run: Callable[..., Any], image_folder: Path) -> None:
+    from patchgen.explain import Prediction, load_run
+
+    run = tiny_run(name, steps=3)
+    model = load_run(run.path)
+    assert type(model.model.select) is METHODS[name].selector  # type: ignore[attr-defined]
+    paths = sorted((image_folder / "studio").rglob("*.png"))
+    found = [one.label for one in model.predict(paths) if isinstance(one, Prediction)]
+    right = [label == path.parent.name for label, path in zip(found, paths, strict=True)]
+    test = next(record for record in run.records("test") if record["checkpoint"] == "selected")
+    assert sum(right) / len(right) == pytest.approx(test["all"]["accuracy"])
+    assert model.explain(paths[0]).mask.shape == (4, 4)

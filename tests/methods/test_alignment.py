@@ -1,0 +1,180 @@
+"""CORAL and MMD against loops over entries and pairs, where their values are known, and where their gradients go.
+
+At the end: what these and the other methods on features say spans the devices of a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.methods import make_method
+from patchgen.methods.alignment import GAMMAS, domain_features, kernel_distance, moment_distance
+
+
+def points(rows: int, seed: int, dim: int = 3) -> Tensor:
+    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def moments_by_hand(one: Tensor, other: Tensor) -> float:
+    def moments(x: list[list[float]]) -> tuple[list[float], list[list[float]]]:
+        n, dim = len(x), len(x[0])
+        mean = [sum(row[j] for row in x) / n for j in range(dim)]
+        cov = [
+            [sum((row[i] - mean[i]) * (row[j] - mean[j]) for row in x) / (n - 1) for j in range(dim)]
+            for i in range(dim)
+        ]
+        return mean, cov
+
+    (m, c), (m2, c2), dim = moments(one.tolist()), moments(other.tolist()), one.shape[1]
+    means = sum((a - b) ** 2 for a, b in zip(m, m2, strict=True)) / dim
+    return means + sum((c[i][j] - c2[i][j]) ** 2 for i in range(dim) for j in range(dim)) / dim**2
+
+
+def kernels_by_hand(one: Tensor, other: Tensor) -> float:
+    def mean(a: list[list[float]], b: list[list[float]]) -> float:
+        apart = [sum((p - q) ** 2 for p, q in zip(x, y, strict=True)) for x in a for y in b]
+        return sum(math.exp(-gamma * d) for d in apart for gamma in (1e-3, 1e-2, 1e-1, 1, 10, 100, 1e3)) / len(apart)
+
+    a, b = one.tolist(), other.tolist()
+    return mean(a, a) + mean(b, b) - 2 * mean(a, b)
+
+
+CASES = [(moment_distance, moments_by_hand), (kernel_distance, kernels_by_hand)]
+
+
+@pytest.mark.parametrize(("distance", "by_hand"), CASES)
+def test_distances_equal_loops(distance: Callable[..., Tensor], by_hand: Callable[..., float]) -> None:
+    one, other = points(5, 0), 0.5 * points(4, 1) + 1
+    assert float(distance(one, other)) == pytest.approx(by_hand(one, other), rel=1e-9)
+    assert float(distance(one, other)) == pytest.approx(float(distance(other, one)), rel=1e-9)
+
+
+@pytest.mark.parametrize("distance", [moment_distance, kernel_distance])
+def test_equal_sets_are_not_apart(distance: Callable[..., Tensor]) -> None:
+    x = points(6, 0)
+    assert float(distance(x, x[torch.randperm(6)])) == pytest.approx(0, abs=1e-12)
+
+
+def test_coral_of_shifted_sets_is_the_shift_squared() -> None:
+    x, shift = points(6, 0), torch.tensor([3.0, -1.0, 0.5], dtype=torch.float64)
+    assert float(moment_distance(x, x + shift)) == pytest.approx((9 + 1 + 0.25) / 3)
+    assert float(moment_distance(torch.zeros(1, 3), torch.ones(1, 3))) == 1  # no covariance of one sample
+
+
+def test_mmd_of_two_points_and_of_sets_far_apart() -> None:
+    one, other = torch.zeros(1, 1), torch.full((1, 1), 2.0)
+    assert float(kernel_distance(one, other)) == pytest.approx(14 - 2 * sum(math.exp(-4 * g) for g in GAMMAS))
+    assert float(kernel_distance(one, torch.full((1, 1), 1e4))) == pytest.approx(14)
+
+
+@pytest.mark.parametrize("first", ["", "patchgen+"])
+@pytest.mark.parametrize(("name", "by_hand"), [("coral", moments_by_hand), ("mmd", kernels_by_hand)])
+def test_the_term(name: str, by_hand: Callable[..., float], first: str, scene: Callable[..., Any]) -> None:
+    s = scene(f"{first}{name}", hparams={name: 0.3})
+    out = s.forward()
+    found = s.method.losses(out, s.batch)
+    assert list(found)[-1] == f"L_{name}" and ("L_conf" in found) == bool(first)
+    x = out.features.detach().double()
+    assert float(found[f"L_{name}"].detach()) == pytest.approx(0.3 * by_hand(x[:3], x[3:]), rel=1e-3)
+    model, own = s.reached(found[f"L_{name}"])
+    assert model and not own and not any(tensor.startswith("head.") for tensor in model)
+    assert {tensor.split(".")[0] for tensor in model} == ({"backbone", "select"} if first else {"backbone"})
+
+
+def test_three_domains_give_the_mean_of_three_pairs(scene: Callable[..., Any]) -> None:
+    s = scene("coral")
+    domain = torch.tensor([5, 1, 9, 1, 9, 5])
+    batch = type(s.batch)(s.batch.image, s.batch.label, domain, s.batch.index)
+    out = s.forward()
+    groups = domain_features(out, batch)
+    assert [g.shape[0] for g in groups] == [2, 2, 2] and torch.equal(groups[0], out.features[[1, 3]])
+    pairs = [moments_by_hand(a.detach(), b.detach()) for a, b in itertools.combinations(groups, 2)]
+    assert float(s.method.losses(out, batch)["L_coral"].detach()) == pytest.approx(sum(pairs) / 3, rel=1e-3)
+
+
+def test_one_domain_is_compared_with_nothing(scene: Callable[..., Any]) -> None:
+    s = scene("mmd")
+    alone = type(s.batch)(s.batch.image, s.batch.label, torch.zeros_like(s.batch.domain), s.batch.index)
+    assert float(s.method.losses(s.forward(), alone)["L_mmd"].detach()) == 0
+
+
+@pytest.mark.parametrize("name", ["coral", "lp+mmd", "dann", "lp+cdann"])
+def test_features_that_cannot_move_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="nothing can move them; choose --tune layernorm"):
+        make_method(Config("photos", "site_c", method=name, tune="head"))
+    make_method(Config("photos", "site_c", method=f"patchgen+{name.split('+')[-1]}", tune="head"))
+
+
+@pytest.mark.parametrize("name", ["coral", "patchgen+coral", "mmd", "patchgen+mmd"])
+def test_a_run(name: str, tiny_run: Callable[..., Any]) -> None:
+    values = tiny_run(name, steps=2).records("evaluation")[-1]["train"]
+    assert values[f"L_{name.removeprefix('patchgen+')}"] > 0
+
+
+# Several devices
+
+WORK = """
+import os
+import sys
+import torch
+from safetensors.torch import save_file
+from torch import distributed as dist
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model
+
+
+def gradients(rows):
+    settings = Config("photos", "site_c", backbone="tiny", image_size=28, method="mdsdi+coral+mmd+cdann+mtl",
+                      hparams={"penalty": 0.5, "meta": 0.0})
+    method = make_method(settings)
+    model = build_model(settings, method, 3)
+    torch.manual_seed(0)
+    method.sources = (0, 2)
+    method.setup(model)
+    image = torch.randn(8, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    label, domain = torch.tensor([0, 1, -1, -1, 2, 1, 0, -1]), torch.tensor([0, 0, 0, 0, 2, 2, 2, 2])
+    batch = Batch(image[rows], label[rows], domain[rows], torch.tensor(rows))
+    sum(method.losses(model(batch.image), batch).values()).backward()
+    named = [*model.named_parameters(), *method.named_parameters(prefix="method")]
+    return {name: tensor.grad for name, tensor in named if tensor.grad is not None} | {"sums": method.sums}
+
+
+if __name__ == "__main__":
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank])
+    for tensor in found.values():  # what DDP does with the model's and the step with the method's
+        dist.all_reduce(tensor)
+        tensor /= 2
+    if rank == 0:
+        save_file(found, f"{folder}/found.safetensors")
+    dist.barrier()
+    os._exit(0)  # the work is saved; gloo's threads may abort an interpreter that ends in the usual way
+"""
+
+
+def test_two_devices_have_the_gradients_of_one(tmp_path: Path) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    command = [sys.executable, str(tmp_path / "work.py")]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+    space: dict[str, Any] = {"__name__": "work"}
+    exec(WORK, space)
+    wanted, found = space["gradients"](list(range(8))), load_file(tmp_path / "found.safetensors")
+    assert found.keys() == wanted.keys() and any(name.startswith("method.discriminator") for name in found)
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=1e-6)

@@ -1,0 +1,263 @@
+"""CLIP and CoOp against transformers' own CLIP, with a small random one in a folder."""
+
+from __future__ import annotations
+
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.explain import load_run
+from patchgen.methods import Method, make_method
+from patchgen.model.checkpoint import build_model
+from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.clip import ClipHead, TextTower
+from patchgen.train.optim import make_optimizer
+from patchgen.train.records import load_tensors
+from patchgen.train.step import PlainStep
+
+CLASSES = ("circle", "cross", "round_square")
+WORDS = ("circle", "cross", "round square")
+VECTORS = "head.sentences.vectors"
+
+
+def write_clip(folder: Path) -> Path:
+    """A CLIP of two small towers, and a tokenizer that knows letters: no word is longer than it looks."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    symbols = [*string.ascii_lowercase, ".", "<|startoftext|>", "<|endoftext|>"]
+    vocab = {name: i for i, name in enumerate([*(s + "</w>" for s in symbols[:27]), *symbols])}
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    ends = {"bos_token_id": vocab["<|startoftext|>"], "eos_token_id": vocab["<|endoftext|>"]}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={**small, **ends, "vocab_size": len(vocab), "max_position_embeddings": 40},
+        vision_config={**small, "hidden_size": 48, "image_size": 56, "patch_size": 14},
+        projection_dim=24,
+    )
+    model = CLIPModel(config)
+    with torch.no_grad():  # as it comes, all sentences are nearly the same
+        for name, tensor in model.named_parameters():
+            if "embedding" in name or "projection" in name:
+                tensor.normal_(std=0.5)
+    model.save_pretrained(folder)
+    CLIPTokenizer(vocab=vocab, merges=[]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))
+
+
+def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]:
+    config = Config("photos", "site_c", image_size=56, method=method, backbone=str(folder), **changes)
+    chosen = make_method(config)
+    chosen.class_names = CLASSES
+    return chosen, build_model(config, chosen, 3)
+
+
+def images() -> Tensor:
+    return torch.randn(4, 3, 56, 56, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def by_transformers(folder: Path, texts: list[str]) -> Tensor:
+    """(4, C) logits of the whole CLIPModel."""
+    from transformers import CLIPModel, CLIPTokenizer
+
+    model, tokenizer = CLIPModel.from_pretrained(folder).eval(), CLIPTokenizer.from_pretrained(folder)
+    found = model(pixel_values=images(), **tokenizer(texts, padding=True, return_tensors="pt"))
+    logits: Tensor = found.logits_per_image
+    return logits
+
+
+# Logits
+
+
+def test_zero_shot_logits_are_those_of_transformers(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "clip")
+    expected = by_transformers(clip_folder, [f"a photo of a {word}." for word in WORDS])
+    assert expected.std(1).min() > 0.1  # the classes differ
+    torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prompt", ["a photo of a", "drawing"])
+def test_vectors_of_written_words_give_the_written_prompts_logits(prompt: str, clip_folder: Path) -> None:
+    expected = by_transformers(clip_folder, [f"{prompt} {word}." for word in WORDS])
+    letters = len(prompt.replace(" ", ""))
+    _, model = made(clip_folder, "coop", hparams={"context": letters})
+    sentences: Any = model.head.sentences
+    words = sentences.tower.model.embeddings.token_embedding.weight
+    ids = sentences.tower.tokens([prompt])[0, 1:-1]
+    assert len(ids) == letters
+    with torch.no_grad():
+        sentences.vectors.copy_(words[ids])
+        torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)  # with gradients too
+
+
+def test_the_first_vectors_are_sixteen_and_small(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "coop")
+    vectors = trained_tensors(model)[VECTORS]
+    assert vectors.shape == (16, 32) and 0.017 < float(vectors.detach().std()) < 0.023
+    assert torch.equal(vectors, trained_tensors(made(clip_folder, "coop")[1])[VECTORS])  # by the seed
+
+
+def test_half_precision_leaves_the_cosines_alone(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "clip")
+    features = model.read(images())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model.head(features)
+    assert found.dtype == torch.float32 and torch.equal(found, model.head(features))
+
+
+# What is computed, and what learns
+
+
+def test_zero_shot_keeps_no_text_tower(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "clip")
+    assert not any(isinstance(module, TextTower) for module in model.modules())
+    assert trained_tensors(model) == {} and isinstance(model.head, ClipHead)
+    assert (model.head.in_features, model.head.out_features) == (48, 3)
+
+
+def test_sentences_are_read_once_while_the_vectors_stay(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "coop")
+    tower: Any = model.head.sentences.tower
+    calls: list[int] = []
+    tower.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    features = model.read(images())
+    with torch.no_grad():
+        first, again = model.classify(features).logits, model.classify(features).logits
+    assert len(calls) == 1 and torch.equal(first, again)
+    optimizer = torch.optim.Adam(trained_tensors(model).values(), lr=0.1)
+    model.classify(features).logits.square().sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        moved = model.classify(features).logits
+    assert len(calls) == 3 and not torch.allclose(moved, first, atol=1e-3)
+    torch.testing.assert_close(moved, model.classify(features).logits.detach())
+
+
+@pytest.mark.parametrize("tune", [None, "layernorm"])
+def test_gradients_reach_the_vectors_and_what_is_tuned(tune: Any, clip_folder: Path) -> None:
+    method, model = made(clip_folder, "coop", tune=tune)
+    batch = Batch(images(), torch.tensor([0, 1, 2, -1]), torch.zeros(4), torch.arange(4))
+    sum(method.losses(model(batch.image), batch).values()).backward()  # type: ignore[union-attr]
+    norms = {f"backbone.{name}" for name, _ in model.backbone.named_parameters() if "norm" in name}
+    wanted = {VECTORS} | (norms if tune else set())
+    assert {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()} == wanted
+    assert set(trained_tensors(model)) == wanted
+
+
+def test_the_tower_stays_in_eval_mode(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "coop")
+    assert not any(module.training for module in model.train().head.sentences.tower.modules())
+
+
+# Runs
+
+
+def test_a_zero_shot_run_trains_nothing_and_predicts(
+    clip_folder: Path, tiny_run: Callable[..., Any], image_folder: Path
+) -> None:
+    run = tiny_run("clip", backbone=str(clip_folder))
+    first, *later = run.records("evaluation")
+    assert later and all(record["validation"] == first["validation"] for record in later)
+    for checkpoint in ("selected", "swad"):
+        assert load_tensors(run.checkpoint(checkpoint))[0] == {}
+    found = list(load_run(run.path).predict(sorted(image_folder.rglob("studio/*/00.png"))))
+    assert len({tuple(p.probabilities) for p in found}) == 3
+
+
+def test_only_steps_before_an_evaluation_look_at_a_batch(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, model = made(clip_folder, "clip", steps=10, eval_every=4)
+    batch = Batch(images(), torch.tensor([0, 1, 2, -1]), torch.zeros(4), torch.arange(4))
+    noted: list[tuple[int, dict[str, Tensor]]] = []
+    optimizer = make_optimizer(model, method.config, method)
+    for number in range(10):
+        step = PlainStep(method, model, optimizer, batch, number)
+        monkeypatch.setattr(step, "note", lambda values, number=number: noted.append((number, values)))
+        step.take()
+    assert [number for number, _ in noted] == [0, 4, 8, 9]
+    expected = torch.nn.functional.cross_entropy(model(batch.image).logits[:3], batch.label[:3])
+    torch.testing.assert_close(noted[0][1]["main"], expected)
+
+
+@pytest.mark.parametrize("name", ["clip", "coop", "coop+sma"])
+def test_an_interrupted_run_ends_in_the_same_numbers(
+    name: str, clip_folder: Path, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Any
+) -> None:
+    settings = {"backbone": str(clip_folder), "augment": name == "clip"}
+    assert same_run(interrupted(method=name, **settings), tiny_run(name, **settings))
+
+
+@pytest.mark.parametrize("tune", ["head", "layernorm"])
+def test_a_coop_run_learns_its_vectors_and_predicts(
+    tune: str, clip_folder: Path, tiny_run: Callable[..., Any], image_folder: Path
+) -> None:
+    run = tiny_run("coop", backbone=str(clip_folder), tune=tune)
+    tensors, facts = load_tensors(run.checkpoint("swad"))
+    assert (set(tensors) == {VECTORS}) == (tune == "head") and facts["classes"] == ["circle", "cross", "square"]
+    predictor = load_run(run.path, "swad")
+    assert torch.equal(trained_tensors(predictor.model)[VECTORS], tensors[VECTORS])
+    assert len(list(predictor.predict(sorted(image_folder.rglob("studio/*/00.png"))))) == 3
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", ["clip", "coop"])
+def test_another_backbone_is_refused(name: str) -> None:
+    method = make_method(Config("photos", "site_c", image_size=56, method=name, backbone="tiny"))
+    method.class_names = CLASSES
+    with pytest.raises(ValueError, match="backbone 'tiny' is a dinov2_with_registers: choose --backbone clip-b16"):
+        build_model(method.config, method, 3)
+
+
+def test_a_folder_without_text_tower_or_tokenizer_is_refused(clip_folder: Path, tmp_path: Path) -> None:
+    from transformers import CLIPVisionModel
+
+    shutil.copytree(clip_folder, tmp_path / "no-words", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ValueError, match=r"no-words has no tokenizer: put CLIP's tokenizer\.json"):
+        made(tmp_path / "no-words", "clip")
+    CLIPVisionModel.from_pretrained(clip_folder).save_pretrained(tmp_path / "vision")
+    for file in clip_folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "vision")
+    with pytest.raises(ValueError, match="vision (is no whole CLIP|cannot be read as a whole CLIP)"):
+        made(tmp_path / "vision", "clip")
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"method": "coop", "hparams": {"context": 0}}, "context is a whole number of vectors, at least 1, not 0"),
+        ({"method": "coop", "hparams": {"context": 2.5}}, "context is a whole number of vectors, at least 1, not 2.5"),
+        ({"method": "coop", "task": "mdg_gcd"}, "reads the name of every class, and task 'mdg_gcd' hides some"),
+        ({"method": "coop", "pool": "mean"}, "reads what CLIP projects: leave out --pool"),
+        ({"method": "clip", "tune": "layernorm"}, "'clip' trains nothing: leave out --tune"),
+        ({"method": "clip+lreg"}, "'clip' trains nothing"),
+        ({"method": "clip", "devices": 2}, "'clip' trains nothing"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(Config("photos", "site_c", **settings))
+
+
+def test_names_are_needed_and_may_not_be_too_long(clip_folder: Path) -> None:
+    config = Config("photos", "site_c", image_size=56, method="coop", backbone=str(clip_folder))
+    with pytest.raises(ValueError, match="'coop' needs names: set `class_names`"):
+        build_model(config, make_method(config), 3)
+    method = make_method(config)
+    method.class_names = ("a", "b" * 30)
+    with pytest.raises(ValueError, match="at most 40 tokens; 'b+\\.' with 16 learned vectors has 49"):
+        build_model(config, method, 2)

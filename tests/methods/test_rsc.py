@@ -1,0 +1,108 @@
+"""RSC: which features are muted and in which images, by loops, and what of the losses then sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchgen.config import Config
+from patchgen.methods import make_method
+from patchgen.methods.rsc import kept_features
+from patchgen.model.losses import cross_entropy
+
+
+def kept_by_hand(x: Tensor, target: list[int], head: nn.Module, part: float, images: float) -> Tensor:
+    def probability(row: Tensor, y: int) -> float:
+        scores = [math.exp(float((w @ row + b).detach())) for w, b in zip(head.weight, head.bias, strict=True)]
+        return scores[y] / sum(scores)
+
+    muted, falls = [], []
+    for row, y in zip(x.detach(), target, strict=True):
+        leaf = row.clone().requires_grad_()
+        [slope] = torch.autograd.grad((head.weight @ leaf + head.bias)[y], leaf)
+        order = sorted(range(len(row)), key=lambda j: -float(slope[j]))
+        keep = torch.ones(len(row))
+        keep[order[: round(part * len(row))]] = 0
+        muted.append(keep)
+        falls.append(probability(row, y) - probability(row * keep, y))
+    hit = sorted(range(len(x)), key=lambda i: -falls[i])[: round(images * len(x))]
+    return torch.stack([muted[i] if i in hit else torch.ones(x.shape[1]) for i in range(len(x))])
+
+
+@pytest.mark.parametrize(("part", "images"), [(0.3333, 0.3333), (0.5, 0.6), (1.0, 1.0), (0.0, 1.0), (1.0, 0.0)])
+def test_muting_equals_its_definition(part: float, images: float) -> None:
+    torch.manual_seed(0)
+    head, x, target = nn.Linear(9, 3), torch.randn(6, 9), [0, 2, 1, 1, 0, 2]
+    kept = kept_features(x, torch.tensor(target), head, part, images)
+    assert torch.equal(kept, kept_by_hand(x, target, head, part, images))
+    assert int((kept == 0).sum()) == round(9 * part) * round(6 * images)
+    assert not kept.requires_grad
+
+
+@pytest.mark.parametrize("first", ["", "patchgen+"])
+def test_the_loss_reads_the_muted_features(first: str, scene: Callable[..., Any]) -> None:
+    s = scene(f"{first}rsc", hparams={"rsc_features": 0.25, "rsc_samples": 0.5})
+    out = s.forward()
+    found = s.method.losses(out, s.batch)
+    target = [0, 2, 2, 1, 0, int(out.logits[5].argmax())]
+    kept = kept_by_hand(out.features, target, s.model.head, 0.25, 0.5)
+    logits = s.model.head(out.features * kept)
+    torch.testing.assert_close(found["main"], cross_entropy(logits, s.batch.label))
+    assert float((found["main"] - cross_entropy(out.logits, s.batch.label)).detach().abs()) > 1e-4
+    if first:
+        p = logits.softmax(1)[range(6), [*target[:5], int(logits[5].argmax())]]
+        torch.testing.assert_close(found["L_conf"], -p.mean())
+
+
+def test_the_gradient_goes_around_what_is_muted(scene: Callable[..., Any]) -> None:
+    s = scene("rsc", hparams={"rsc_features": 0.25, "rsc_samples": 1.0})
+    out = s.forward()
+    x = out.features.detach().requires_grad_()
+    s.method.losses(out._replace(features=x), s.batch)["main"].backward()
+    kept = kept_by_hand(x[:5], s.batch.label[:5].tolist(), s.model.head, 0.25, 1.0)
+    assert torch.equal(x.grad[:5] != 0, kept == 1)
+    assert not x.grad[5].any()  # without a label there is no cross-entropy
+
+
+def test_gradients_reach_the_whole_model(scene: Callable[..., Any]) -> None:
+    s = scene("rsc")
+    model, own = s.reached(s.method.losses(s.forward(), s.batch)["main"])
+    assert {"head.weight", "head.bias"} < model and any(tensor.startswith("backbone.") for tensor in model)
+    assert own == set() and not s.method.state_dict()
+
+
+def test_shares_of_zero_are_plain_cross_entropy(scene: Callable[..., Any]) -> None:
+    s = scene("rsc", hparams={"rsc_features": 0.0})
+    out = s.forward()
+    torch.testing.assert_close(s.method.losses(out, s.batch)["main"], cross_entropy(out.logits, s.batch.label))
+
+
+@pytest.mark.parametrize(
+    ("name", "hparams", "rule"),
+    [
+        ("rsc", {"rsc_samples": 1.5}, "rsc_samples is a share from 0 to 1, not 1.5"),
+        ("rsc+groupdro", {}, "what Rsc does to the logits would be lost behind GroupDro; name Rsc after it"),
+        ("rsc+mixup", {}, "name Rsc after it"),
+    ],
+)
+def test_settings_that_do_not_fit(name: str, hparams: dict[str, float], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(Config("photos", "site_c", method=name, hparams=hparams))
+
+
+def test_a_head_that_is_not_linear_is_refused(scene: Callable[..., Any]) -> None:
+    s = scene("lp-ln")
+    s.model.add_module("head", nn.Sequential(s.model.head))
+    for name in ("rsc", "mtl"):
+        with pytest.raises(ValueError, match=f"method '{name}' needs a linear head.*brought Sequential"):
+            make_method(Config("photos", "site_c", method=name)).setup(s.model)
+
+
+@pytest.mark.parametrize("name", ["rsc", "patchgen+rsc", "patchgen+mtl+rsc"])
+def test_a_run(name: str, tiny_run: Callable[..., Any]) -> None:
+    assert tiny_run(name, steps=2, dropout=0.1).records("evaluation")[-1]["train"]["main"] > 0

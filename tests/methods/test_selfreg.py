@@ -1,0 +1,96 @@
+"""SelfReg: its bracket by loops, orders that stay within classes, the projector, and the factor in front."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Beta
+
+from patchgen.methods.selfreg import contrast, projector, shuffle_within_classes
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_bracket_equals_loops(share: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, x, p = (torch.randn(4, n, generator=g) for n in (3, 5, 5))
+    one, other = [2, 3, 0, 1], [0, 1, 2, 3]
+
+    def squares(a: torch.Tensor, b: list[torch.Tensor]) -> float:
+        return sum(float((a[i][j] - b[i][j]) ** 2) for i in range(4) for j in range(a.shape[1])) / a.numel()
+
+    def mixed(values: torch.Tensor) -> list[torch.Tensor]:
+        return [share * values[one[i]] + (1 - share) * values[other[i]] for i in range(4)]
+
+    alone = squares(logits, [logits[i] for i in one]) + 0.3 * squares(x, [p[i] for i in one])
+    together = squares(logits, mixed(logits)) + 0.3 * squares(x, mixed(p))
+    found = contrast(logits, x, p, torch.tensor(one), torch.tensor(other), share)
+    assert float(found) == pytest.approx(share * alone + (1 - share) * together, rel=1e-5)
+
+
+def test_equal_images_of_a_class_feel_no_pull() -> None:
+    logits, x = torch.tensor([[1.0, 2.0]]).repeat(3, 1), torch.tensor([[0.5, 1.0, 2.0]]).repeat(3, 1)
+    order = torch.tensor([1, 2, 0])
+    assert float(contrast(logits, x, x, order, order.flip(0), 0.4)) == pytest.approx(0, abs=1e-12)
+
+
+def test_orders_keep_the_class_and_take_each_image_once() -> None:
+    torch.manual_seed(0)
+    target = torch.tensor([2, 0, 2, 1, 0, 2, 0, 2])
+    seen = set()
+    for _ in range(60):
+        order = shuffle_within_classes(target)
+        assert torch.equal(target[order], target) and sorted(order.tolist()) == list(range(8))
+        seen.add(tuple(order.tolist()))
+    assert len(seen) > 40  # of 4! 3! 1! = 144
+
+
+def test_the_projector() -> None:
+    layers = list(projector(8))
+    assert [type(layer) for layer in layers] == [
+        nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear, nn.BatchNorm1d,
+    ]  # fmt: skip
+    assert [m.out_features for m in layers if isinstance(m, nn.Linear)] == [16, 16, 8]
+    assert not list(projector(8).buffers())
+    assert projector(2048)[0].out_features == 2048
+
+
+@pytest.mark.parametrize("first", ["", "patchgen+"])
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_the_term(first: str, scale: float, scene: Callable[..., Any]) -> None:
+    s = scene(f"{first}selfreg")
+    out = s.forward()
+    out = out._replace(logits=scale * (out.logits + 1 - 2 * nn.functional.one_hot(s.batch.label.clamp(min=0), 3)))
+    torch.manual_seed(7)
+    found = s.method.losses(out, s.batch)
+    target = torch.where(s.batch.label < 0, out.logits.argmax(1), s.batch.label)
+    torch.manual_seed(7)
+    one, other = shuffle_within_classes(target), shuffle_within_classes(target)
+    share = float(Beta(0.5, 0.5).sample())
+    pull = contrast(out.logits, out.features, s.method.projector(out.features), one, other, share)
+    factor = min(float(found["main"].detach()), 1.0)
+    assert (factor == 1.0) == (scale > 1 or float(found["main"].detach()) >= 1)
+    torch.testing.assert_close(found["L_selfreg"], factor * pull)
+    assert list(found)[-1] == "L_selfreg" and ("L_conf" in found) == bool(first)
+
+
+def test_gradients_reach_all_but_the_heads_bias(scene: Callable[..., Any]) -> None:
+    s = scene("selfreg")
+    torch.manual_seed(1)  # an order that moves something
+    model, own = s.reached(s.method.losses(s.forward(), s.batch)["L_selfreg"])
+    # a bias is the same for both sides of a difference of logits; BatchNorm takes out the one in front of it
+    assert "head.weight" in model and any(tensor.startswith("backbone.") for tensor in model)
+    assert {f"projector.{i}.weight" for i in (0, 1, 3, 4, 6, 7)} <= own
+    assert s.method.rates() == [(s.method.projector, s.method.config.lr)]
+
+
+@pytest.mark.parametrize("name", ["selfreg", "patchgen+selfreg"])
+def test_an_interrupted_run_ends_the_same(
+    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
+) -> None:
+    whole = tiny_run(name)
+    assert whole.records("evaluation")[-1]["train"]["L_selfreg"] > 0
+    assert same_run(whole, interrupted(method=name))

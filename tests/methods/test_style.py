@@ -1,0 +1,240 @@
+"""MixStyle and SagNet: statistics by hand, the places they work at, and passes that they leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import Method, make_method
+from patchgen.methods.style import StyleHead, mix_style, statistics, swap_content
+from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.checkpoint import build_model, build_on
+from patchgen.model.classifier import Classifier
+from patchgen.model.convert import Loaded, build
+
+CONV = {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}
+ORDER = torch.tensor([2, 0, 1])
+SHARE = torch.tensor([0.3, 1.0, 0.0])
+
+
+def positions() -> Tensor:
+    return 3 * torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
+
+
+def convolutional(method: str, **changes: Any) -> tuple[Method, Classifier, Batch]:
+    """A method set up on a small ResNet, with a batch."""
+    config = Config("photos", "site_c", image_size=64, method=method, **changes)
+    torch.manual_seed(3)
+    backbone = Backbone(Loaded(build("resnet", CONV)), Origin("small", "small"))
+    chosen = make_method(config)
+    model = build_on(backbone, config, chosen, 3)
+    chosen.setup(model)
+    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    return chosen, model, Batch(images, torch.tensor([0, 1, 2, -1]), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+
+
+def outputs(module: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
+    """What a module says while `run` runs, behind all hooks that were there before."""
+    said: list[Tensor] = []
+    handle = module.register_forward_hook(lambda module, inputs, output: said.append(output))
+    run()
+    handle.remove()
+    return said
+
+
+# Statistics
+
+
+def test_mixed_styles_are_those_of_a_loop() -> None:
+    x = positions()
+    found = mix_style(x, ORDER, SHARE, learn_statistics=False)
+    for i, (j, own) in enumerate(zip(ORDER.tolist(), SHARE.tolist(), strict=True)):
+        for channel in range(4):
+            mine, theirs = x[i, :, channel], x[j, :, channel]
+            mean = own * float(mine.mean()) + (1 - own) * float(theirs.mean())
+            deviation = own * float(mine.std(correction=0)) + (1 - own) * float(theirs.std(correction=0))
+            expected = (mine - mine.mean()) / mine.std(correction=0) * deviation + mean
+            torch.testing.assert_close(found[i, :, channel], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1], x[1])  # all of its own style
+
+
+def test_only_sagnet_learns_through_the_statistics() -> None:
+    for learn, shift in ((False, 0.0), (True, 1.0)):
+        x = positions().requires_grad_()
+        # a sample with all of its own style: with gradients through its statistics the map is the identity
+        mix_style(x, ORDER, torch.ones(3), learn_statistics=learn)[0, :, 0].mean().backward()
+        assert float(x.grad[0, :, 0].sum()) == pytest.approx(1.0, abs=1e-4)  # type: ignore[index]
+        x = positions().requires_grad_()
+        mix_style(x, ORDER, torch.zeros(3), learn_statistics=learn)[0, :, 0].mean().backward()
+        assert float(x.grad[2, :, 0].sum()) == pytest.approx(shift, abs=1e-4)  # type: ignore[index]
+
+
+def test_swapped_content_keeps_the_style_and_passes_gradients_through_it_alone() -> None:
+    x = positions().requires_grad_()
+    found = swap_content(x, ORDER)
+    for own, new in zip(statistics(x), statistics(found), strict=True):
+        torch.testing.assert_close(new, own, atol=1e-4, rtol=1e-4)
+    content = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, correction=0)
+    again = (found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True, correction=0)
+    torch.testing.assert_close(again, content[ORDER], atol=1e-4, rtol=1e-4)
+    found[0].square().sum().backward()
+    assert x.grad is not None and x.grad[0].any() and not x.grad[1:].any()
+
+
+# Places
+
+
+def test_tokens_are_mixed_behind_the_first_quarter_and_the_prefix_passes(scene: Callable[..., Any]) -> None:
+    plain, mixing = scene("lp-ln"), scene("mixstyle", hparams={"mixstyle": 1.0})
+    [before] = outputs(plain.model.backbone.model.encoder.layer[0], plain.forward)
+    torch.manual_seed(5)
+    [after] = outputs(mixing.model.backbone.model.encoder.layer[0], mixing.forward)
+    torch.manual_seed(5)
+    torch.rand(())  # the coin
+    share = torch.distributions.Beta(0.1, 0.1).sample((6,))
+    order = torch.randperm(6)
+    torch.testing.assert_close(after[:, :5], before[:, :5])  # CLS and four registers
+    expected = mix_style(before[:, 5:], order, share, learn_statistics=False)
+    torch.testing.assert_close(after[:, 5:], expected)
+    assert not torch.allclose(after[:, 5:], before[:, 5:], atol=1e-3)
+
+
+def test_maps_are_mixed_behind_the_first_three_stages() -> None:
+    _, model, batch = convolutional("mixstyle", hparams={"mixstyle": 1.0})
+    stages = model.backbone.model.encoder.stages
+    hooks = [len(stage._forward_hooks) for stage in stages]
+    assert hooks == [1, 1, 1, 0]
+    torch.manual_seed(5)
+    [mixed] = outputs(stages[0], lambda: model(batch.image))
+    with torch.no_grad():
+        [plain] = outputs(stages[0], lambda: model(batch.image))
+    torch.manual_seed(5)
+    torch.rand(())
+    share, order = torch.distributions.Beta(0.1, 0.1).sample((4,)), torch.randperm(4)
+    expected = mix_style(plain.flatten(2).transpose(1, 2), order, share, learn_statistics=False)
+    torch.testing.assert_close(mixed.flatten(2).transpose(1, 2), expected)
+
+
+def test_the_probability_is_that_of_a_place() -> None:
+    _, model, _ = convolutional("mixstyle", hparams={"mixstyle": 0.25}, tune="head")
+    stage, maps = model.backbone.model.encoder.stages[0], torch.randn(4, 8, 8, 8)
+    with torch.no_grad():
+        plain = stage(maps)
+    torch.manual_seed(0)
+    mixed = sum(not torch.equal(stage(maps), plain) for _ in range(200))
+    assert 30 <= mixed <= 70
+
+
+def test_sagnet_works_behind_the_third_stage() -> None:
+    method, model, _ = convolutional("sagnet")
+    assert [len(stage._forward_hooks) for stage in model.backbone.model.encoder.stages] == [0, 0, 1, 0]
+    assert method.style.each.in_features == 16
+
+
+# Passes that are left alone
+
+
+@pytest.mark.parametrize("name", ["mixstyle", "sagnet"])
+def test_evaluation_and_prediction_are_left_alone(name: str, scene: Callable[..., Any]) -> None:
+    sure = {"mixstyle": 1.0} if name == "mixstyle" else {}
+    plain, mixing = scene("lp-ln"), scene(name, hparams=sure)
+    with torch.no_grad():
+        torch.testing.assert_close(mixing.forward().logits, plain.forward().logits)
+    assert not torch.allclose(mixing.forward().logits, plain.forward().logits, atol=1e-4)
+    built = build_model(mixing.method.config, make_method(mixing.method.config), 3)  # as for predictions and maps
+    torch.testing.assert_close(built(mixing.batch.image).logits, plain.forward().logits)
+
+
+@pytest.mark.parametrize("name", ["mixstyle", "sagnet", "lp+mixstyle"])
+def test_kept_features_are_refused(name: str) -> None:
+    settings = {"hparams": {"sagnet": 0.0}} if name == "sagnet" else {}
+    config = Config("photos", "site_c", method=name, tune="head", augment=False, **settings)
+    with pytest.raises(ValueError, match="computed once and kept; leave out --no-augment"):
+        make_method(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"method": "sagnet", "tune": "last_block"}, "with tune 'last_block' none of them learns"),
+        ({"method": "sagnet", "tune": "head"}, "with tune 'head' none of them learns"),
+        ({"method": "mixstyle", "hparams": {"mixstyle": 1.5}}, "mixstyle is a probability from 0 to 1, not 1.5"),
+        ({"method": "mixstyle", "hparams": {"mixstyle_alpha": 0.0}}, "mixstyle_alpha must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(Config("photos", "site_c", **settings))
+
+
+# SagNet's terms
+
+
+def test_sagnet_has_the_published_terms(scene: Callable[..., Any]) -> None:
+    s = scene("sagnet", hparams={"sagnet": 0.5})
+    torch.manual_seed(7)
+    out = s.forward()
+    seen = s.method._seen.detach()
+    state = torch.random.get_rng_state()
+    found = s.method.losses(out, s.batch)
+    torch.random.set_rng_state(state)
+    style, labelled = s.method.style, s.batch.label >= 0
+    logits = style(swap_content(seen, torch.randperm(6)))
+    torch.testing.assert_close(found["L_style"], F.cross_entropy(logits[labelled], s.batch.label[labelled]))
+    uniform = torch.full_like(logits, 1 / 3)
+    torch.testing.assert_close(found["L_adv"], 0.5 * F.cross_entropy(logits, uniform))
+    torch.testing.assert_close(found["main"], F.cross_entropy(out.logits[labelled], s.batch.label[labelled]))
+    with pytest.raises(ValueError, match="follow a training pass"):
+        s.method.losses(out, s.batch)
+
+
+def test_each_term_of_sagnet_reaches_its_own(scene: Callable[..., Any]) -> None:
+    s = scene("sagnet")
+    norms = {n for n, p in s.model.named_parameters() if p.requires_grad and n.startswith("backbone.")}
+    early = {n for n in norms if ".layer.0." in n}
+    assert early and early < norms
+    for term, model, method in (
+        ("main", norms | {"head.weight", "head.bias"}, set()),
+        ("L_style", set(), {"style.each.weight", "style.each.bias", "style.out.weight", "style.out.bias"}),
+        ("L_adv", early, set()),
+    ):
+        found = s.method.losses(s.forward(), s.batch)[term]
+        assert s.reached(found) == (model, method), term
+
+
+def test_the_style_head_sees_more_than_the_means() -> None:
+    head = StyleHead(4, 3)
+    x = positions()
+    wider = (x - x.mean(1, keepdim=True)) * 2 + x.mean(1, keepdim=True)
+    assert not torch.allclose(head(x), head(wider), atol=1e-3)
+
+
+@pytest.mark.parametrize("tune", ["layernorm", "full"])
+def test_sagnet_learns_on_a_convolutional_backbone(tune: Any) -> None:
+    method, model, batch = convolutional("sagnet", tune=tune)
+    found = method.losses(model(batch.image), batch)
+    found["L_adv"].backward()
+    reached = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert reached and not any(".stages.3." in n or n.startswith("head") for n in reached)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("name", ["sagnet", "patchgen+mixstyle"])
+def test_an_interrupted_run_ends_in_the_same_numbers(
+    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
+) -> None:
+    assert same_run(interrupted(method=name), tiny_run(name))
+
+
+def test_styles_change_what_is_trained(tiny_run: Callable[..., Any]) -> None:
+    plain, mixing = (tiny_run(name).records("evaluation")[-1] for name in ("patchgen", "patchgen+mixstyle"))
+    assert plain["train"]["main"] != mixing["train"]["main"]

@@ -1,0 +1,197 @@
+"""What is written: Markdown, CSV, LaTeX that compiles, a page that fetches nothing, figures with their numbers."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.report.latex import document, escape
+from patchgen.report.write import write_report
+
+Make = Callable[..., Path]
+PACS = ("art_painting", "cartoon", "photo", "sketch")
+COMMANDS = {
+    "documentclass", "usepackage", "begin", "end", "centering", "small", "caption", "label", "toprule", "midrule",
+    "bottomrule", "cmidrule", "multicolumn", "textcolor", "resizebox", "linewidth", "par", "smallskip", "scriptsize",
+    "texttt", "clearpage", "pm", "times", "ldots", "textless", "textgreater", "textbar", "textbackslash",
+    "textasciitilde", "textasciicircum", "textquotedbl",
+}  # fmt: skip
+
+
+@pytest.fixture
+def runs(fold: Make, stream: Make, tmp_path: Path) -> Path:
+    """A little of everything: two seeds, SWAD, a missing fold, unknown classes, a stream, oracle sets, an ablation."""
+    for name in PACS[:3]:
+        for seed in (1, 2):
+            fold(0.8 + 0.01 * seed, unseen=name, seed=seed, swad_value=0.85)
+            fold(0.82, unseen=name, seed=seed, method="patchgen", swad_value=0.9)
+        fold(0.5, unseen=name, task="mdg_gcd", scores={"known": 0.6, "unknown": 0.2})
+    for method in ("promptccd", "promptccd+patchgen"):
+        stream(method, [(0.5, 0.6, 0.4), (0.3, 0.4, 0.2)])
+    for name in ("oracle-easy", "oracle-tiny"):
+        for method in ("lp-ln", "ablation-static", "patchgen"):
+            fold(0.7, data=name, unseen="mist", method=method)
+        fold(0.6, data=name, unseen="mist", method="patchgen", lambda_ms=1e-2)
+    (fold(0.1, seed=77) / "done").unlink()
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def written(runs: Path, tmp_path: Path) -> Path:
+    write_report([runs], tmp_path / "report")
+    return tmp_path / "report"
+
+
+def check_latex(text: str) -> None:
+    """A strict little reader: environments and braces nest, rows have their cells, specials are escaped."""
+    open_environments: list[tuple[str, int]] = []
+    for verb, name, columns in re.findall(r"\\(begin|end)\{(\w+)\}(?:\{(l[c]+)\})?", text):
+        if verb == "begin":
+            open_environments.append((name, len(columns)))
+        else:
+            assert open_environments and open_environments.pop()[0] == name
+    assert not open_environments
+    assert set(re.findall(r"\\([A-Za-z]+)", text)) <= COMMANDS
+    bare = re.sub(r"\\[&%$#_{}\\]", "", text)
+    depth = 0
+    for letter in bare:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        assert depth >= 0
+    assert depth == 0 and bare.count("$") % 2 == 0
+    assert not set("#_~^") & set(re.sub(r"\\label\{[^}]*\}", "", bare))
+    assert all(ord(letter) < 0x250 for letter in text)
+    assert all(line.endswith("{%") for line in bare.splitlines() if "%" in line)  # else the rest of the line is lost
+    for columns, body in re.findall(r"\\begin\{tabular\}\{l(c+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL):
+        for row in (line for line in body.splitlines() if line.endswith(r"\\")):
+            spans = [int(width) - 1 for width in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+            assert len(re.findall(r"(?<!\\)&", row)) + sum(spans) == len(columns), row
+
+
+def test_latex_is_well_formed(written: Path) -> None:
+    check_latex((written / "report.tex").read_text())
+    fragments = list((written / "tables").glob("*.tex"))
+    assert len(fragments) >= 6
+    for fragment in fragments:
+        check_latex(fragment.read_text())
+        assert r"\toprule" in fragment.read_text() and r"\textcolor{gray}" in (written / "report.tex").read_text()
+
+
+@pytest.mark.parametrize("broken", [r"\begin{table}", "a_b", "50 % of", "{", r"\foo", "$x", "中"])
+def test_the_reader_of_latex_can_fail(broken: str) -> None:
+    with pytest.raises(AssertionError):
+        check_latex(document([]).replace(r"\end{document}", broken + r"\end{document}"))
+
+
+def test_escape() -> None:
+    assert escape("50 % of a_b & c ± 1 [2]") == r"50 \% of a\_b \& c $\pm$ 1 {[}2{]}"
+    assert escape("~/x^2 \\ 中") == r"\textasciitilde{}/x\textasciicircum{}2 \textbackslash{} ?"
+
+
+def test_latex_compiles(written: Path) -> None:
+    binary = next(filter(None, map(shutil.which, ("pdflatex", "tectonic"))), None)
+    if binary is None:
+        pytest.skip("no LaTeX on this machine: the strict reader above stands in for it")
+    options = ["-interaction=nonstopmode", "-halt-on-error"] if binary.endswith("pdflatex") else []
+    done = subprocess.run([binary, *options, "report.tex"], cwd=written, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+class Fetches(HTMLParser):
+    """Collects what a browser would have to fetch, and checks that elements close in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.fetched += [str(found[key]) for key in ("src", "href") if key in found and tag != "use"]
+        self.titles += [str(found["title"])] if tag == "td" and found.get("title") else []
+        if tag not in ("meta", "img", "br", "path", "use", "rect", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Closed at once, as drawings are."""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("meta", "img", "br", "path", "use", "rect", "link"):
+            assert self.open.pop() == tag
+
+
+def test_the_page_is_self_contained_and_every_cell_knows_its_origin(written: Path) -> None:
+    text = (written / "report.html").read_text()
+    page = Fetches()
+    page.feed(text)
+    assert not page.open and not [one for one in page.fetched if not one.startswith(("#", "data:"))]
+    assert "<script" not in text and "@import" not in text
+    assert any("80 images, 80 % of the unseen domain; checkpoint by source-validation; runs" in t for t in page.titles)
+    assert any(t.startswith("for unseen in") or t.startswith("patchgen train") for t in page.titles)
+    assert 'class="paper"' in text and "not finished" in text and "configs/histology-small.yaml" in text
+
+
+def test_csv_has_one_line_a_cell(written: Path) -> None:
+    rows = list(csv.DictReader((written / "tables" / "mdg-pacs.csv").open()))
+    cell = next(r for r in rows if r["line"] == "lp-ln" and r["column"] == "photo")
+    assert float(cell["value"]) == pytest.approx(81.5) and float(cell["standard_error"]) == pytest.approx(0.5)
+    assert (cell["seeds"], cell["images"], cell["split"], cell["selected_by"]) == ("1 2", "80", "in", "source-validation")
+    assert len(cell["runs"].split()) == 2 and cell["command"] == ""
+    missing = next(r for r in rows if r["line"] == "lp-ln" and r["column"] == "sketch")
+    assert missing["value"] == "" and "--unseen sketch" in missing["command"]
+    paper = next(r for r in rows if r["line"] == "paper: LP+LN, DINOv2 ViT-B/14*")
+    assert (paper["paper_value"], paper["paper_rerun"], paper["value"]) == ("96.2", "yes", "")
+
+
+def test_markdown_tables_have_equal_rows(written: Path) -> None:
+    text = (written / "report.md").read_text()
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        widths = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
+        assert len(widths) == 1
+    assert "81.5 ± 0.5" in text and "*96.2*" in text and "no runs; this recipe makes them" in text
+    assert all((written / link).is_file() for link in re.findall(r"!\[[^]]*\]\((.*?)\)", text))
+
+
+def test_figures_have_their_numbers(written: Path) -> None:
+    names = {path.stem for path in (written / "figures").glob("*.png")}
+    assert names >= {"mdg-pacs", "mdg-gcd-pacs", "ccd-cub", "ablation", "sensitivity", "oracle"}
+    for name in names:
+        with Image.open(written / "figures" / f"{name}.png") as image:
+            assert min(image.size) > 200
+        assert (written / "figures" / f"{name}.svg").read_text().count("<svg") == 1
+        rows = list(csv.DictReader((written / "figures" / f"{name}.csv").open()))
+        assert rows and {row["whose"] for row in rows} <= {"ours", "paper"}
+
+
+def test_gains_are_of_patchgen_over_its_host(runs: Path) -> None:
+    from patchgen.report.charts import gains
+    from patchgen.report.runs import find_runs
+    from patchgen.report.tables import stream_grids
+
+    [grid] = stream_grids(find_runs([runs])[0])
+    found = gains(grid)
+    assert [one for one in found if not one[0].startswith("paper")] == [("promptccd+patchgen", x, 0.0) for x in "AKU"]
+    paper = [gain for name, _, gain in found if name == "paper: PromptCCD+PatchGen, DINO ViT-B/16"]
+    assert paper == pytest.approx([paper[0], paper[1], paper[2]]) and len(paper) == 3
+
+
+def test_the_command(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(runs), "--out", str(tmp_path / "out"), "--part", "all"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip() == str(tmp_path / "out" / "report.html") and "folders left out" in err
+    assert "the whole unseen domain" in (tmp_path / "out" / "report.md").read_text()
+
+
+@pytest.mark.parametrize("words", [["absent"], []])
+def test_mistakes_are_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *words]) == 2
+    assert capsys.readouterr().err.strip().startswith("patchgen report: ")

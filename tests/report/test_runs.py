@@ -1,0 +1,106 @@
+"""Run folders become numbers that know where they come from; what cannot be read is listed, never a crash."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.report.runs import Run, data_name, find_runs, label_of, paper_backbone, read_run
+
+Make = Callable[..., Path]
+
+
+def test_runs_are_found_at_any_depth_and_once(fold: Make, tmp_path: Path) -> None:
+    first, second = fold(0.8), fold(0.7, seed=2)
+    deep = tmp_path / "runs" / "a" / "b"
+    deep.mkdir(parents=True)
+    moved = Path(shutil.move(second, deep / second.name))
+    runs, skipped = find_runs([tmp_path, tmp_path / "runs"])
+    assert {run.path for run in runs} == {first, moved} and not skipped
+
+
+def test_a_runs_numbers_and_facts(fold: Make) -> None:
+    run = read_run(fold(0.8, swad_value=0.9, validation=0.95))
+    assert isinstance(run, Run)
+    assert {(s.checkpoint, s.part): (s.value, s.images) for s in run.scores} == {
+        ("selected", "in"): (0.8, 80), ("selected", "all"): (pytest.approx(0.7), 100),
+        ("swad", "in"): (0.9, 80), ("swad", "all"): (pytest.approx(0.8), 100),
+    }  # fmt: skip
+    assert (run.dataset, run.validation, run.label) == ("PACS", 0.95, "lp-ln")
+    assert run.domains == ("art_painting", "cartoon", "photo", "sketch")
+
+
+def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Make, tmp_path: Path) -> None:
+    good = fold(0.8)
+    (fold(0.7, seed=2) / "done").unlink()
+    (fold(0.7, seed=3) / "config.yaml").write_text("data: [")
+    (fold(0.7, seed=4) / "records.jsonl").write_text('{"kind": "test"}\n')
+    (fold(0.7, seed=5) / "splits.csv").unlink()
+    (fold(0.7, seed=6) / "config.yaml").unlink()
+    (fold(0.7, seed=7) / "env.json").write_text("{")
+    shutil.copytree(good, tmp_path / "runs" / "zz" / good.name)
+    runs, skipped = find_runs([tmp_path])
+    assert [run.path for run in runs] == [good]
+    reasons = sorted(one.reason.split(":")[0] for one in skipped)
+    assert reasons == ["broken"] * 5 + ["not finished", f"the same run as {good}"]
+
+
+def test_nothing_to_read_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run folder"):
+        find_runs([tmp_path])
+    with pytest.raises(FileNotFoundError, match="there is no folder .*absent"):
+        find_runs([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [("/x/PACS", "PACS"), ("x/office_home/", "OfficeHome"), ("terra_incognita", "TerraIncognita"),
+     ("oracle-shortcut", "oracle-shortcut"), ("/c/oracle/oracle-tiny-6d61607fa3e6/images", "oracle-tiny"),
+     ("rows.csv", "rows"), ("/x/colon4", "colon4")],
+)  # fmt: skip
+def test_data_names(data: str, name: str) -> None:
+    assert data_name(Config(data, "u")) == name
+
+
+def test_names_of_streams_say_their_schedule() -> None:
+    assert data_name(StreamConfig("x/cifar-100-python")) == "CIFAR-100"
+    assert data_name(StreamConfig("x/CUB_200_2011", schedule="configs/ccd-cub-small.yaml")) == "CUB, ccd-cub-small"
+
+
+def test_labels_tell_apart_what_a_table_must() -> None:
+    assert label_of(Config("d", "u", method="lp-ln", pool="mean")) == "lp-ln@mean"
+    assert label_of(Config("d", "u", tune="full")) == "patchgen@full"
+    assert label_of(Config("d", "u", lambda_sim=0.0, tau=0.5)) == "patchgen, no L_sim, tau 0.5"
+    assert label_of(Config("d", "u", lambda_ms=1e-2, lr=1.0)) == "patchgen"  # chosen on source validation
+    assert label_of(Config("d", "u", method="lp-ln", lambda_ms=0.0)) == "lp-ln"  # it has no such loss
+    assert "LOOKS AT THE UNSEEN DOMAIN" in label_of(Config("d", "u", select="oracle"))
+
+
+def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
+    usual = read_run(fold(0.8))
+    same = [fold(0.8, seed=2), fold(0.8, method="lp"), fold(0.8, lr=1.0), fold(0.8, unseen="photo"), fold(0.8, swad=True)]
+    other = [fold(0.8, steps=62), fold(0.8, image_size=112), fold(0.8, augment=False), fold(0.8, holdout=0.3)]
+    setups = [run.setup for path in same if isinstance(run := read_run(path), Run)]
+    assert isinstance(usual, Run) and setups == [usual.setup] * 5
+    assert all(run.setup != usual.setup for path in other if isinstance(run := read_run(path), Run))
+    renamed = read_run(fold(0.8, seed=9, backbone_name="facebook/dinov2-base"))
+    assert isinstance(renamed, Run) and renamed.setup != usual.setup
+
+
+def test_backbones_in_the_papers_words() -> None:
+    assert paper_backbone("facebook/dinov2-large") == ("ViT-L/14", "DINOv2")
+    assert paper_backbone("facebook/vit-mae-base") == ("ViT-B/16", "MAE")
+    assert paper_backbone("facebook/dinov2-with-registers-base") == ("", "")  # not the paper's weights
+
+
+def test_the_trainer_is_never_imported(tmp_path: Path) -> None:
+    code = "import sys, patchgen.commands.report, patchgen.report.write; print('patchgen.train.trainer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,131 @@
+"""Jobs: the name a run will have, each run once, what has become of it, and an error that is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+from patchgen.sweep import jobs as jobs_module
+from patchgen.sweep.jobs import Job, failure_of, note_failure, perform, state_of, worth_another
+from patchgen.sweep.plan import plan
+from patchgen.sweep.recipe import read_recipe
+from patchgen.train.records import ProcessDied, RunBusy, RunFolder
+from patchgen.train.trainer import train
+
+Recipe = Callable[[str], Path]
+NoOps = Callable[[int], list[Job]]
+
+
+def test_a_job_has_the_name_that_training_gives_its_folder(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    [job] = plan([read_recipe(tiny_recipe("grid: {seed: [3]}"))], tmp_path / "runs", threads=1)
+    assert job.state == "waiting" and job.progress == 0 and job.size == 5
+    assert isinstance(job.config, Config)
+    run = train(job.config, tmp_path / "runs", quiet=True)
+    assert run.path == job.folder.path and job.state == "done" and job.progress == 5
+    assert perform(job) == "found"
+
+
+def test_a_run_that_two_rows_ask_for_is_one_job(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    rows = "rows:\n  - {name: A, method: lp}\n  - {name: B, lr: 0.001}\n  - {name: C, lr: 0.5}\n"
+    jobs = plan([read_recipe(tiny_recipe(rows))] * 2, tmp_path)
+    assert [job.rows for job in jobs] == [("A", "B"), ("C",)] and [str(job) for job in jobs] == ["A; B", "C"]
+
+
+def test_all_means_the_domains_of_the_data(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    path = tiny_recipe("grid: {unseen: all}")
+    path.write_text(path.read_text().replace("unseen: studio\n", ""))
+    assert [str(job) for job in plan([read_recipe(path)], tmp_path)] == [
+        "unseen clinic", "unseen field", "unseen studio"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {method: [lp, pathcgen]}", "method pathcgen: unknown method 'pathcgen'; did you mean 'patchgen'"),
+        ("rows: [{name: A, hparams.miro: 1.0}]", "A: method 'lp' has no hyper-parameter 'miro'"),
+    ],
+)
+def test_a_wrong_method_is_told_before_anything_starts(
+    text: str, message: str, tiny_recipe: Recipe, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan([read_recipe(tiny_recipe(text))], tmp_path)
+
+
+def test_a_wrong_domain_or_folder_is_told_before_anything_starts(
+    tiny_recipe: Recipe, write_recipe: Recipe, tmp_path: Path
+) -> None:
+    path = tiny_recipe("grid: {seed: [1]}")
+    path.write_text(path.read_text().replace("unseen: studio", "unseen: studoi"))
+    with pytest.raises(ValueError, match="'studoi' is not a domain of .*did you mean 'studio'"):
+        plan([read_recipe(path)], tmp_path)
+    with pytest.raises(ValueError, match="No such data"):
+        plan([read_recipe(write_recipe("data: /nowhere/at/all\nunseen: a\ngrid: {seed: [1]}"))], tmp_path)
+
+
+@pytest.mark.parametrize("config", [Config("a", "x", hparams={"miro": 0.5}), StreamConfig("b", method="gcd")])
+def test_a_job_goes_through_json(config: Config | StreamConfig, tmp_path: Path) -> None:
+    job = Job(("a", "b"), ("",), config, tmp_path, "abc", 7, kind="no-op", track=True)
+    again = Job.from_json(job.to_json())
+    assert again == job and again.track and "\n" not in job.to_json()
+
+
+def test_states(no_ops: NoOps) -> None:
+    [job] = no_ops(1)
+    assert job.state == "waiting"
+    run = RunFolder.create(job.out, job.config, job.run)
+    assert job.state == "unfinished"
+    with run.locked():
+        assert job.state == "running" and perform(job) == "busy"
+        with pytest.raises(RunBusy, match="being trained by another process"), run.locked():
+            pass
+    note_failure(job, "first line\nlast line")
+    assert job.state == "failed"
+    with run.locked():
+        assert job.state == "running"  # outweighs an old failure
+    assert perform(job) == "done" and job.state == "done"
+    assert failure_of(run) is not None  # the error stays for whoever wants to know
+    assert len(run.records()) == 1 and perform(job) == "found"
+
+
+def test_an_error_is_kept_with_its_count(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    [job] = no_ops(1)
+
+    def fail(_: Job) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setitem(jobs_module.WORK, "no-op", fail)
+    for attempt in (1, 2, 3):
+        assert worth_another(job, retries=2)
+        assert perform(job) == "failed"
+        failure = failure_of(job.folder)
+        assert failure and failure.attempts == attempt and not failure.final
+        assert "Traceback" in failure.error and failure.line == "RuntimeError: CUDA out of memory"
+    assert not worth_another(job, retries=2) and worth_another(job, retries=3)
+    assert set(json.loads((job.folder.path / "failed.json").read_text())) == {"attempts", "error", "time", "final"}
+    assert state_of(job.folder) == "failed" and (job.folder.path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [(ValueError("--lr is wrong"), True), (OSError("disk full"), False), (ProcessDied("SIGABRT"), False)],
+)
+def test_what_would_fail_again_is_not_tried_again(
+    error: Exception, final: bool, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job] = no_ops(1)
+
+    def fail(_: Job) -> None:
+        raise error
+
+    monkeypatch.setitem(jobs_module.WORK, "no-op", fail)
+    assert perform(job) == "failed"
+    failure = failure_of(job.folder)
+    assert failure and failure.error == str(error) and failure.final == final
+    assert worth_another(job, retries=2) == (not final)

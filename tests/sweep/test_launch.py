@@ -1,0 +1,156 @@
+"""The launcher's loop, with an engine that works in this process: what is begun, tried again, put aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import pytest
+
+from patchgen.sweep import jobs as jobs_module
+from patchgen.sweep import launch as launch_module
+from patchgen.sweep.jobs import Job, Outcome, failure_of, perform
+from patchgen.sweep.launch import Watch, WorkerLost, launch
+from patchgen.train.records import RunFolder
+
+NoOps = Callable[[int], list[Job]]
+
+
+class Here:
+    """An engine of threads; `asked` has every job that it was given."""
+
+    def __init__(self, slots: int = 2, do: Callable[[Job], Outcome] = perform) -> None:
+        self.slots, self.do, self.asked, self.most = slots, do, list[Job](), 0
+        self.pool = ThreadPoolExecutor(slots)
+        self.closed = False
+
+    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+        self.asked += jobs
+        return [self.pool.submit(self.do, job) for job in jobs]
+
+    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Any]:
+        self.most = max(self.most, len(handles))
+        return list(wait(handles, seconds, FIRST_COMPLETED).done)
+
+    def outcome(self, handle: Future[Outcome]) -> Outcome:
+        return handle.result()
+
+    def close(self) -> None:
+        self.closed = True
+        self.pool.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "TICK", 0.01)
+
+
+def go(jobs: Sequence[Job], engine: Any, retries: int = 2) -> Counter[str]:
+    return launch(jobs, engine, retries=retries, watch=Watch(jobs, quiet=True))
+
+
+def test_all_are_done_once_and_no_more_at_a_time_than_there_is_room_for(no_ops: NoOps) -> None:
+    engine, jobs = Here(slots=3), no_ops(10)
+    assert go(jobs, engine) == {"done": 10}
+    assert engine.asked == jobs and engine.most <= 3 and engine.closed
+    assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
+    again = Here()
+    assert go(jobs, again) == {} and again.asked == []
+
+
+def test_a_longer_recipe_does_only_what_is_new(no_ops: NoOps) -> None:
+    go(no_ops(3), Here())
+    engine = Here()
+    assert go(no_ops(5), engine) == {"done": 2} and engine.asked == no_ops(5)[3:]
+
+
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
+def test_a_run_that_always_fails_is_tried_a_bounded_number_of_times(
+    retries: int, attempts: int, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = jobs_module.WORK["no-op"]
+
+    def work(job: Job) -> None:
+        if job.config.seed == 1:
+            raise RuntimeError("no luck")
+        whole(job)
+
+    monkeypatch.setitem(jobs_module.WORK, "no-op", work)
+    engine, jobs = Here(), no_ops(3)
+    assert go(jobs, engine, retries) == {"done": 2, "failed": 1}
+    failure = failure_of(jobs[1].folder)
+    assert failure and failure.attempts == attempts == engine.asked.count(jobs[1])
+    assert go(jobs, Here(), retries) == {}  # the attempts of an earlier launch count
+
+
+def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
+    lost: list[Job] = []
+
+    def do(job: Job) -> Outcome:
+        if job.config.seed == 2 and not lost:
+            lost.append(job)
+            raise WorkerLost("ended with SIGKILL")
+        return perform(job)
+
+    jobs = no_ops(4)
+    assert go(jobs, Here(do=do)) == {"done": 4}
+    failures = [failure_of(job.folder) for job in jobs]
+    assert [f.attempts if f else 0 for f in failures] == [0, 0, 1, 0]
+    assert failures[2] and failures[2].error == "ended with SIGKILL"
+
+
+def test_what_another_process_trains_is_waited_for_and_taken_over_when_it_is_left(no_ops: NoOps) -> None:
+    jobs = no_ops(4)
+    held = RunFolder.create(jobs[0].out, jobs[0].config, jobs[0].run)
+    other = RunFolder.create(jobs[1].out, jobs[1].config, jobs[1].run)
+    left, finished = held.locked(), other.locked()
+    left.__enter__()
+    finished.__enter__()
+
+    def do(job: Job) -> Outcome:
+        if job.config.seed == 3:  # while the last free run is done, one of the others ends and one is abandoned
+            other.finish("")
+            finished.__exit__(None, None, None)
+            left.__exit__(None, None, None)
+        return perform(job)
+
+    engine = Here(slots=1, do=do)
+    assert go(jobs, engine) == {"done": 3, "found": 1}
+    assert engine.asked == [jobs[2], jobs[3], jobs[0]]
+
+
+def test_two_launchers_never_do_the_same_run(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, worked = jobs_module.WORK["no-op"], list[int]()
+
+    def work(job: Job) -> None:
+        whole(job)
+        worked.append(job.config.seed)
+
+    monkeypatch.setitem(jobs_module.WORK, "no-op", work)
+    jobs = no_ops(30)
+    with ThreadPoolExecutor(2) as pool:
+        counts = [future.result() for future in [pool.submit(go, jobs, Here(slots=4)) for _ in range(2)]]
+    assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
+    assert all(count["failed"] == 0 and count["done"] + count["found"] == 30 for count in counts)
+
+
+def test_an_interrupt_ends_the_engine(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Here()
+
+    def stop(*_: Any) -> list[Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "finished", stop)
+    with pytest.raises(KeyboardInterrupt):
+        go(no_ops(3), engine)
+    assert engine.closed
+
+
+def test_lines_say_how_many_runs_are_done(no_ops: NoOps, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = no_ops(2)
+    launch(jobs, Here(slots=1), retries=0, watch=Watch(jobs))
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("sweep [1/2, ") and said[0].endswith("1 of 2 runs: no-op 0: done")
+    assert said[1].startswith("sweep [2/2, 0 s left] 2 of 2 runs")

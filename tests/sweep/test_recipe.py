@@ -1,0 +1,144 @@
+"""Recipes: every combination, in order, against lists written out by hand; and what is refused, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.config import SMALL_LR, Config, preset_settings
+from patchgen.config_stream import SMALL, StreamConfig
+from patchgen.sweep.recipe import Planned, expand, read_recipe
+
+Write = Callable[[str], Path]
+DOMAINS = {"a": ("x", "y"), "b": ("z",)}
+
+
+def runs(path: Path) -> list[Planned]:
+    return list(expand(read_recipe(path), lambda settings: DOMAINS[settings["data"]]))
+
+
+def test_a_grid_is_every_combination_in_the_order_of_the_file(write_recipe: Write) -> None:
+    found = runs(write_recipe("data: a\nsteps: 7\ngrid:\n  unseen: [x, y]\n  method: [lp, patchgen]\n  seed: [1, 2]\n"))
+    expected = [
+        Config("a", unseen, method=method, seed=seed, steps=7)
+        for unseen in ("x", "y")
+        for method in ("lp", "patchgen")
+        for seed in (1, 2)
+    ]
+    assert [run.config for run in found] == expected
+    assert found[0].label == "unseen x, method lp, seed 1" and found[0].row == ""
+
+
+def test_rows_are_each_combined_with_the_grid(write_recipe: Write) -> None:
+    text = """
+data: a
+unseen: x
+lambda_ms: 0.5
+grid: {seed: [1, 2]}
+rows:
+  - {name: "1.1", method: lp-ln}
+  - {name: "3.4", method: patchgen, lambda_sim: 0.0, lambda_ms: 0.25}
+"""
+    found = runs(write_recipe(text))
+    assert [(run.row, run.config) for run in found] == [
+        ("1.1", Config("a", "x", method="lp-ln", lambda_ms=0.5, seed=1)),
+        ("1.1", Config("a", "x", method="lp-ln", lambda_ms=0.5, seed=2)),
+        ("3.4", Config("a", "x", method="patchgen", lambda_ms=0.25, lambda_sim=0.0, seed=1)),
+        ("3.4", Config("a", "x", method="patchgen", lambda_ms=0.25, lambda_sim=0.0, seed=2)),
+    ]
+    assert found[2].label == "3.4, seed 1"
+
+
+@pytest.mark.parametrize("place", ["unseen: all\ngrid: {data: [a, b]}", "grid: {data: [a, b], unseen: all}"])
+def test_all_domains_are_those_of_the_runs_own_data(place: str, write_recipe: Write) -> None:
+    found = [run.config for run in runs(write_recipe(place))]
+    assert [(c.data, c.unseen) for c in found if isinstance(c, Config)] == [("a", "x"), ("a", "y"), ("b", "z")]
+
+
+def test_a_preset_is_applied_to_each_runs_own_method(write_recipe: Write) -> None:
+    found = runs(write_recipe("preset: small\ndata: a\nunseen: x\nsteps: 9\ngrid: {method: [lp-ln, patchgen]}"))
+    assert [run.config.lr for run in found] == [SMALL_LR["others"], SMALL_LR["patchgen"]]
+    assert found[1].config == Config("a", "x", **{**preset_settings("small", "patchgen"), "steps": 9})
+
+
+def test_paper_preset_takes_published_settings_and_ours_win(tmp_path: Path, write_recipe: Write) -> None:
+    text = f"preset: paper\ndata: {tmp_path}\nbenchmark: pacs\nunseen: x\nbackbone: resnet50\nmethod: gmdg\n"
+    [plain] = [run.config for run in runs(write_recipe(text + "grid: {seed: [1]}"))]
+    [other] = [run.config for run in runs(write_recipe(text + "grid: {hparams.shift: [0.7]}"))]
+    assert isinstance(plain, Config) and isinstance(other, Config)
+    assert (plain.lr, plain.normalization) == (5e-5, "imagenet")
+    assert plain.hparams == {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 25.0}  # the release's, for PACS
+    assert other.hparams == plain.hparams | {"shift": 0.7}
+
+
+def test_a_method_may_change_its_pool_and_hyper_parameters_have_a_dot(write_recipe: Write) -> None:
+    rows = "rows:\n  - {name: A, method: lp-ln@mean@full}\n  - {name: B, method: miro, hparams.miro: 0.5}\n"
+    text = f"data: a\nunseen: x\n{rows}"
+    assert [run.config for run in runs(write_recipe(text))] == [
+        Config("a", "x", method="lp-ln", pool="mean", tune="full"),
+        Config("a", "x", method="miro", hparams={"miro": 0.5}),
+    ]
+
+
+def test_a_stream_has_its_own_settings_and_finds_its_schedule_beside_the_recipe(write_recipe: Write) -> None:
+    path = write_recipe("task: ccd\npreset: small\ndata: birds\nschedule: s.yaml\ngrid: {method: [gcd, simgcd]}")
+    (path.parent / "s.yaml").write_text("")
+    found = [run.config for run in runs(path)]
+    assert found[1] == StreamConfig("birds", schedule=str(path.parent / "s.yaml"), method="simgcd", **SMALL)
+
+
+def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_recipe("unseen: x\nbackbone: ${SOME_FOLDER}/w.safetensors\ngrid: {data: [$SOME_FOLDER/PACS]}")
+    monkeypatch.setenv("SOME_FOLDER", "/far")
+    [run] = runs(path)
+    assert run.config == Config("/far/PACS", "x", backbone="/far/w.safetensors")
+    monkeypatch.delenv("SOME_FOLDER")
+    with pytest.raises(ValueError, match="needs the variable SOME_FOLDER, which is not set: export SOME_FOLDER="):
+        runs(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data: a\nunseen: x", "neither `grid` nor `rows`.*--config"),
+        ("data: a\ngird: {}\nrows: [{name: A}]", "unknown setting 'gird'; did you mean 'grid'"),
+        ("data: a\ngrid: {sede: [1]}", "grid: unknown setting 'sede'; did you mean 'seed'"),
+        ("data: a\ngrid: {seed: 1}", r"grid: seed must be a list with a value in it, such as \[1\]"),
+        ("data: a\ngrid: {seed: []}", "grid: seed must be a list"),
+        ("data: a\ngrid: [1]", "`grid` must hold"),
+        ("data: a\nrows: [{method: lp}]", "each with a name"),
+        ("data: a\nrows: []", "each with a name"),
+        ("data: a\nrows: [{name: 1.1}]", "name must be text .in quotes., not 1.1"),
+        ("data: a\nrows: [{name: A}, {name: A}]", "two rows are called 'A'"),
+        ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
+        ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed stands in row 'A' and in the grid"),
+        ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, not 'smal'; did you mean 'small'"),
+        ("command: predict\ngrid: {seed: [1]}", "command is train, not 'predict'"),
+        ("data: a\ngrid: {seed: [1]}", "unseen are required"),
+        ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
+        ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a number, not '1e-3'"),
+        ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
+        ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
+    ],
+)
+def test_a_wrong_recipe_is_one_sentence(text: str, message: str, write_recipe: Write) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        runs(write_recipe(text))
+    assert "recipe.yaml" in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no recipe"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+def test_the_example_of_the_guide_is_a_recipe(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    monkeypatch.setenv("PATCHGEN_DATA", "/far")
+    domains: dict[str, Any] = {"oracle-easy": ["amber", "mist"], "/far/PACS": ["photo"]}
+    recipe = read_recipe(write_recipe(guide.split("```yaml\n")[1].split("```")[0]))
+    found = list(expand(recipe, lambda settings: domains[settings["data"]]))
+    assert len(found) == 4 * 3 * 3 and {run.row for run in found} == {"1.1", "3.4", "mean token", "MIRO"}

@@ -1,0 +1,181 @@
+"""Ensembles: the mean of probabilities against a loop, and runs that do not belong together."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.ensemble import score_ensemble
+from patchgen.explain import Prediction, load_run
+from patchgen.train.records import RunFolder
+
+MakeRun = Callable[..., RunFolder]
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_run: MakeRun) -> list[RunFolder]:
+    """Another method, seed and image size each: what an ensemble may differ in."""
+    return [
+        tiny_run("sma", lr=0.01),
+        tiny_run("patchgen+sma", seed=2, lr=0.01),
+        tiny_run("lp-ln", image_size=42, lr=0.01),
+    ]
+
+
+@pytest.fixture
+def words(runs: list[RunFolder]) -> list[str]:
+    return [str(run.path) for run in runs]
+
+
+def predicted(run: RunFolder, image_folder: Path, paths: list[str], checkpoint: Any = "selected") -> np.ndarray:
+    found = list(load_run(run.path, checkpoint).predict([image_folder / path for path in paths], batch=7))
+    assert all(isinstance(one, Prediction) for one in found)
+    return np.stack([one.probabilities for one in found])  # type: ignore[union-attr]
+
+
+def test_it_is_the_mean_of_the_runs_probabilities(runs: list[RunFolder], image_folder: Path) -> None:
+    found = score_ensemble([run.path for run in runs])
+    table = found.fold.table
+    paths = [table.paths[row] for row in found.rows]
+    assert sorted(paths) == sorted(str(p.relative_to(image_folder)) for p in image_folder.glob("studio/*/*.png"))
+    each = [predicted(run, image_folder, paths) for run in runs]
+    for i in range(len(paths)):
+        for c in range(3):
+            wanted = (each[0][i, c] + each[1][i, c] + each[2][i, c]) / 3
+            assert found.probabilities[i, c] == pytest.approx(float(wanted), abs=1e-5)
+    right = [path.split("/")[1] == found.fold.classes[p.argmax()] for path, p in zip(paths, sum(each), strict=True)]
+    inside = set(found.fold.test["in"].tolist())
+    part = [hit for hit, row in zip(right, found.rows.tolist(), strict=True) if row in inside]
+    assert found.whole["accuracy"] == pytest.approx(np.mean(right)) and found.whole["images"] == 30
+    assert found.part["accuracy"] == pytest.approx(np.mean(part)) and found.part["images"] == len(part) == 24
+    mean = np.mean([member.whole["accuracy"] for member in found.members])
+    assert found.gain == pytest.approx(found.whole["accuracy"] - mean)
+    assert [member.name for member in found.members] == ["sma", "patchgen+sma", "lp-ln"]
+
+
+@pytest.mark.parametrize("checkpoint", ["selected", "swad"])
+def test_a_run_with_its_twin_has_the_runs_own_numbers(checkpoint: Any, runs: list[RunFolder], tmp_path: Path) -> None:
+    twin = shutil.copytree(runs[0].path, tmp_path / "twin")
+    found = score_ensemble([runs[0].path, twin], checkpoint=checkpoint)
+    [test] = [record for record in runs[0].records("test") if record["checkpoint"] == checkpoint]
+    for scored in (found, *found.members):
+        assert {name: scored.whole[name] for name in test["all"]} == pytest.approx(test["all"])
+        assert scored.whole["per_class"] == pytest.approx(test["per_class"])
+        assert scored.part["accuracy"] == pytest.approx(test["in"]["accuracy"])
+    assert found.gain == 0
+
+
+def test_the_command_prints_the_runs_beside_the_ensemble(words: list[str], tmp_path: Path, capsys: Captured) -> None:
+    target = tmp_path / "found.csv"
+    assert main(["ensemble", *words, "--out", str(target)]) == 0
+    table = capsys.readouterr().out
+    assert main(["ensemble", *words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    names = [f"{run['name']} {run['run']}" for run in record["runs"]]
+    rows = [(name, run["part"], run["whole"]) for name, run in zip(names, record["runs"], strict=True)]
+    for name, part, whole in [*rows, ("ensemble", *record["ensemble"].values())]:
+        [line] = [line for line in table.splitlines() if f" {name} " in line and "│" in line]
+        assert [float(cell) for cell in line.split("│")[2:5]] == pytest.approx(
+            [part["accuracy"], whole["accuracy"], whole["f1"]], abs=5e-5
+        )
+    assert "mean of the runs" in table and f"{100 * record['gain']:+.2f} points" in table
+    assert record["unseen"] == "studio" and record["checkpoint"] == "selected"
+    assert table.splitlines()[-1] == str(target)
+    lines = list(csv.DictReader(target.open()))
+    assert list(lines[0])[:5] == ["path", "part", "truth", "label", "confidence"] and len(lines) == 30
+    hits = [line["truth"] == line["label"] for line in lines]
+    assert np.mean(hits) == pytest.approx(record["ensemble"]["whole"]["accuracy"])
+    inside = [hit for hit, line in zip(hits, lines, strict=True) if line["part"] == "in"]
+    assert np.mean(inside) == pytest.approx(record["ensemble"]["part"]["accuracy"])
+    for line in lines:
+        assert line["truth"] == line["path"].split("/")[1]
+        assert float(line["confidence"]) == max(float(line[f"p_{name}"]) for name in ("circle", "cross", "square"))
+
+
+@pytest.mark.parametrize(("out", "rule"), [("found.txt", "--out must name a .csv file"), ("no/x.csv", "make it first")])
+def test_a_file_that_cannot_be_written_is_refused_at_once(
+    out: str, rule: str, words: list[str], tmp_path: Path, capsys: Captured
+) -> None:
+    assert main(["ensemble", *words, "--out", str(tmp_path / out)]) == 2
+    assert rule in capsys.readouterr().err
+
+
+# Runs that do not belong together
+
+
+def test_one_run_is_no_ensemble(words: list[str]) -> None:
+    for given in ([], words[:1], [words[0], f"{words[0]}/."]):
+        with pytest.raises(ValueError, match="an ensemble needs two different runs at least"):
+            score_ensemble(given)
+
+
+def test_another_unseen_domain_is_refused(words: list[str], tiny_run: MakeRun) -> None:
+    with pytest.raises(ValueError, match="left out 'field', but .* left out 'studio'; only runs of one fold"):
+        score_ensemble([words[0], tiny_run("lp-ln", steps=1, unseen="field").path])
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"), [("fewer", "not the same data"), ("pixels", "have the same names, but other contents")]
+)
+def test_other_data_are_refused(
+    change: str, rule: str, words: list[str], tiny_run: MakeRun, image_folder: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(image_folder, tmp_path / "photos")
+    if change == "fewer":
+        (other / "studio/circle/00.png").unlink()
+    else:
+        Image.new("RGB", (30, 30)).save(other / "studio/circle/00.png")
+    run = tiny_run("lp-ln", steps=1, data=str(other)).path
+    with pytest.raises(ValueError, match=f"was trained on other data than those at .*{rule}"):
+        score_ensemble([words[0], run])
+
+
+def test_the_same_data_may_have_moved(runs: list[RunFolder], image_folder: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(image_folder, tmp_path / "elsewhere")
+    here, there = score_ensemble([r.path for r in runs[:2]]), score_ensemble([r.path for r in runs[:2]], str(moved))
+    assert here.whole == there.whole
+
+
+def test_other_classes_are_refused(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        classes = ("circle", "square")
+
+    monkeypatch.setattr("patchgen.ensemble.load_run", lambda *_: Other())
+    with pytest.raises(ValueError, match="classes circle, square, but the data have circle, cross, square"):
+        score_ensemble(words)
+
+
+def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: MakeRun, tmp_path: Path) -> None:
+    unfinished = shutil.copytree(words[1], tmp_path / "unfinished")
+    (unfinished / "done").unlink()
+    with pytest.raises(ValueError, match="is not finished"):
+        score_ensemble([words[0], unfinished])
+    discovery = tiny_run("lp-ln", steps=1, task="mdg_gcd").path
+    with pytest.raises(ValueError, match="whose outputs for new classes mean something else in every run"):
+        score_ensemble([words[0], discovery])
+
+
+def test_without_an_unseen_domain_there_is_nothing_to_score(tiny_run: MakeRun) -> None:
+    every = [tiny_run("lp-ln", steps=1, unseen="none", swad=False, seed=seed).path for seed in (1, 2)]
+    with pytest.raises(ValueError, match="it has no unseen domain to score"):
+        score_ensemble(every)
+
+
+@pytest.mark.parametrize("wanted", ["nowhere", "", "swad"])
+def test_mistakes_are_one_sentence(wanted: str, words: list[str], tiny_run: MakeRun, capsys: Captured) -> None:
+    plain = str(tiny_run("lp-ln", steps=1, swad=False).path)
+    argv = [words[0], plain, "--checkpoint", "swad"] if wanted == "swad" else [words[0], wanted]
+    assert main(["ensemble", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("patchgen ensemble: ") or "\npatchgen ensemble: " in said
+    assert ("swad needs a finished run" if wanted == "swad" else "is not a run folder") in said

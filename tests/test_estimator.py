@@ -1,0 +1,475 @@
+"""The classifier with the habits of scikit-learn: what goes in, what it knows after a fit, and what it hands on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+
+from patchgen import PatchGenClassifier, load_predictor
+from patchgen.data.table import read_table
+from patchgen.fit import procedure
+from patchgen.fit.source import as_data
+from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.convert import Loaded, build
+from patchgen.model_folder import FILES, backbone_facts
+from patchgen.model_folder import _backbone as rebuilt
+from patchgen.train.records import RunFolder
+
+CHEAP: dict[str, Any] = {
+    "backbone": "tiny", "image_size": 56, "steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4,
+    "lr": 1e-2, "quiet": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def fitted(image_folder: Path, home: Path) -> PatchGenClassifier:
+    return PatchGenClassifier(**CHEAP, runs=str(home / "runs")).fit(image_folder)
+
+
+@pytest.fixture(scope="module")
+def without_studio(image_folder: Path, home: Path) -> PatchGenClassifier:
+    return PatchGenClassifier(**CHEAP, runs=str(home / "runs")).fit(image_folder, unseen="studio")
+
+
+@pytest.fixture(scope="module")
+def files(image_folder: Path) -> list[Path]:
+    table = read_table(image_folder)
+    return [table.file(i) for i in range(len(table))]
+
+
+@pytest.fixture
+def saved(fitted: PatchGenClassifier, tmp_path: Path) -> Path:
+    return fitted.save(tmp_path / "model")
+
+
+# Habits
+
+
+def test_parameters_are_those_of_scikit_learn() -> None:
+    model = PatchGenClassifier(steps=7, hparams={"miro": 0.1}, method="lp")
+    copy = clone(model)
+    assert copy is not model and copy.get_params() == model.get_params() and is_classifier(model)
+    assert model.get_params() == {
+        "method": "lp", "backbone": "auto", "preset": "small", "runs": "runs", "expect": True, "quiet": False,
+        "steps": 7, "hparams": {"miro": 0.1},
+    }  # fmt: skip
+    assert model.set_params(seed=3, method="lp-ln").get_params()["seed"] == 3
+    assert (model.method, model.steps) == ("lp-ln", 7) and "seed" not in copy.get_params()
+    assert "steps=7" in repr(model)
+
+
+def test_settings_are_those_of_a_training() -> None:
+    config = PatchGenClassifier(steps=7, split="group").config("tiles", "x")
+    assert (config.steps, config.split, config.unseen, config.image_size, config.lr) == (7, "group", "x", 112, 1e-3)
+    assert PatchGenClassifier(preset="paper").config("tiles").normalization == "imagenet"
+    assert PatchGenClassifier().config("tiles").unseen == "none"
+    for wrong, message in (({"stpes": 3}, "did you mean 'steps'"), ({"data": "x"}, "no setting 'data'")):
+        with pytest.raises(ValueError, match=message):
+            PatchGenClassifier(**wrong)
+        with pytest.raises(ValueError, match=message):
+            PatchGenClassifier().set_params(**wrong)
+    with pytest.raises(ValueError, match="preset must be one of"):
+        PatchGenClassifier(preset="smal").config("x")
+
+
+def test_nothing_works_before_a_fit(tmp_path: Path) -> None:
+    for use in ("predict", "predict_proba", "explain", "save"):
+        with pytest.raises(NotFittedError, match="not fitted yet"):
+            getattr(PatchGenClassifier(), use)(tmp_path)
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    code = "import sys, patchgen; assert 'PatchGenClassifier' in patchgen.__all__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# What is known after a fit
+
+
+def test_every_site_was_left_out_once(fitted: PatchGenClassifier, home: Path) -> None:
+    assert fitted.classes_.tolist() == ["circle", "cross", "square"] and fitted.domains_ == (
+        "clinic",
+        "field",
+        "studio",
+    )
+    assert [fold["site"] for fold in fitted.folds_] == list(fitted.domains_)
+    accuracies = []
+    for fold in fitted.folds_:
+        run = RunFolder.open(home / "runs" / fold["run"])
+        assert run.config.unseen == fold["site"] and fold["images"] == 30
+        accuracies.append(run.records("test")[0]["all"]["accuracy"])
+    assert fitted.expected_accuracy_ is not None
+    assert list(fitted.expected_accuracy_.folds.values()) == accuracies
+    assert fitted.expected_accuracy_.mean == pytest.approx(np.mean(accuracies))
+
+
+def test_the_model_is_trained_on_all_sites(fitted: PatchGenClassifier) -> None:
+    run = RunFolder.open(fitted.run_)
+    assert run.config.unseen == "none" and run.done and not run.records("test")
+    assert set(fitted.history_[0]["validation"]) == set(fitted.domains_) and len(fitted.history_) == 2
+    assert fitted.model_.about["data"]["trained_on"] == 72  # 80 % of 90
+    assert fitted.calibration_["images"] == 18  # every held-out image, not the sample of --val-images
+
+
+def test_an_unseen_site_is_left_out_and_scored(
+    without_studio: PatchGenClassifier, image_folder: Path, files: list[Path]
+) -> None:
+    studio = [file for file in files if "studio" in file.parts]
+    [fold] = without_studio.folds_
+    assert fold["site"] == "studio"
+    assert fold["accuracy"] == pytest.approx(without_studio.score(studio, [file.parent.name for file in studio]))
+    assert without_studio.expected_accuracy_ is not None and without_studio.expected_accuracy_.interval is None
+    assert without_studio.model_.about["data"]["trained_on"] == 48
+
+
+def test_probabilities_are_calibrated_and_in_order(fitted: PatchGenClassifier, files: list[Path]) -> None:
+    found = fitted.predict_proba(files[:5])
+    predictor = load_predictor(fitted.run_)
+    plain = np.stack([one.probabilities for one in predictor.predict(files[:5])])  # type: ignore[union-attr]
+    tempered = plain ** (1 / fitted.temperature_)
+    np.testing.assert_allclose(found, tempered / tempered.sum(1, keepdims=True), atol=1e-5)
+    assert fitted.predict(files[:5]).tolist() == fitted.classes_[found.argmax(1)].tolist()
+
+
+def test_an_image_from_nowhere_is_unlike_training(fitted: PatchGenClassifier, files: list[Path]) -> None:
+    assert fitted.unlike_training(files).mean() <= 0.1
+    noise = np.random.default_rng(0).integers(0, 256, (4, 56, 56, 3), dtype=np.uint8)
+    assert fitted.unlike_training(noise).all()
+
+
+# What goes in
+
+
+def test_arrays_and_paths_give_what_the_folder_gives(
+    without_studio: PatchGenClassifier, files: list[Path], tmp_path: Path
+) -> None:
+    images = np.stack([np.asarray(Image.open(file)) for file in files])
+    y, domains = [file.parent.name for file in files], [file.parts[-3] for file in files]
+    settings = {**CHEAP, "runs": str(tmp_path / "runs")}
+    expected = without_studio.predict_proba(files)
+    from_array = PatchGenClassifier(**settings).fit(images, y, domains=domains, unseen="studio")
+    assert from_array.folds_[0]["accuracy"] == without_studio.folds_[0]["accuracy"]
+    np.testing.assert_allclose(from_array.predict_proba(images), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        without_studio.predict_proba([Image.open(f) for f in files[:3]]), expected[:3], atol=1e-6
+    )
+    from_paths = PatchGenClassifier(**settings).fit(files, np.array(y), domains=domains, unseen="studio")
+    np.testing.assert_allclose(from_paths.predict_proba(files), expected, atol=1e-6)
+
+
+def test_whole_numbers_stay_whole_numbers(files: list[Path], tmp_path: Path) -> None:
+    y = [("circle", "cross", "square").index(file.parent.name) + 9 for file in files]  # 10 and 11 sort before 9 as text
+    model = PatchGenClassifier(**CHEAP, method="lp", runs=str(tmp_path / "runs"), augment=False)
+    model.fit(files, y, domains=[file.parts[-3] for file in files], unseen="field")
+    loaded = PatchGenClassifier.load(model.save(tmp_path / "model"))
+    for one in (model, loaded):
+        assert sorted(one.classes_.tolist()) == [9, 10, 11] and one.predict(files[:2]).dtype.kind == "i"
+        assert one.score(files, y) == pytest.approx((one.predict(files) == np.array(y)).mean())
+
+
+def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
+    names = [f"p{i % 7}-{file.parts[-3]}" for i, file in enumerate(files)]
+    y, domains = [file.parent.name for file in files], [file.parts[-3] for file in files]
+    data = as_data([*files[:-1], Image.open(files[-1])], y, domains, names, tmp_path)
+    table = read_table(data)
+    assert table.group == tuple(names) and table.file(0) == files[0].absolute()
+    np.testing.assert_array_equal(np.asarray(Image.open(table.file(89))), np.asarray(Image.open(files[-1])))
+    assert as_data([*files[:-1], Image.open(files[-1])], y, domains, names, tmp_path) == data
+    assert as_data(files, y, domains, None, tmp_path) != data
+    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, split="group", runs=str(tmp_path)).fit(
+        data, unseen="field"
+    )
+    assert (model.model_.about["data"]["groups"], model.model_.about["data"]["split"]) == (21, "group")
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "message"),
+    [
+        (np.zeros((4, 8, 8), np.uint8), {"y": [0] * 4, "domains": [0] * 4}, r"\(N, H, W, 3\) uint8"),
+        (np.zeros((4, 8, 8, 3)), {"y": [0] * 4, "domains": [0] * 4}, "float64"),
+        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 4}, "domains="),
+        (
+            np.zeros((4, 8, 8, 3), np.uint8),
+            {"y": [0] * 3, "domains": [0] * 4},
+            "y must have one value for each of the 4",
+        ),
+        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0.5] * 4, "domains": [0] * 4}, "whole numbers"),
+        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 4, "domains": ["a", "b", " ", "a"]}, "none empty"),
+        ([], {"y": [], "domains": []}, "empty"),
+        ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "a path, a PIL image or an array"),
+        ("photos", {"y": [0]}, "leave y, domains and groups out"),
+        (7, {"y": [0], "domains": [0]}, "must be an array"),
+    ],
+)
+def test_wrong_data_is_one_sentence(data: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        PatchGenClassifier(**CHEAP, runs=str(tmp_path)).fit(data, **more)
+    assert not list(tmp_path.iterdir())
+
+
+def test_wrong_images_are_errors(fitted: PatchGenClassifier, tmp_path: Path) -> None:
+    (tmp_path / "x.png").write_bytes(b"nothing")
+    for images, message in (
+        ([tmp_path / "x.png"], "cannot read image"),
+        ([], "empty"),
+        (tmp_path / "no.png", "cannot"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fitted.predict(images)
+    with pytest.raises(ValueError, match="needs y="):
+        fitted.score([tmp_path / "x.png"])
+
+
+def test_a_folder_is_predicted_and_scored(fitted: PatchGenClassifier, image_folder: Path, files: list[Path]) -> None:
+    inside = sorted((image_folder / "studio").rglob("*.png"))
+    np.testing.assert_allclose(fitted.predict_proba(image_folder / "studio"), fitted.predict_proba(inside), atol=1e-6)
+    assert fitted.score(image_folder) == pytest.approx(fitted.score(files, [file.parent.name for file in files]))
+
+
+def test_explanations_of_files_and_arrays_agree(fitted: PatchGenClassifier, files: list[Path]) -> None:
+    of_file, of_array = fitted.explain(files[0]), fitted.explain(np.asarray(Image.open(files[0])))
+    np.testing.assert_allclose(of_file.mask, of_array.mask, atol=1e-6)
+    assert of_file.top[0][1] == pytest.approx(fitted.predict_proba(files[:1]).max(), abs=1e-5)
+    assert of_array.path is None and of_array.overlay().width > 600
+
+
+# Going on
+
+
+def test_a_stopped_fit_goes_on(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+
+    def stopping(config: Any, *args: Any, **more: Any) -> RunFolder:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        run = whole(config, *args, **more)
+        trained.append(config.unseen)
+        return run
+
+    whole = procedure.train
+    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, runs=str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(procedure, "train", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(image_folder)
+    done = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/done")}
+    assert trained == ["clinic", "field"] and len(done) == 2
+    model.fit(image_folder)
+    assert len(list(tmp_path.glob("*/done"))) == 4
+    assert {file: file.stat().st_mtime_ns for file in done} == done
+
+
+def test_nothing_is_trained_when_a_fold_cannot_be(image_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(image_folder, tmp_path / "photos")
+    for file in (folder / "field").rglob("0[1-9].png"):
+        file.unlink()
+    shutil.rmtree(folder / "field" / "cross")
+    shutil.rmtree(folder / "field" / "square")
+    with pytest.raises(ValueError, match="field"):
+        PatchGenClassifier(**CHEAP, runs=str(tmp_path / "runs")).fit(folder)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_site_may_not_be_called_none(image_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(image_folder, tmp_path / "photos")
+    (folder / "field").rename(folder / "none")
+    with pytest.raises(ValueError, match="rename it"):
+        PatchGenClassifier(**CHEAP, runs=str(tmp_path / "runs")).fit(folder)
+
+
+# Handing on
+
+
+@pytest.mark.parametrize("with_backbone", [True, False])
+def test_saved_and_loaded_predict_the_same(
+    with_backbone: bool, fitted: PatchGenClassifier, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fitted.save(tmp_path / "deep" / "model", with_backbone=with_backbone)
+    assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
+    assert [p.name for p in folder.parent.iterdir()] == ["model"]
+    if with_backbone:  # the backbone's source is not asked
+        monkeypatch.setattr("patchgen.model.checkpoint.load_backbone", None)
+    loaded = PatchGenClassifier.load(folder)
+    np.testing.assert_array_equal(loaded.predict_proba(files), fitted.predict_proba(files))
+    np.testing.assert_array_equal(loaded.explain(files[0]).mask, fitted.explain(files[0]).mask)
+    np.testing.assert_array_equal(loaded.unlike_training(files), fitted.unlike_training(files))
+    for name in ("domains_", "expected_accuracy_", "temperature_", "folds_", "calibration_"):
+        assert getattr(loaded, name) == getattr(fitted, name)
+    assert loaded.config("x") == fitted.config("x")
+    assert json.loads((folder / "config.json").read_text())["settings"].get("data") is None
+
+
+def test_saving_again_replaces_and_other_folders_are_safe(
+    fitted: PatchGenClassifier, without_studio: PatchGenClassifier, saved: Path
+) -> None:
+    without_studio.save(saved)
+    assert PatchGenClassifier.load(saved).folds_ == without_studio.folds_
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not a model folder .it holds notes.txt"):
+        fitted.save(saved)
+    with pytest.raises(ValueError, match="is a file"):
+        fitted.save(saved / "notes.txt")
+    assert PatchGenClassifier.load(saved).folds_ == without_studio.folds_
+
+
+def change(folder: Path, **facts: Any) -> None:
+    found = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(found | facts))
+
+
+def test_a_damaged_folder_says_what_is_wrong(saved: Path, fitted: PatchGenClassifier, tmp_path: Path) -> None:
+    def fails(message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            PatchGenClassifier.load(saved)
+
+    weights, config = (saved / "model.safetensors").read_bytes(), (saved / "config.json").read_text()
+    (saved / "model.safetensors").write_bytes(weights[:-4] + b"\0\1\2\3")
+    fails("damaged or exchanged")
+    (saved / "model.safetensors").unlink()
+    fails("has no model.safetensors")
+    (saved / "model.safetensors").write_bytes(weights)
+    for facts, message in (
+        ({"version": 9}, "version 9"),
+        ({"format": "bert"}, "not a model folder of patchgen"),
+        ({"classes": ["a", "b"]}, "do not fit"),
+        ({"settings": {"unseen": "none", "stesp": 3}}, "did you mean 'steps'"),
+        ({"backbone": {}}, "is damaged"),
+        ({"temperature": None}, "is damaged"),
+    ):
+        change(saved, **facts)
+        fails(message)
+        (saved / "config.json").write_text(config)
+    (saved / "config.json").write_text("{")
+    fails("not readable JSON")
+    (saved / "config.json").unlink()
+    fails("has no config.json")
+    with pytest.raises(ValueError, match="it is a run folder"):
+        PatchGenClassifier.load(fitted.run_)
+    with pytest.raises(ValueError, match="did you mean 'model'"):
+        PatchGenClassifier.load(tmp_path / "modle")
+
+
+def test_another_backbone_is_noticed(fitted: PatchGenClassifier, tmp_path: Path) -> None:
+    folder = fitted.save(tmp_path / "model", with_backbone=False)
+    facts = json.loads((folder / "config.json").read_text())
+    change(folder, backbone={**facts["backbone"], "digest": "0" * 64})
+    with pytest.raises(ValueError, match="digest differs"):
+        PatchGenClassifier.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("dinov2", {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "image_size": 28}),
+        ("vit", {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}),
+        ("vit_mae", {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 64}),
+        ("clip_vision_model", {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 16}),
+        ("resnet", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}),
+        ("regnet", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}),
+    ],
+)
+def test_every_family_of_backbones_comes_back(family: str, settings: dict[str, Any]) -> None:
+    origin, mean = Origin("here", "seen", "MIT", "a note"), (0.1, 0.2, 0.3)
+    backbone = Backbone(Loaded(build(family, settings), (mean, mean)), origin)
+    predictor = SimpleNamespace(model=SimpleNamespace(backbone=backbone))
+    facts = backbone_facts(predictor, {"digest": backbone.digest()})  # type: ignore[arg-type]
+    again = rebuilt(json.loads(json.dumps(facts)))
+    again.load_state_dict(backbone.state_dict())
+    assert again.digest() == backbone.digest() == facts["digest"]
+    assert (again.mean, again.licence, again.note, again.resolved) == (mean, "MIT", "a note", "seen")
+    images = torch.randn(1, 3, 64, 64) if family in ("resnet", "regnet") else torch.randn(1, 3, 112, 112)
+    if not family.startswith("re"):
+        images = images[:, :, : 4 * backbone.patch_size, : 4 * backbone.patch_size]
+    assert torch.equal(again(images).patches, backbone(images).patches)
+
+
+def test_load_predictor_takes_both_kinds(saved: Path, fitted: PatchGenClassifier, files: list[Path]) -> None:
+    [of_model], [of_run] = (load_predictor(path).predict(files[:1]) for path in (saved, fitted.run_))
+    assert of_model.label == of_run.label  # type: ignore[union-attr]
+    assert of_model.unlike_training is False and of_run.unlike_training is None  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="not a run folder .* and not a model folder"):
+        load_predictor(saved.parent)
+
+
+def test_the_card_says_what_must_be_known(saved: Path, fitted: PatchGenClassifier) -> None:
+    import yaml
+
+    _, head, text = (saved / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(head) | {"tags": 0} == {
+        "library_name": "patchgen", "pipeline_tag": "image-classification", "license": "other", "license_name": "none",
+        "tags": 0,
+    }  # fmt: skip
+    expected = fitted.expected_accuracy_
+    assert expected is not None and expected.new_site is not None
+    assert "| studio | 10 | 10 | 10 |" in text and f"**{expected.mean:.3f}**" in text
+    assert f"between {expected.new_site[0]:.3f} and {expected.new_site[1]:.3f}" in text
+    for words in ("selection map, not an annotation", "licence: none", "too sure", f"{fitted.temperature_:.4f}"):
+        assert words in text
+
+
+def test_without_an_expectation_the_card_says_so(image_folder: Path, home: Path, tmp_path: Path) -> None:
+    model = PatchGenClassifier(**CHEAP, runs=str(home / "runs"), expect=False).fit(image_folder)
+    assert model.expected_accuracy_ is None and model.folds_ == []
+    folder = model.save(tmp_path / "model")
+    assert "Not known: no site was left out" in (folder / "README.md").read_text()
+    assert PatchGenClassifier.load(folder).expected_accuracy_ is None
+
+
+def test_hub_gets_and_gives_the_same_folder(
+    fitted: PatchGenClassifier, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, Any]] = []
+
+    class Hub:
+        def create_repo(self, repo: str, **more: Any) -> None:
+            calls.append((repo, more))
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path, **more: Any) -> str:
+            shutil.copytree(folder_path, tmp_path / repo_id)
+            return f"hub/{repo_id}"
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((repo, (revision, sorted(allow_patterns))))
+        if repo != "me/tiles":
+            raise OSError("404: no such model")
+        return str(tmp_path / repo)
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path.parent)
+    assert fitted.push_to_hub("me/tiles", private=True) == "hub/me/tiles"
+    found = PatchGenClassifier.from_pretrained("me/tiles", revision="v1")
+    assert calls == [
+        ("me/tiles", {"private": True, "exist_ok": True}),
+        ("me/tiles", ("v1", ["README.md", "config.json", "model.safetensors"])),
+    ]
+    np.testing.assert_array_equal(found.predict_proba(files[:3]), fitted.predict_proba(files[:3]))
+    with pytest.raises(ValueError, match="the hub gave no model of that name .OSError: 404"):
+        PatchGenClassifier.from_pretrained("me/tils")
+    assert PatchGenClassifier.from_pretrained(tmp_path / "me/tiles").folds_ == fitted.folds_
+
+
+def test_a_hub_that_refuses_is_one_sentence(fitted: PatchGenClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no token")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda: SimpleNamespace(create_repo=refuse))
+    with pytest.raises(ValueError, match="did not take 'me/tiles' .OSError: no token.; log in"):
+        fitted.push_to_hub("me/tiles")

@@ -1,0 +1,127 @@
+"""Results a patient: by hand, in parts, and in a whole run whose patients stay on one side of the split."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patchgen.config import Config
+from patchgen.data.table import Table
+from patchgen.explain import Prediction, load_run
+from patchgen.tasks.mdg import make_fold
+from patchgen.train.patients import PatientTally
+from patchgen.train.trainer import train
+
+GROUP = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")
+LABEL = torch.tensor([0, 0, 0, 1, 1, 0, 1, 1])
+P_OF_ONE = torch.tensor([0.6, 0.55, 0.01, 0.9, 0.4, 0.2, 0.7, 0.6])  # probability of class 1
+
+
+def logits(p: torch.Tensor) -> torch.Tensor:
+    return torch.stack([torch.zeros_like(p), torch.logit(p)], 1)
+
+
+def test_shares_and_votes_by_hand() -> None:
+    tally = PatientTally(GROUP, np.arange(8), 2)
+    for part in ([7, 2, 4], [0, 1, 3], [5, 6]):
+        tally.add(np.array(part), logits(P_OF_ONE[part]), LABEL[part])
+    found = tally.record()
+    assert found["patients"] == 3
+    assert found["accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3) and found["worst"] == pytest.approx(1 / 3)
+    # ann: two of three images say 1 (wrong), the mean probability of 1 is 0.387; bob: a tie, mean 0.65; cy has both
+    assert found["one_label"] == {"patients": 2, "majority": 0.5, "mean_probability": 1.0}
+
+
+def test_patients_with_several_labels_have_no_vote() -> None:
+    tally = PatientTally(("a", "a"), np.arange(2), 2)
+    tally.add(np.arange(2), logits(torch.tensor([0.1, 0.9])), torch.tensor([0, 1]))
+    assert tally.record() == {"patients": 1, "accuracy": 1.0, "worst": 1.0}
+
+
+def test_only_scored_rows_count() -> None:
+    tally = PatientTally(GROUP, np.array([3, 4]), 2)
+    tally.add(np.array([3, 4]), logits(P_OF_ONE[3:5]), LABEL[3:5])
+    assert tally.names == ["bob"] and tally.record()["accuracy"] == 0.5
+
+
+@pytest.fixture(scope="module")
+def manifest(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared images with five patients a domain; in `studio` each patient has a single class."""
+    file = tmp_path_factory.mktemp("manifest") / "tiles.csv"
+    with file.open("w", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(["path", "domain", "label", "group"])
+        for path in sorted(image_folder.rglob("*.png")):
+            domain, label = path.parts[-3:-1]
+            person = f"{label}-{int(path.stem) % 2}" if domain == "studio" else f"{domain}-{int(path.stem) % 5}"
+            writer.writerow([path, domain, label, person])
+    return file
+
+
+def test_a_run_by_patients_from_end_to_end(manifest: Path, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    config = Config(**{**tiny_settings, "data": str(manifest), "split": "group"})
+    run = train(config, tmp_path, quiet=True)
+    sides: dict[tuple[str, str], set[str]] = {}
+    with (run.path / "splits.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        sides.setdefault((row["domain"], row["group"]), set()).add(row["part"])
+    assert all(len(parts) == 1 for parts in sides.values()) and {"in", "out"} == set.union(*sides.values())
+
+    record = next(r for r in run.records("test") if r["checkpoint"] == "selected")
+    studio = [row for row in rows if row["domain"] == "studio"]
+    predictor = load_run(run.path)
+    found = [p for p in predictor.predict([row["path"] for row in studio]) if isinstance(p, Prediction)]
+    people = sorted({row["group"] for row in studio})
+    shares, majority, mean = [], [], []
+    for person in people:  # the obvious version
+        mine = [(p, row["label"]) for p, row in zip(found, studio, strict=True) if row["group"] == person]
+        shares.append(np.mean([p.label == label for p, label in mine]))
+        total = sum(p.probabilities for p, _ in mine)
+        votes = [sum(p.label == name for p, _ in mine) for name in predictor.classes]
+        winner = max(range(len(votes)), key=lambda i: (votes[i], total[i]))
+        majority.append(predictor.classes[winner] == mine[0][1])
+        mean.append(predictor.classes[int(total.argmax())] == mine[0][1])
+    patients = record["patients"]
+    assert patients["patients"] == len(people) == 6
+    assert patients["accuracy"] == pytest.approx(np.mean(shares)) and patients["worst"] == pytest.approx(min(shares))
+    assert patients["one_label"] == {
+        "patients": 6,
+        "majority": pytest.approx(np.mean(majority)),
+        "mean_probability": pytest.approx(np.mean(mean)),
+    }
+    summary = (run.path / "summary.md").read_text()
+    assert f"selected, by patient: mean accuracy {patients['accuracy']:.4f} over 6 patients" in summary
+    assert "of 6 patients with one label" in summary and "swad, by patient" in summary
+
+
+def test_a_match_of_outputs_to_classes_has_no_patients(
+    manifest: Path, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**tiny_settings, "data": str(manifest), "task": "mdg_gcd", "known": "circle,cross", "swad": False}
+    [record] = train(Config(**settings), tmp_path, quiet=True).records("test")
+    assert "patients" not in record
+
+
+def test_a_patient_of_two_domains_is_named() -> None:
+    group = ("p1", "p2", "p3", "p4", "p5", "p6") * 2 + ("p1", "q2", "q3", "q4", "q5", "q6")
+    paths = tuple(f"{i}.png" for i in range(18))
+    label = np.arange(18) % 2
+    table = Table(Path("x"), paths, ("a", "b", "c"), ("no", "yes"), np.repeat([0, 1, 2], 6), label, group)
+    [unseen, sides] = make_fold(Config(data="x", unseen="c", split="group", holdout=0.4), table).notes
+    assert unseen.startswith("1 of 6 groups of c also occur in the sources (p1)")
+    assert "are trained on in one source and validated on in another" in sides
+    alone = replace(table, group=tuple(f"{d}-{g}" for d, g in zip(table.domain, group, strict=True)))
+    assert make_fold(Config(data="x", unseen="c", split="group", holdout=0.4), alone).notes == ()
+
+
+def test_data_without_patients_has_no_such_line(tiny_run: Any) -> None:
+    run = tiny_run()
+    assert all("patients" not in record for record in run.records("test"))
+    assert "by patient" not in (run.path / "summary.md").read_text()

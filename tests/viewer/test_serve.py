@@ -1,0 +1,74 @@
+"""patchgen serve: finds runs, says the address, warns where others can reach it, and stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.commands import serve
+from patchgen.viewer.library import find_items
+
+
+def test_a_folder_of_runs_and_single_runs_are_each_taken_once(run_folders: list[Path]) -> None:
+    items = find_items([run_folders[1], run_folders[0].parent])
+    paths = [item.path for item in items]
+    assert paths[0] == run_folders[1].resolve() and len(set(paths)) == len(paths) >= 2
+    assert [item.id for item in items] == [str(i + 1) for i in range(len(items))]
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for parent in ("x", "y"):
+        (tmp_path / parent / "run").mkdir(parents=True)
+        (tmp_path / parent / "run" / "config.yaml").write_text("")
+    assert [item.name for item in find_items([tmp_path / "x", tmp_path / "y"])] == ["x/run", "y/run"]
+
+
+@pytest.mark.parametrize("word", ["", "no/such", "empty"])
+def test_a_word_that_leads_nowhere_is_one_sentence(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", word]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("patchgen serve: ") and "no run folder" in text and "Traceback" not in text
+
+
+def test_a_missing_extra_names_the_fix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    assert main(["serve", "runs"]) == 2
+    assert "pip install 'patchgen[viewer]'" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ValueError, match="choose another --port"):
+        serve.listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ValueError, match="between 0 and 65535"):
+        serve.listen("127.0.0.1", 70_000)
+    with pytest.raises(ValueError, match="cannot listen at 203.0.113.9"):
+        serve.listen("203.0.113.9", 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> None:
+    command = [sys.executable, "-m", "patchgen", "serve", str(run_folders[0]), "--port", "0", "--host", host]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{address}api/health", timeout=30) as answer:
+            assert answer.status == 200 and "server" not in answer.headers
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert ("WARNING" in errors) == (host != "127.0.0.1")
