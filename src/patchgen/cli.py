@@ -64,10 +64,22 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"patchgen {name}: {error}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_lack_of_memory(error):  # a defect of ours is not hidden
+            raise
+        reason = (str(error) or "no reason given").splitlines()[0]
+        print(f"patchgen {name}: there is not enough memory ({reason}); use smaller images or batches", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         resumes = name in ("train", "benchmark", "sweep", "fit")
         print("patchgen: stopped" + "; the same command goes on from the last evaluation" * resumes, file=sys.stderr)
         return 130
+
+
+def _is_lack_of_memory(error: Exception) -> bool:
+    """True also for torch's own, which is a plain RuntimeError on a CPU."""
+    words = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def _overview() -> str:

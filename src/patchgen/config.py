@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from patchgen.names import did_you_mean
 
@@ -21,6 +21,7 @@ Refine = Literal["linear", "ln-linear", "linear-ln"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]
+Settings = TypeVar("Settings")  # a dataclass of settings
 NO_DOMAIN = "none"  # as `unseen`: nothing is left out
 
 
@@ -152,7 +153,9 @@ def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
 NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
 
 LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", "accumulate", "devices", "threads"), 1)
-LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1}
+LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1, "image_size": 1}
+# Beyond these a run cannot start: generators take 63 bits of seed and step, and a system has so many threads.
+MOST = {"seed": 2**32 - 1, "image_size": 16384, "threads": 1024, "devices": 1024}
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -182,7 +185,16 @@ def preset_settings(preset: str, method: str) -> dict[str, Any]:
 
 def load_config(path: str | Path, **changes: Any) -> Config:
     """Read a YAML file of settings; unknown keys are refused with the nearest known one."""
-    return Config(**known_settings(Config, {**read_settings(path), **changes}, str(path)))
+    return from_file(Config, path, changes)
+
+
+def from_file(kind: type[Settings], path: str | Path, changes: dict[str, Any]) -> Settings:
+    """The dataclass `kind` of a file's settings; whatever is wrong with them, the error names the file."""
+    settings = known_settings(kind, {**read_settings(path), **changes}, str(path))
+    try:
+        return kind(**settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -191,7 +203,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
 
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
         raise ValueError(f"{path} is not readable YAML: {error}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
@@ -245,11 +257,14 @@ def _check(config: Config) -> None:
 
 
 def check_least(config: Any, least: dict[str, int]) -> None:
-    """Refuse settings below their least value; None means that a setting was left out."""
+    """Refuse settings below their least value, or above their most; None means that a setting was left out."""
     for name, lowest in least.items():
         value = getattr(config, name)
         if value is not None and not value >= lowest:
             raise ValueError(f"{name} must be at least {lowest}, not {value}")
+    for name, highest in MOST.items():
+        if (getattr(config, name, None) or 0) > highest:
+            raise ValueError(f"{name} must be at most {highest}, not {getattr(config, name)}")
 
 
 def check_kinds(config: Any) -> None:
@@ -265,9 +280,17 @@ def check_kinds(config: Any) -> None:
         if kind in KINDS and not _fits(value, kind):
             fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
             raise ValueError(f"{name} must be {KINDS[kind]}, not {value!r}{fix}")
+        if get_origin(kind) is dict:
+            _check_dict(name, value, get_args(kind)[1])
+
+
+def _check_dict(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be `name: value` lines, not {value!r}")
+    for key, item in value.items():
+        if not isinstance(key, str) or not _fits(item, kind):
+            raise ValueError(f"{name}: each value must be {KINDS[kind]} under a name, not {key!r}: {item!r}")
 
 
 def _fits(value: Any, kind: type) -> bool:
-    if kind is str:  # what a command still has to fill in is no text yet
-        return not isinstance(value, (int, float))
     return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Refine, Tune, check_kinds, check_least, known_settings, read_settings, run_hash
+from patchgen.config import Refine, Tune, check_kinds, check_least, from_file, run_hash
 
 Components = Literal["known", "half", "grow"]
 StreamSelection = Literal["session-validation", "last"]
@@ -162,7 +162,7 @@ def stream_preset(preset: str, data: str) -> dict[str, Any]:
 
 def load_stream_config(path: str | Path, **changes: Any) -> StreamConfig:
     """Read a YAML file of settings; unknown keys are refused with the nearest known one."""
-    return StreamConfig(**known_settings(StreamConfig, {**read_settings(path), **changes}, str(path)))
+    return from_file(StreamConfig, path, changes)
 
 
 def _check(config: StreamConfig) -> None:

@@ -25,7 +25,8 @@ from patchgen.data.given import squares
 from patchgen.explain import Predictor, Scores
 from patchgen.fit.expect import Expected
 from patchgen.fit.source import as_data
-from patchgen.model_folder import Model, fetch_model, push_model, read_model, write_model
+from patchgen.model_folder import Model, read_model, write_model
+from patchgen.model_hub import fetch_model, push_model
 from patchgen.names import did_you_mean
 from patchgen.overlay import Explanation
 

@@ -43,7 +43,9 @@ def test_mean_and_standard_error_over_seeds(fold: Make) -> None:
 
 
 def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Make) -> None:
-    runs = read(fold(0.9, lr=1e-3, validation=0.5), fold(0.6, lr=1e-2, validation=0.7), fold(0.8, lr=1.0, validation=0.6))
+    runs = read(
+        fold(0.9, lr=1e-3, validation=0.5), fold(0.6, lr=1e-2, validation=0.7), fold(0.8, lr=1.0, validation=0.6)
+    )
     number = gather(runs, Column("", {"PACS": ["sketch"]}), "in")
     assert number is not None and number.mean == pytest.approx(60) and number.tried == 3
     assert number.runs == (runs[1].path.name,)
@@ -157,7 +159,8 @@ def test_ablation_rows_and_the_papers_columns(fold: Make) -> None:
     [grid] = ablation_grids(runs, "in")
     found = [means(one)[0] for one in grid.lines]
     assert found == [50, 51, 52, None, 54, 55, 56, 57, 58, 59, 60]
-    assert grid.lines[3].entries[0].command == "patchgen sweep configs/ablation-small.yaml"
+    command = f"patchgen sweep configs/ablation-small.yaml --out {paths[0].parent}"
+    assert grid.lines[3].entries[0].command == command
     papers = [[entry.paper.value for entry in one.entries if entry.paper] for one in grid.lines]
     assert papers[0] == [76.5, 78.7] and papers[-1] == [79.2, 80.9]
 

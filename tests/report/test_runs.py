@@ -85,7 +85,13 @@ def test_labels_tell_apart_what_a_table_must() -> None:
 
 def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
     usual = read_run(fold(0.8))
-    same = [fold(0.8, seed=2), fold(0.8, method="lp"), fold(0.8, lr=1.0), fold(0.8, unseen="photo"), fold(0.8, swad=True)]
+    same = [
+        fold(0.8, seed=2),
+        fold(0.8, method="lp"),
+        fold(0.8, lr=1.0),
+        fold(0.8, unseen="photo"),
+        fold(0.8, swad=True),
+    ]
     other = [fold(0.8, steps=62), fold(0.8, image_size=112), fold(0.8, augment=False), fold(0.8, holdout=0.3)]
     setups = [run.setup for path in same if isinstance(run := read_run(path), Run)]
     assert isinstance(usual, Run) and setups == [usual.setup] * 5

@@ -22,6 +22,8 @@ NoOps = Callable[[int], list[Job]]
 def five(no_ops: NoOps) -> list[Job]:
     """done, failed, unfinished, running (the test must lock it), done."""
     jobs = no_ops(5)
+    scored = RunFolder.create(jobs[0].out, jobs[0].config, jobs[0].run)
+    scored.append({"kind": "test", "checkpoint": "selected", "all": {"accuracy": 0.625}})
     for job in (jobs[0], jobs[4]):
         perform(job)
         for name in ("selected", "swad"):
@@ -37,7 +39,6 @@ def there(jobs: list[Job]) -> list[bool]:
 
 
 def test_list(five: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    five[0].folder.append({"kind": "test", "checkpoint": "selected", "all": {"accuracy": 0.625}})
     with five[3].folder.locked():
         assert main(["runs", str(tmp_path), "--json"]) == 0
         found = {line["run"]: line for line in json.loads(capsys.readouterr().out)}
@@ -47,6 +48,14 @@ def test_list(five: list[Job], tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert lines[0]["accuracy"] == 0.625 and lines[1]["error"] == "no luck" and lines[4]["seed"] == 4
     text = capsys.readouterr().out
     assert "62.5" in text and "no luck" in text and "nowhere" in text
+
+
+def test_damaged_runs_are_listed_as_such(five: list[Job], tmp_path: Path) -> None:
+    (five[0].folder.path / "config.yaml").write_text("nonsense: 1\n")
+    (five[4].folder.path / "records.jsonl").write_text("not JSON\n")
+    lines = {line.run: line for line in map(describe, find_runs([tmp_path]))}
+    assert "unknown setting 'nonsense'" in (lines[str(five[0].folder.path)].error or "")
+    assert "damaged" in (lines[str(five[4].folder.path)].error or "")
 
 
 def test_a_stream_has_no_unseen_domain(tmp_path: Path) -> None:

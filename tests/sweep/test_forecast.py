@@ -64,7 +64,17 @@ def test_finished_runs_of_the_same_method_come_first_then_those_of_others(tmp_pa
     assert found.seconds == pytest.approx((3 + 5) / 2 + (3 + 5 + 16) / 3 + 20 * 5 * 3 / RATE, abs=0.1)
     assert [found.bases[basis] for basis in (SAME, ALIKE)] == [1, 1] and found.bases.total() == 3  # the last is done
     text = found.lines(workers=2)
-    assert text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  1 runs from {SAME}" in text
+    assert text[0].startswith("forecast: 32 s of work, about 16 s with 2 workers") and f"  1 run from {SAME}" in text
+
+
+def test_a_damaged_run_tells_nothing(tmp_path: Path) -> None:
+    run = finish(job(tmp_path, seed=7), [1.0])
+    (run.path / "records.jsonl").write_text("not JSON\n")
+    assert SAME not in predict_cost([job(tmp_path)], finished_runs(tmp_path)).bases
+    stopped = job(tmp_path, seed=8)
+    begun = RunFolder.create(tmp_path, stopped.config, stopped.run)
+    (begun.path / "records.jsonl").write_text("not JSON\n")
+    assert stopped.progress == 0
 
 
 def test_of_a_stopped_run_only_the_rest_counts(tmp_path: Path) -> None:

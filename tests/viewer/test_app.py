@@ -255,6 +255,7 @@ def test_a_damaged_run_does_not_hide_the_others(run_folders: list[Path], tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(text)
     shutil.copytree(run_folders[0], tmp_path / "d")
+    (tmp_path / "d" / "done").unlink()  # still running: its last line may be half written
     (tmp_path / "d" / "records.jsonl").open("a").write(
         '{"kind": "evaluation", "step": 9, "train": {"main": NaN}}\n{"ki'
     )
@@ -276,6 +277,44 @@ def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(
     [row] = client.get("/api/runs").json()["runs"]
     assert row["done"] is False and row["scores"] == {}
     assert "no checkpoint 'selected'" in client.get("/api/models/1").json()["error"]
+
+
+def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
+    from patchgen.viewer import runs
+    from patchgen.viewer.library import find_items
+
+    facts = {"format": "patchgen-model", "settings": {"method": "patchgen", "seed": 1}, "expected": {"mean": 0.75}}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    (tmp_path / "README.md").write_text("# the card")
+    [item] = find_items([tmp_path])
+    row = runs.detail(item)
+    assert item.kind == "model" and row["scores"] == {"expected at a new site": 0.75} and row["summary"] == "# the card"
+
+
+def test_calibration_and_strangeness_reach_the_answer(
+    make_client: Callable[..., Any], run_folders: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A temperature flattens; with a threshold below every distance each image is unlike the training images."""
+    from patchgen.model.confidence import Confidence, Familiar
+    from patchgen.viewer import library
+
+    def load(path: Path) -> Any:
+        predictor = load_run(path)
+        dim = predictor.model.head.in_features
+        predictor.confidence = Confidence(4.0, Familiar(torch.full((1, dim), 1e3), torch.eye(dim), threshold=1.0))
+        return predictor
+
+    plain = make_client()
+    before = opened(plain)
+    monkeypatch.setattr(library, "load_predictor", load)
+    client = make_client()
+    about, found = client.get("/api/models/1").json(), opened(client)
+    assert about["calibrated"] and about["temperature"] == 4 and about["knows_unlike"]
+    logits = np.log([row["probability"] for row in before["classes"]]) / 4
+    expected = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose([row["probability"] for row in found["classes"]], expected, atol=1e-6)
+    moved = client.post("/api/perturb", json={"model": "1", "image": found["image"], "off": [1]}).json()
+    assert found["unlike_training"] is True and moved["unlike_training"] is True
 
 
 # Many at once

@@ -236,6 +236,22 @@ def test_the_slider_dims_patches_below(page: Browser, files: Path) -> None:
     )
 
 
+def test_a_mask_is_stretched_only_when_asked_and_says_so(page: Browser, files: Path) -> None:
+    page.upload(files / "good0.png")
+    mask = page.until("state.current.maps.mask")
+    assert page.run("shownMap()") == mask
+    page.run("document.getElementById('stretch').click()")
+    stretched = page.run("shownMap()")
+    assert (min(stretched), max(stretched)) == (0, 1) and "STRETCHED" in page.text("scale-note")
+
+
+def test_an_image_unlike_the_training_images_is_said(page: Browser, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.run("state.current.scores.unlike_training = true; state.model.knows_unlike = true; drawAnswer()")
+    assert "do not rely on its answer" in page.text("warning")
+    assert page.run("document.getElementById('warning').checkVisibility()")
+
+
 def test_a_click_takes_a_patch_away_and_the_probability_moves(page: Browser, files: Path) -> None:
     page.upload(files / "good1.png")
     page.run("document.getElementById('canvas').scrollIntoView({block: 'center'})")
@@ -307,6 +323,16 @@ def test_a_model_without_a_mask_shows_the_rankings_it_has(page: Browser, files: 
     page.until("document.querySelector('#rankings canvas[aria-label^=attention]') !== null")
     assert page.run("document.getElementById('map').value") == "attention" and "no mask" in page.text("about")
     assert "STRETCHED" in page.text("scale-note")
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_one_before(page: Browser, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.run("(m => { m.append(make('option', {value: '99'}, 'gone')); m.value = '99'; "
+             "m.dispatchEvent(new Event('change')); })(document.getElementById('model'))")  # fmt: skip
+    page.until("document.getElementById('message').textContent.includes('no such model')")
+    assert page.run("document.getElementById('model').value") == "1" and page.run("isReady()")
+    page.run("0")
+    page.problems.clear()  # Chromium logs every 404
 
 
 def test_examples_of_the_unseen_domain_say_the_true_class(page: Browser) -> None:

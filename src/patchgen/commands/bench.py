@@ -237,8 +237,11 @@ def bench_methods(
         found = cost_methods.measure_methods(
             chosen, backbone, image_size=image_size, per_domain=per_domain, repeats=repeats, report=report
         )
-    rows = [(name, f"{m['ratio']:.2f}", f"{m['lowest']:.2f}", f"{m['highest']:.2f}",
-             f"{m['trained_parameters']:,}", f"{m['own_parameters']:,}") for name, m in found["methods"].items()]  # fmt: skip
+    rows = [
+        (name, f"{m['ratio']:.2f}", f"{m['lowest']:.2f}", f"{m['highest']:.2f}", f"{m['trained_parameters']:,}",
+         f"{m['own_parameters']:,}")
+        for name, m in found["methods"].items()
+    ]  # fmt: skip
     if csv is not None:
         lines = ["method,ratio", *(f"{row[0]},{row[1]}" for row in rows)]
         Path(csv).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -11,12 +11,12 @@ from patchgen.commands import parse
 
 
 def list_methods(json: bool = False) -> None:
-    """List the methods: what the head reads, what is tuned, what a step costs, own hyper-parameters with their defaults.
+    """List the methods: what the head reads, what is tuned, what a step costs, own hyper-parameters and defaults.
 
     Args:
         json: Print JSON instead of a table.
     """
-    from patchgen.methods import METHODS
+    from patchgen.methods import ALIASES, METHODS
     from patchgen.methods.stream import STREAM_METHODS
 
     costs = step_costs()
@@ -35,7 +35,8 @@ def list_methods(json: bool = False) -> None:
         if own or row["reference"]:
             print(" " * 22 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
-    print("\n`x`: a training step as a multiple of lp-ln's (ViT-S/14, 112 px; `patchgen bench methods` measures it here)")
+    print("\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`patchgen bench methods` measures it)")
+    print("\nOther names: " + ", ".join(f"{other} for {name}" for other, name in ALIASES.items()))
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from patchgen.diagnose.faithfulness import OPERATORS, area
 from patchgen.diagnose.summary import Record, paired
 
-
 FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
 
 
@@ -65,7 +64,8 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
         return paired(own, [right(r, other, side) if other else r["correct"] for r in chosen])
 
     keep, lose = difference("keep"), difference("perturb")
-    text = f"Accuracy{where} changes by {_points(keep)} when the rest is perturbed, by {_points(lose)} when the selection is"
+    text = f"Accuracy{where} changes by {_points(keep)} when the rest is perturbed"
+    text += f", by {_points(lose)} when the selection is"
     # "small" against "sharp": at most half of the other drop
     sufficient, needed = keep["mean"] >= lose["mean"] / 2, lose["mean"] < 0 and lose["clear"]
     if "random" in run["curves"]:

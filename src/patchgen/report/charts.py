@@ -135,7 +135,7 @@ def _legend(axes: Axes) -> None:
 def stages(grid: Grid) -> Drawn | None:
     """A/K/U over the sessions, one line a method; below, the mean gain of adding PatchGen to its host."""
     sessions = [name for name in dict.fromkeys(column.group for column in grid.columns) if name != "average"]
-    figure = new_figure(9.6, 5.4)
+    figure = new_figure(9.6, 6.0)
     parts = figure.add_gridspec(2, 3, height_ratios=(3, 2))
     panels = [figure.add_subplot(parts[0, 0])]
     panels += [figure.add_subplot(parts[0, i], sharey=panels[0]) for i in (1, 2)]

@@ -115,7 +115,8 @@ def _html_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
     if entry.missing:
         return f'<td class="wrong" title="{escape(entry.command)}">[{marks[entry.command]}] {paper}</td>'
     about = entry.number.in_words() if entry.number else entry.paper.source if entry.paper else ""
-    return f'<td title="{escape(about)}">{escape(number_text(entry, grid.seeds))} {paper}</td>'
+    number = escape(number_text(entry, grid.seeds)).replace(" ± ", "&nbsp;±&nbsp;")  # a line break would part them
+    return f'<td title="{escape(about)}">{number} {paper}</td>'
 
 
 def _origins(grid: Grid) -> str:

@@ -63,7 +63,7 @@ def training_command(
     def command(column: Column) -> str:
         first, lacking = next(iter(runs), None), _lacking(runs, column, columns)
         if first is None or not lacking or not isinstance(first.config, Config):
-            return f"patchgen sweep {recipe}"
+            return f"patchgen sweep {recipe} --out {shlex.quote(str(everything[0].path.parent))}"
         dataset, unseen = lacking
         data = shlex.quote(next((run.config.data for run in everything if run.dataset == dataset), dataset))
         config, out = (shlex.quote(str(path)) for path in (first.path / "config.yaml", first.path.parent))

@@ -47,7 +47,8 @@ class Report:
 
     def in_words(self) -> str:
         """What was made, and of what."""
-        lines = [f"{len(self.grids)} tables from {self.runs} runs; {len(self.skipped)} folders left out"]
+        left = f"{len(self.skipped)} folder{'s' * (len(self.skipped) != 1)} left out"
+        lines = [f"{len(self.grids)} tables from {self.runs} runs; {left}"]
         return "\n".join([*lines, *(f"  {one.path}: {one.reason}" for one in self.skipped[:20])])
 
 

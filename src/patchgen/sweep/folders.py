@@ -57,13 +57,13 @@ def describe(run: RunFolder) -> Description:
     size = sum(stat.st_size for stat in files)
     failure = failure_of(run)
     try:
-        config = run.settings
-    except ValueError as error:
+        config, accuracy = run.settings, _accuracy(run)
+    except (ValueError, KeyError, TypeError) as error:
         return Description(str(run.path), state_of(run), "?", "?", "", 0, None, age, size, str(error))
     unseen = config.unseen if isinstance(config, Config) else ""
     state, data = state_of(run), Path(config.data).name
     why = failure.line if failure and state == "failed" else None
-    return Description(str(run.path), state, config.method, data, unseen, config.seed, _accuracy(run), age, size, why)
+    return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
 
 
 def _files(path: Path) -> list[Path]:

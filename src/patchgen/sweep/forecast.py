@@ -35,7 +35,7 @@ class Forecast:
         """For a person."""
         total, each = duration(self.seconds), duration(self.seconds / workers)
         text = f"forecast: {total} of work" + (f", about {each} with {workers} workers" if workers > 1 else "")
-        return [text, *(f"  {count} runs from {basis}" for basis, count in self.bases.items())]
+        return [text, *(f"  {count} run{'s' * (count > 1)} from {basis}" for basis, count in self.bases.items())]
 
 
 def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float | None = None) -> Forecast:
@@ -46,7 +46,10 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
     """
     known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for run in finished:
-        config, seconds = run.settings, seconds_of(run)
+        try:
+            config, seconds = run.settings, seconds_of(run)
+        except ValueError:  # a damaged folder tells nothing
+            continue
         known[(config.method, *likeness(config))].append(seconds)
         known[likeness(config)].append(seconds)
     total, bases = 0.0, Counter[str]()

@@ -67,10 +67,13 @@ class Job:
 
     @property
     def progress(self) -> int:
-        """Steps (epochs) that are done, of `size`."""
+        """Steps (epochs) that are done, of `size`; 0 where the records are damaged, which training will tell."""
         if self.folder.done:
             return self.size
-        records = self.folder.records()
+        try:
+            records = self.folder.records()
+        except ValueError:
+            return 0
         epochs = sum(record["kind"] == "epoch" for record in records)
         return min(self.size, epochs or max((record.get("step", -1) + 1 for record in records), default=0))
 

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from patchgen.sweep.jobs import Job, Outcome, note_failure, worth_another
+from patchgen.sweep.jobs import Job, Outcome, failure_of, note_failure, worth_another
 from patchgen.train.progress import Progress
 
 TICK = 1.0  # seconds between two looks at the records of what is running
@@ -134,7 +134,5 @@ def _take_in(
 
 
 def _why(job: Job) -> str:
-    from patchgen.sweep.jobs import failure_of
-
     failure = failure_of(job.folder)
     return failure.line if failure else "unknown error"

@@ -3,7 +3,8 @@
     config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
 
 Every file is written under a temporary name and then renamed. Records are appended; the training state remembers how
-many bytes of them it has seen, so what a killed run wrote after its last state is dropped and made again.
+many bytes of them it has seen, so what a killed run wrote after its last state is dropped and made again. Checkpoints,
+the records that a state has seen and those of a finished run carry a checksum: what a disk has changed is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import platform
 import secrets
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor
 from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
 
+RESTORE = "restore the file, or delete the run's folder and train again"
 LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
 
 
@@ -99,7 +102,13 @@ class RunFolder:
                 if attempt == LOCK_ATTEMPTS - 1:
                     raise RunBusy(f"{self.path} is being trained by another process; wait for it, or end it")
                 time.sleep(LOCK_PAUSE)
+            self._clear()
             yield
+
+    def _clear(self) -> None:
+        """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
 
     @property
     def busy(self) -> bool:
@@ -112,7 +121,7 @@ class RunFolder:
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with open(self.path / "records.jsonl", "a") as handle:
+        with open(self._records_path, "a", encoding="utf-8") as handle:
             handle.write(json.dumps(record) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -120,22 +129,51 @@ class RunFolder:
             listener(self)
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All whole lines; a last line cut short by a kill is left out."""
+        """All whole lines; a last line cut short by a kill is left out.
+
+        Raises:
+            ValueError: a line is damaged, or a finished run has other records than it was finished with.
+        """
+        whole, _, torn = self._records_bytes().rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        found = [_parse(line) for line in lines]
+        if None in found or (self.done and self._finished_with() not in (None, self.records_mark()["records_crc32"])):
+            line = f", line {found.index(None) + 1}," if None in found else ""
+            raise ValueError(f"{self._records_path}{line} is damaged; {RESTORE}")
+        last = [record] if (record := _parse(torn)) is not None else []
+        return [record for record in [*found, *last] if record and kind in (None, record.get("kind"))]
+
+    def records_mark(self) -> dict[str, int]:
+        """What a state remembers of the records: their bytes and checksum."""
+        content = self._records_bytes()
+        return {"records": len(content), "records_crc32": zlib.crc32(content)}
+
+    def rewind_records(self, size: int, crc: int | None = None) -> None:
+        """Forget what was recorded after the state that training resumes from.
+
+        Raises:
+            ValueError: the records that the state has seen are not all there, or not as they were.
+        """
+        seen = self._records_bytes()[:size]
+        if len(seen) < size or crc not in (None, zlib.crc32(seen)):
+            raise ValueError(f"{self._records_path} is damaged: it is not what the state has seen; {RESTORE}")
+        if self._records_path.exists():
+            os.truncate(self._records_path, size)
+
+    @property
+    def _records_path(self) -> Path:
+        return self.path / "records.jsonl"
+
+    def _records_bytes(self) -> bytes:
         try:
-            lines = (self.path / "records.jsonl").read_text().splitlines()
+            return self._records_path.read_bytes()
         except FileNotFoundError:
-            return []
-        found = [record for line in lines if (record := _parse(line)) is not None]
-        return [record for record in found if kind in (None, record.get("kind"))]
+            return b""
 
-    def records_size(self) -> int:
-        path = self.path / "records.jsonl"
-        return path.stat().st_size if path.exists() else 0
-
-    def rewind_records(self, size: int) -> None:
-        """Forget what was recorded after the state that training resumes from."""
-        if self.records_size() > size:
-            os.truncate(self.path / "records.jsonl", size)
+    def _finished_with(self) -> int | None:
+        """The checksum of the records in `done`; None where an older version wrote it."""
+        words = (self.path / "done").read_bytes().split()
+        return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
 
     # Files
 
@@ -144,7 +182,8 @@ class RunFolder:
 
     def finish(self, summary: str) -> None:
         write_text(self.path / "summary.md", summary)
-        write_text(self.path / "done", time.strftime("%Y-%m-%dT%H:%M:%S%z\n"))
+        now, crc = time.strftime("%Y-%m-%dT%H:%M:%S%z"), self.records_mark()["records_crc32"]
+        write_text(self.path / "done", f"{now}\nrecords {crc}\n")
         self.checkpoint("state").unlink(missing_ok=True)  # after "done": only a run that may go on needs it
 
 
@@ -161,14 +200,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all."""
+    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all.
+
+    The facts begin with a checksum of both, because the format has none.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     temporary = _temporary(path)
     try:
         whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(whole, temporary, metadata={"patchgen": json.dumps(meta)})
+        facts = {"crc32": _checksum(whole, meta), **meta}
+        save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
         os.replace(temporary, path)
     except SafetensorError as error:  # what a full disk raises there
         raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
@@ -183,13 +228,26 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"there is no checkpoint {path}")
     try:
         with safe_open(path, "pt") as handle:
-            meta = json.loads((handle.metadata() or {})["patchgen"])
-            return {name: handle.get_tensor(name) for name in handle.keys()}, meta  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+            meta = dict(json.loads((handle.metadata() or {})["patchgen"]))
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if meta.pop("crc32", None) not in (None, _checksum(tensors, meta)):  # older files have none
+            raise ValueError("its checksum is another")
+        return tensors, meta
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise ValueError(
             f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
             "run, or delete the run's folder and train again"
         ) from error
+
+
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    import torch
+
+    crc = zlib.crc32(json.dumps(meta).encode())
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)  # type: ignore[arg-type]
+    return crc
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -220,10 +278,10 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _parse(line: str) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, or no UTF-8
         return None
     return record if isinstance(record, dict) else None
 

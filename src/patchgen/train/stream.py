@@ -261,7 +261,7 @@ class StreamTrainer:
         chain = np.array(list(self.chain.items()), dtype=np.int64).reshape(-1, 2)
         tensors["chain"] = torch.from_numpy(chain)
         facts = {"stage": self.stage, "epoch": self.epoch, "kept": [self.kept.score, self.kept.epoch]}
-        facts["records"] = self.run.records_size()
+        facts |= self.run.records_mark()
         save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
 
     def _resume(self) -> None:
@@ -282,7 +282,7 @@ class StreamTrainer:
         self.pool.load(under(tensors, "pool."), self.device)
         self.chain = dict(tensors["chain"].tolist())
         self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], Kept(*facts["kept"])
-        self.run.rewind_records(facts["records"])
+        self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
     def next_stage(self) -> None:
         """Begin another stage with the model as it is."""

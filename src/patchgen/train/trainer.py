@@ -49,6 +49,9 @@ from patchgen.train.summary import progress_line, summarize
 from patchgen.train.swad import Swad
 from patchgen.train.track import Tracker
 
+NEVER = 2**62  # no step has this number
+NAMED = 4  # images in the text of an error; the file beside the records names all
+
 
 def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
     """Train and score one fold; a finished run is returned as it is, an interrupted one goes on.
@@ -145,6 +148,7 @@ class Trainer:
         self.swad = self._make_swad()
         self.start, self.best = 0, -math.inf
         self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
+        self.number, self.diverged = 0, torch.full((), NEVER, device=fabric.device)  # this step; the first not finite
         self._resume()
 
     def _say(self, text: str) -> None:
@@ -195,6 +199,7 @@ class Trainer:
     def _step(self, number: int) -> None:
         # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
         torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
+        self.number = number
         self.method.update(Step(self, number, self._count))
         if self.swad:
             self.swad.update(self._predicting())
@@ -244,6 +249,9 @@ class Trainer:
         for name, value in values.items():
             total, count = self.sums.get(name, (torch.zeros_like(value), 0))
             self.sums[name] = (total + value.detach(), count + 1)
+        if values:  # a sum is finite only where all of its terms are
+            finite = torch.stack([value.detach().float() for value in values.values()]).sum().isfinite()
+            self.diverged = torch.where(finite, self.diverged, self.diverged.clamp(max=self.number))
 
     def _means(self, all_ranks: bool = False) -> dict[str, float]:
         """The named values, averaged since the last evaluation. Reading them makes the device catch up."""
@@ -287,11 +295,18 @@ class Trainer:
 
     def _check_finite(self, means: dict[str, float], step: int) -> None:
         bad = [name for name, value in means.items() if not math.isfinite(value)]
-        if bad:
-            raise ValueError(
-                f"training diverged before step {step}: {', '.join(bad)} is not finite; lower --lr "
-                f"(now {self.config.lr:g}). The state of the last evaluation is kept in {self.run.path}"
-            )
+        if not bad:
+            return
+        first = int(cast(torch.Tensor, self.fabric.all_gather(self.diverged)).min())
+        first = min(first, step)  # batches are a function of the step, so the images can be named after the fact
+        files = [str(self.fold.table.file(row)) for row in dict.fromkeys(self.batches.rows_at(first)[0].tolist())]
+        if self.fabric.is_global_zero:
+            self.run.write_json("diverged.json", {"step": first, "values": bad, "images": files})
+        raise ValueError(
+            f"training diverged at step {first}: {', '.join(bad)} is not finite; lower --lr (now {self.config.lr:g}), "
+            f"or look at the images of that step: {', '.join(files[:NAMED])}{', ...' * (len(files) > NAMED)} (all of "
+            f"them: diverged.json). The state of the last evaluation is kept in {self.run.path}"
+        )
 
     def _save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
         save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
@@ -300,7 +315,7 @@ class Trainer:
         tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
         tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
         tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        facts: dict[str, Any] = {"step": step, "best": self.best, "records": self.run.records_size()}
+        facts: dict[str, Any] = {"step": step, "best": self.best, **self.run.records_mark()}
         if self.swad:
             averages, facts["swad"] = self.swad.state()
             tensors |= {f"swad.{k}": v for k, v in averages.items()}
@@ -329,7 +344,7 @@ class Trainer:
         self.start, self.best = facts["step"] + 1, facts["best"]
         self.fabric.barrier()
         if self.fabric.is_global_zero:
-            self.run.rewind_records(facts["records"])
+            self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
     def _calibrate(self) -> None:
         """Give the mask its moderate start on the first step's source images; the same on every rank."""

@@ -6,5 +6,5 @@ library  models and runs, known to requests by id alone
 answers  what a model says of a picture, its rankings, and what it says with patches taken away
 runs     settings, scores and curves out of run folders
 worker   one thread for all model work, with a bounded queue
-app      the addresses; page.html, page.css and page.js are the page
+app      the addresses; static/ is the page: no build step, nothing from the network
 """

@@ -29,11 +29,12 @@ from patchgen.viewer.library import Library
 from patchgen.viewer.shelf import Picture, Shelf, clean_name
 from patchgen.viewer.worker import Worker
 
+SCRIPTS = ("tools", "maps", "look", "runs", "page")
 PAGE = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
 Id = Field(max_length=64)
 log = logging.getLogger("patchgen.viewer")
@@ -209,9 +210,9 @@ async def _files(form: FormData) -> list[tuple[str, bytes]]:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Four files with fixed names: no part of an address is ever looked up on the disk."""
+    """Files with fixed names: no part of an address is ever looked up on the disk."""
     for path, (name, kind) in PAGE.items():
-        text = resources.files("patchgen.viewer").joinpath(name).read_text(encoding="utf-8")
+        text = resources.files("patchgen.viewer").joinpath("static", name).read_text(encoding="utf-8")
         app.add_route(path, _constant(text, kind), methods=["GET"])
 
 

@@ -1,0 +1,324 @@
+"""Faults that are no kill: full disks, damaged files, a second process, a wrong clock, dying threads, NaN.
+
+Each leaves either the right result or one clear sentence, and what was good before is good afterwards: once the fault
+is gone, the same command ends with the numbers of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from chaos.children import Ended, Work, command, count_file_events, problem, run
+from chaos.ground import RUN, files_result, run_result, words_of
+from chaos.ledger import Ledger, Line
+
+NOBODY = 65534
+UNFINISHED = ("state.safetensors", "selected.safetensors", "records.jsonl", "config.yaml", "splits.csv", "env.json")
+FINISHED = ("selected.safetensors", "swad.safetensors", "records.jsonl", "config.yaml", "splits.csv", "env.json",
+            "done", "summary.md")  # fmt: skip
+
+
+class Faults:
+    """A run to harm, stopped on its way and finished, and what it must become."""
+
+    def __init__(self, ground: Path, seed: int, ledger: Ledger) -> None:
+        self.ground, self.rng, self.ledger = ground, random.Random(f"{seed} faults"), ledger
+        [self.finished] = (ground / "model").iterdir()
+        self.unbroken = run_result(self.finished)
+        self.count = 0
+
+    def place(self) -> Path:
+        self.count += 1
+        found = self.ground / "faults" / str(self.count)
+        found.mkdir(parents=True)
+        return found
+
+    def train(self, place: Path, *more: str) -> Work:
+        return command("train", str(self.ground / "photos"), *words_of(RUN), *more, "--quiet", "--out", str(place))
+
+    def result(self, place: Path) -> dict[str, str]:
+        found = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        return {k: v for k, v in run_result(found[0]).items() if k != "diverged.json"} if found else {}
+
+    def expect_whole(self, line: Line, place: Path, what: str, *more: str) -> None:
+        """The same command without the fault gives the unbroken result."""
+        ended = run(self.train(place, *more))
+        expected = {**self.unbroken, "config.yaml": self.result(place).get("config.yaml")} if more else self.unbroken
+        if ended.code or self.result(place) != expected:
+            why = ended.said[-300:] if ended.code else "other results"
+            line.wrong.append(f"{what}, then without the fault: {why}")
+
+    def try_one(self, line: Line, what: str, work: Work, place: Path, needle: str = "") -> Ended:
+        """Run with the fault: done all the same, or refused in one sentence that names what is needed."""
+        ended = run(work)
+        line.tried += 1
+        line.hit += ended.code != 0
+        if said := problem(ended, codes=(0, 2)):
+            line.wrong.append(f"{what}: {said}")
+        elif ended.code == 2 and needle not in ended.said:
+            line.wrong.append(f"{what}: the error does not name {needle!r}: {ended.said[-200:]}")
+        elif ended.code == 0 and (found := self.result(place)) and found != self.unbroken:
+            line.wrong.append(f"{what}: done, with other results")
+        return ended
+
+
+def all_faults(ground: Path, damages: int, seed: int, ledger: Ledger) -> None:
+    """Every kind of fault; `damages` files are damaged in all, the others happen a few times each."""
+    faults = Faults(ground, seed, ledger)
+    few = max(1, damages // 20)
+    for name, fault, times in (
+        ("damaged files of an unfinished run", _damaged_unfinished, damages // 2),
+        ("damaged files of a finished run", _damaged_finished, damages - damages // 2),
+        ("full disk", _full_disk, 2 * few),
+        ("read-only folder", _read_only, 1),
+        ("two processes on one run", _two_processes, few),
+        ("clock going back", _clock, 1),
+        ("thread that reads images dies", _dying_thread, few),
+        ("image vanishes in the middle", _vanishing_image, 1),
+        ("loss becomes NaN", _not_a_number, few),
+    ):
+        line = ledger.line("faults", name)
+        fault(faults, line, times)
+        ledger.tell(line, times)
+
+
+# Damage
+
+
+def damage(file: Path, rng: random.Random) -> str:
+    """Truncate, flip a bit or empty; says what was done."""
+    content = file.read_bytes()
+    kind, at = rng.choice(("cut", "flip", "flip", "flip", "empty")), rng.randrange(max(1, len(content)))
+    if kind == "flip" and content:
+        changed = bytearray(content)
+        changed[at] ^= 1 << rng.randrange(8)
+        file.write_bytes(changed)
+    else:
+        file.write_bytes(content[:at] if kind == "cut" else b"")
+    return f"{file.name}, {kind} at {at} of {len(content)}"
+
+
+def _damaged_unfinished(faults: Faults, line: Line, times: int) -> None:
+    stopped = faults.place()
+    events = count_file_events(faults.train(faults.place()))
+    run(faults.train(stopped), kill_at=round(0.6 * events))
+    [folder] = stopped.iterdir()
+    if not (folder / "checkpoints" / "state.safetensors").exists() or (folder / "done").exists():
+        line.wrong.append("the run to damage was not stopped on its way")
+    for _ in range(times):
+        place = faults.place()
+        shutil.copytree(stopped, place, dirs_exist_ok=True)
+        name = faults.rng.choice(UNFINISHED)
+        [file] = place.rglob(name)
+        what = damage(file, faults.rng)
+        faults.try_one(line, what, faults.train(place), place, needle=folder.name)
+        shutil.rmtree(place)
+
+
+def _damaged_finished(faults: Faults, line: Line, times: int) -> None:
+    photos, reference = str(faults.ground / "photos" / "studio"), faults.place()
+    run(command("predict", str(faults.finished), photos, "--csv", str(reference / "found.csv")))
+    expected = files_result(reference)
+    for _ in range(times):
+        place = faults.place()
+        copy = place / faults.finished.name
+        shutil.copytree(faults.finished, copy)
+        name = faults.rng.choice(FINISHED)
+        [file] = copy.rglob(name)
+        what = damage(file, faults.rng)
+        words: tuple[tuple[str, ...], ...] = (
+            ("predict", str(copy), photos, "--csv", str(place / "found.csv")), ("runs", str(place)),
+            ("report", str(place), "--out", str(place / "report")), ("runs", "diff", str(copy), str(faults.finished)),
+        )  # fmt: skip
+        chosen = words[0] if name == "selected.safetensors" else faults.rng.choice(words)
+        ended = run(command(*chosen))
+        line.tried += 1
+        line.hit += ended.code != 0
+        if said := problem(ended):
+            line.wrong.append(f"{what}, {chosen[0]}: {said}")
+        elif chosen[0] == "predict" and not ended.code and name != "config.yaml":
+            if {"found.csv": files_result(place).get("found.csv")} != expected:
+                line.wrong.append(f"{what}: other predictions")
+        shutil.rmtree(place)
+
+
+# Disks and processes
+
+
+@contextmanager
+def _small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[int], None] | None]:
+    """A small tmpfs at the place, and how to enlarge it; None where this user may not mount one."""
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        yield None
+        return
+    try:
+        yield lambda size: _run("mount", "-o", f"remount,size={size}k", str(place))
+    finally:
+        _run("umount", "-l", str(place))
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def _full_disk(faults: Faults, line: Line, times: int) -> None:
+    """A disk that is full at a random size; where none can be mounted, files that cannot grow beyond it."""
+    need = sum(file.stat().st_size for file in faults.finished.rglob("*") if file.is_file()) // 1024
+    for _ in range(times):
+        place, size = faults.place(), faults.rng.randint(4, need)
+        with _small_disk(place, size) as enlarge:
+            work = faults.train(place) if enlarge else _with_small_files(faults.train(place), 512 * size)
+            faults.try_one(line, f"{size} kB", work, place)
+            if enlarge:
+                enlarge(1 << 16)
+            faults.expect_whole(line, place, f"a disk of {size} kB")
+
+
+def _with_small_files(work: Work, size: int) -> Work:
+    def limited() -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return work()
+
+    return limited
+
+
+def _read_only(faults: Faults, line: Line, times: int) -> None:
+    place = faults.place()
+    place.chmod(0o555)
+
+    def work() -> object:
+        if os.geteuid() == 0:  # for whom nothing is read-only
+            os.setuid(NOBODY)
+        return faults.train(place)()
+
+    for _ in range(times):
+        if faults.try_one(line, "read-only", work, place).code != 2:
+            line.wrong.append("a read-only folder was not refused")
+    place.chmod(0o755)
+    faults.expect_whole(line, place, "a read-only folder")
+
+
+def _two_processes(faults: Faults, line: Line, times: int) -> None:
+    for _ in range(times):
+        place = faults.place()
+
+        def work(place: Path = place) -> int:
+            first = os.fork()
+            if first == 0:
+                os._exit(int(faults.train(place)() or 0))
+            while not list(place.glob("*/env.json")):  # it holds the lock and has begun
+                time.sleep(0.01)
+            second = int(faults.train(place)() or 0)
+            _, status = os.waitpid(first, 0)
+            return os.waitstatus_to_exitcode(status) or second
+
+        faults.try_one(line, "a second process", work, place, needle="is being trained by another process")
+        if faults.result(place) != faults.unbroken:
+            line.wrong.append("two processes: the first one's result is another")
+
+
+# Inside a run
+
+
+def _clock(faults: Faults, line: Line, times: int) -> None:
+    for _ in range(times):
+        place = faults.place()
+
+        def work(place: Path = place) -> object:
+            whole, began = time.time, time.time()
+            time.time = lambda: 2 * began - whole() - 3600  # type: ignore[assignment]
+            return faults.train(place)()
+
+        if faults.try_one(line, "a clock that runs backwards", work, place).code:
+            line.wrong.append("a clock that runs backwards stopped a run")
+        future = time.time() + 1e6
+        for file in place.rglob("*"):
+            os.utime(file, (future, future))
+        if said := problem(run(command("runs", str(place))), codes=(0,)):
+            line.wrong.append(f"files from the future: {said}")
+
+
+def _dying_thread(faults: Faults, line: Line, times: int) -> None:
+    for _ in range(times):
+        place, call = faults.place(), faults.rng.randint(2, 12)
+        error = faults.rng.choice([MemoryError("no memory"), OSError(5, "Input/output error")])
+
+        def work(place: Path = place, call: int = call, error: Exception = error) -> object:
+            from patchgen.data.loaders import DomainBatches
+
+            whole, calls = DomainBatches._read, [0]
+
+            def dies(self: DomainBatches, *args: int) -> object:
+                calls[0] += 1
+                if calls[0] == call:
+                    raise error
+                return whole(self, *args)
+
+            DomainBatches._read = dies  # type: ignore[assignment, method-assign]
+            return faults.train(place)()
+
+        what = f"{type(error).__name__} in the reading thread, call {call}"
+        if faults.try_one(line, what, work, place).code == 0:
+            line.wrong.append(f"{what}: not noticed")
+        faults.expect_whole(line, place, what)
+
+
+def _at_step(number: int, action: Callable[[object], None]) -> None:
+    from patchgen.train.trainer import Trainer
+
+    whole = Trainer._step
+
+    def step(self: Trainer, current: int) -> None:
+        if current == number:
+            action(self)
+        whole(self, current)
+
+    Trainer._step = step  # type: ignore[method-assign]
+
+
+def _vanishing_image(faults: Faults, line: Line, times: int) -> None:
+    for _ in range(times):
+        place, photos = faults.place(), faults.ground / "photos" / "field"
+        aside = faults.ground / "photos" / ".field"
+
+        def work(place: Path = place) -> object:
+            _at_step(faults.rng.randint(1, 9), lambda _: os.rename(photos, aside))
+            return faults.train(place, "--no-cache")()
+
+        if faults.try_one(line, "a folder of images vanishes", work, place, needle="cannot read image").code == 0:
+            line.wrong.append("images that vanished were not missed")
+        os.rename(aside, photos)
+        faults.expect_whole(line, place, "images that vanished and came back", "--no-cache")
+
+
+def _not_a_number(faults: Faults, line: Line, times: int) -> None:
+    """The run must stop, name the images of the first bad step, and keep its last good state."""
+    for _ in range(times):
+        place, bad = faults.place(), faults.rng.randint(1, int(RUN["steps"]) - 1)
+
+        def work(place: Path = place, bad: int = bad) -> object:
+            from patchgen.data.loaders import Batch
+            from patchgen.train.trainer import Trainer
+
+            whole = Trainer.batch
+
+            def batch(self: Trainer, step: int, micro: int) -> Batch:
+                found = whole(self, step, micro)
+                return Batch(found.image * float("nan"), *list(vars(found).values())[1:]) if step == bad else found
+
+            Trainer.batch = batch  # type: ignore[method-assign]
+            return faults.train(place)()
+
+        ended = faults.try_one(line, f"NaN at step {bad}", work, place, needle=f"diverged at step {bad}:")
+        if ended.code == 2 and ".png" not in ended.said:
+            line.wrong.append(f"NaN at step {bad}: no image is named")
+        faults.expect_whole(line, place, f"NaN at step {bad}")

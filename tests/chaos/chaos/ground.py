@@ -1,0 +1,120 @@
+"""What the faults happen to: a few drawn images, settings of a run of seconds, and what must come out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+DOMAINS, CLASSES = ("clinic", "field", "studio"), ("circle", "square")
+RUN: dict[str, Any] = {
+    "unseen": "studio", "backbone": "tiny", "image_size": 28, "steps": 13, "eval_every": 3, "batch_per_domain": 2,
+    "val_images": 4, "lr": 1e-3, "swad": True, "threads": 1, "accelerator": "cpu",
+}  # fmt: skip
+STREAM: dict[str, Any] = {
+    "task": "ccd", "backbone": "tiny", "image_size": 28, "epochs": 3, "batch": 6, "lr": 0.05, "warm_up": 1,
+    "refit_every": 1, "val_every": 2, "projection_hidden": 16, "projection_bottleneck": 8, "projection_out": 32,
+    "prompts": 2, "replay": 5, "holdout": 0.3, "inits": 2, "threads": 1, "accelerator": "cpu",
+}  # fmt: skip
+SCHEDULE = "groups: [[a, b], [c]]\nratios: [[0.6, 1.0], [1.0]]\n"
+
+
+def draw(label: int, rng: np.random.Generator, size: int = 24) -> np.ndarray:
+    """(size, size, 3) uint8: a bright disc or square on dim noise."""
+    image = rng.integers(0, 60, (size, size, 3))
+    y, x = np.mgrid[:size, :size] - rng.integers(8, size - 8, 2)[:, None, None]
+    inside = x**2 + y**2 < 40 if label == 0 else (abs(x) < 6) & (abs(y) < 6)
+    image[inside] += rng.integers(120, 190, 3)
+    return image.astype(np.uint8)
+
+
+def write_photos(root: Path, per_class: int = 6) -> Path:
+    """`domain/class/*.png`."""
+    for d, domain in enumerate(DOMAINS):
+        rng = np.random.default_rng(d)
+        for label, name in enumerate(CLASSES):
+            (root / domain / name).mkdir(parents=True)
+            for i in range(per_class):
+                Image.fromarray(draw(label, rng)).save(root / domain / name / f"{i:02d}.png")
+    return root
+
+
+def write_stream(root: Path) -> Path:
+    """`class/*.png` and a schedule of two stages beside it."""
+    for label, name in enumerate("abc"):
+        rng = np.random.default_rng([7, label])
+        (root / name).mkdir(parents=True)
+        for i in range(12):
+            pixels = rng.integers(0, 60, (24, 24, 3))
+            pixels[6:18, 6:18, label] += 150
+            Image.fromarray(pixels.astype(np.uint8)).save(root / name / f"{i:02d}.png")
+    (root.parent / "stages.yaml").write_text(SCHEDULE)
+    return root
+
+
+def words_of(settings: dict[str, Any]) -> list[str]:
+    """Settings as the options of a command."""
+    words = []
+    for name, value in settings.items():
+        option = "--" + name.replace("_", "-")
+        words += [option if value else option.replace("--", "--no-", 1)] if isinstance(value, bool) else [option]
+        words += [] if isinstance(value, bool) else [str(value)]
+    return words
+
+
+def run_result(run: Path) -> dict[str, str]:
+    """What a run folder holds, but for clocks: a digest of every visible file."""
+    found = {}
+    for file in sorted(run.rglob("*")):
+        name = file.relative_to(run).as_posix()
+        if file.is_file() and not any(part.startswith(".") for part in Path(name).parts):
+            found[name] = _digest(_timeless(name, file.read_bytes()))
+    return found
+
+
+def files_result(folder: Path) -> dict[str, str]:
+    """Every visible file below a folder, digested; pictures and pages, which carry clocks, by their last bytes."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        name = file.relative_to(folder).as_posix()
+        if file.is_file() and not any(part.startswith(".") for part in Path(name).parts):
+            content = file.read_bytes()
+            found[name] = _digest(content[-8:] if file.suffix in (".png", ".svg", ".html") else content)
+    return found
+
+
+def whole_files(run: Path) -> list[str]:
+    """Files of a run folder that stand under their own name and are not whole; a kill must leave none."""
+    from patchgen.train.records import RunFolder, load_tensors
+
+    broken = []
+    for file in (file for file in run.rglob("*") if file.is_file() and not file.name.startswith(".")):
+        try:
+            if file.suffix == ".safetensors":
+                load_tensors(file)
+            elif file.suffix == ".json":
+                json.loads(file.read_text())
+            elif file.name == "config.yaml":
+                _ = RunFolder(run).settings
+            elif file.name == "records.jsonl":
+                RunFolder(run).records()
+        except ValueError as error:
+            broken.append(f"{file.name}: {error}")
+    return broken
+
+
+def _timeless(name: str, content: bytes) -> bytes:
+    if name == "done":
+        return b"done"
+    if name == "records.jsonl":
+        records = [json.loads(line) for line in content.splitlines()]
+        return json.dumps([{k: v for k, v in record.items() if k != "seconds"} for record in records]).encode()
+    return content
+
+
+def _digest(content: bytes) -> str:
+    return f"{hashlib.sha256(content).hexdigest()[:16]} {len(content)}"

@@ -1,0 +1,195 @@
+"""kill -9 at random moments, then the same command again: the result must be that of an unbroken run.
+
+A life is a fresh folder in which a command is killed some times and then let go to its end. Half of the kills come
+after a random time, half right before a random file operation (an open for writing, a rename, a truncation).
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.children import Work, command, count_file_events, problem, run
+from chaos.ground import RUN, STREAM, files_result, run_result, whole_files, words_of
+from chaos.ledger import Ledger, Line
+
+MOST_KILLS = 4  # in a life
+SIDE = 448  # pixels of cached images: large enough that a kill meets a write
+Result = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A command that works in a folder of its own, and what it leaves there."""
+
+    work: Callable[[Path], Work]
+    result: Callable[[Path], Result]
+    broken: Callable[[Path, Result], list[str]]  # after a kill: what stands half under a real name
+    share: int  # of every hundred kills
+    forks: bool = True  # False: its work is done in other processes, whose file operations are not seen
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+
+
+def _runs(place: Path) -> Result:
+    found: Result = {}
+    for path in _visible(place / "runs"):
+        if path.is_dir():
+            found |= {f"{path.name}/{name}": digest for name, digest in run_result(path).items()}
+    return {name: digest for name, digest in found.items() if not name.endswith("failed.json")}
+
+
+def _broken_runs(place: Path, _: Result) -> list[str]:
+    return [text for path in _visible(place / "runs") if path.is_dir() for text in whole_files(path)]
+
+
+def _files(place: Path) -> Result:
+    return files_result(place / "made")
+
+
+def _broken_files(place: Path, unbroken: Result) -> list[str]:
+    """A file under its own name is whole at any moment."""
+    return [name for name, digest in _files(place).items() if unbroken.get(name) != digest]
+
+
+def _cache(photos: Path) -> Callable[[Path], Work]:
+    def work_in(place: Path) -> Work:
+        def work() -> None:
+            from patchgen.data.images import ImageStore
+
+            files = sorted(photos.rglob("*.png"))
+            ImageStore(files, SIDE, place / "cache").load(range(len(files)))
+
+        return work
+
+    return work_in
+
+
+def _pixels(photos: Path) -> Callable[[Path], Result]:
+    """The images that the cache gives are those in the files, whatever a kill left in it."""
+
+    def result(place: Path) -> Result:
+        import numpy as np
+
+        from patchgen.data.images import ImageStore, decode
+
+        files = sorted(photos.rglob("*.png"))
+        found = [ImageStore(files, SIDE, place / "cache", threads=1)._image(row) for row in range(len(files))]
+        right = [np.array_equal(image.transpose(1, 2, 0), decode(file, SIDE)) for image, file in zip(found, files)]  # noqa: B905
+        return {"images": str(sum(right))}
+
+    return result
+
+
+def scenarios(ground: Path) -> dict[str, Scenario]:
+    """`ground` holds `photos`, `shapes`, `stages.yaml`, `recipe.yaml` and a finished run below `model`."""
+    photos, [model] = ground / "photos", list((ground / "model").iterdir())
+    train = ["train", str(photos), *words_of(RUN), "--quiet", "--out"]
+    stream = ["train", str(ground / "shapes"), "--schedule", str(ground / "stages.yaml"), *words_of(STREAM), "--quiet"]
+    sweep = ["sweep", str(ground / "recipe.yaml"), "--workers", "1", "--retries", "9", "--quiet", "--out"]
+    made = ("predict", str(model), str(photos), "--batch", "2")
+
+    def into(words: list[str], *more: str) -> Callable[[Path], Work]:
+        return lambda place: command(*words, str(place / "runs"), *more)
+
+    def making(*words: str, name: str) -> Callable[[Path], Work]:
+        def work_in(place: Path) -> Work:
+            (place / "made").mkdir(exist_ok=True)
+            return command(*words, str(place / "made" / name) if name else str(place / "made"))
+
+        return work_in
+
+    return {
+        "train with SWAD": Scenario(into(train), _runs, _broken_runs, 50),
+        "train a stream of stages": Scenario(into([*stream, "--out"]), _runs, _broken_runs, 12),
+        "fill the image cache": Scenario(_cache(photos), _pixels(photos), lambda place, _: [], 10),
+        "predict to CSV": Scenario(making(*made, "--csv", name="found.csv"), _files, _broken_files, 10),
+        "report": Scenario(making("report", str(ground / "model"), "--out", name=""), _files, _broken_files, 8),
+        "sweep, launcher and worker": Scenario(into(sweep), _runs, _broken_runs, 6, forks=False),
+        "export to ONNX": Scenario(
+            making("export", str(model), "--count", "2", "--out", name="model.onnx"), _files, _broken_files, 4
+        ),
+    }  # fmt: skip
+
+
+def shares(kills: int, all_of_them: dict[str, Scenario], small: bool) -> dict[str, int]:
+    """How many kills each scenario gets; a small run leaves out what starts slowly."""
+    chosen = {name: s for name, s in all_of_them.items() if not small or s.share >= 8}
+    total = sum(s.share for s in chosen.values())
+    counts = {name: kills * s.share // total for name, s in chosen.items()}
+    counts[next(iter(counts))] += kills - sum(counts.values())
+    return counts
+
+
+def kill_all(ground: Path, kills: int, seed: int, ledger: Ledger, small: bool = False) -> None:
+    """Every scenario with its share of the kills."""
+    known = scenarios(ground)
+    for name, count in shares(kills, known, small).items():
+        if count:
+            rng, line = random.Random(f"{seed} {name}"), ledger.line("kills", name)
+            _Lives(known[name], ground / "lives", count, rng, line).live(ledger)
+
+
+class _Lives:
+    def __init__(self, scenario: Scenario, ground: Path, kills: int, rng: random.Random, line: Line) -> None:
+        self.scenario, self.ground, self.kills, self.rng, self.line = scenario, ground, kills, rng, line
+
+    def live(self, ledger: Ledger) -> None:
+        place = self._fresh()
+        whole = run(self.scenario.work(place))
+        if whole.code:
+            self.line.wrong.append(f"the unbroken command failed: {whole.said[-300:]}")
+            return
+        self.unbroken, self.seconds = self._result(place), whole.seconds
+        self.events = count_file_events(self.scenario.work(self._fresh())) if self.scenario.forks else 0
+        while self.line.hit < self.kills and self.line.tried < 3 * self.kills:  # a kill that comes too late is no kill
+            self._life(min(self.kills - self.line.hit, self.rng.randint(1, MOST_KILLS)))
+            ledger.tell(self.line, self.kills)
+
+    def _life(self, kills: int) -> None:
+        place = self._fresh()
+        for _ in range(kills):
+            by_event = self.events and self.rng.random() < 0.5
+            moment = {"kill_at": self.rng.randint(1, self.events)} if by_event else {}
+            ended = run(self.scenario.work(place), **moment, **self._after(by_event))
+            self.line.tried += 1
+            self.line.hit += ended.code == -9
+            if said := problem(ended, codes=(0, -9)):
+                self.line.wrong.append(f"killed at {moment or 'a time'}: {said}")
+            half = self.scenario.broken(place, self.unbroken)
+            self.line.wrong += [f"half a file after a kill: {text}" for text in half]
+        ended = run(self.scenario.work(place))
+        if ended.code:
+            self.line.wrong.append(f"the same command failed after {kills} kills: {ended.said[-300:]}")
+            return
+        found = self._result(place)
+        odd = sorted(name for name in found.keys() | self.unbroken.keys() if found.get(name) != self.unbroken.get(name))
+        if odd:
+            self.line.wrong.append(f"other results after {kills} kills: {', '.join(odd[:5])}")
+        shutil.rmtree(place)
+
+    def _after(self, by_event: int | bool) -> dict[str, float]:
+        return {} if by_event else {"kill_after": self.rng.uniform(0, self.seconds)}
+
+    def _result(self, place: Path) -> Result:
+        """Read in a child: this process must stay without threads."""
+        answer = place / ".result"
+
+        def work() -> None:
+            lines = self.scenario.result(place)
+            answer.write_text("\n".join(f"{name}\t{digest}" for name, digest in lines.items()))
+
+        ended = run(work)
+        if ended.code:
+            return {"unreadable": ended.said[-300:]}
+        return dict(line.split("\t", 1) for line in answer.read_text().splitlines())  # type: ignore[misc]
+
+    def _fresh(self) -> Path:
+        place = self.ground / f"{self.rng.getrandbits(48):012x}"
+        place.mkdir(parents=True)
+        return place

@@ -1,0 +1,73 @@
+"""Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 200 --inputs 2000`.
+
+Prints a table, and with --json writes it with every case that went wrong. Exit code 1 when any did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[variable] = "1"  # before torch is imported: a pool of threads would not survive a fork
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
+
+
+def prepare(ground: Path) -> None:
+    """Images, settings and one finished run to work on."""
+    from chaos.children import command, run, warm
+    from chaos.ground import RUN, words_of, write_photos, write_stream
+
+    os.environ["PATCHGEN_CACHE"] = str(ground / "cache")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")  # of a sweep's workers
+    os.chdir(ground)
+    photos = write_photos(ground / "photos")
+    write_stream(ground / "shapes")
+    shared = {**RUN, "swad": "false", "method": "lp", "data": photos}
+    lines = [f"{name}: {value}" for name, value in shared.items()]
+    (ground / "recipe.yaml").write_text("\n".join([*lines, "grid: {seed: [1, 2]}"]) + "\n")
+    warm()
+    ended = run(command("train", str(photos), *words_of(RUN), "--quiet", "--out", str(ground / "model")))
+    if ended.code:
+        raise SystemExit(f"the plain run failed: {ended.said}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--faults", type=int, default=120, help="damaged files, besides the other faults")
+    parser.add_argument("--inputs", type=int, default=2000)
+    parser.add_argument("--small", action="store_true", help="leave out what starts slowly (sweep, export)")
+    parser.add_argument("--json", type=Path, help="write the table and what went wrong here")
+    parser.add_argument("--quiet", action="store_true")
+    arguments = parser.parse_args()
+    from chaos.faults import all_faults
+    from chaos.inputs import all_inputs
+    from chaos.kills import kill_all
+    from chaos.ledger import Ledger
+
+    ledger = Ledger(arguments.quiet)
+    target = arguments.json.absolute() if arguments.json else None
+    with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
+        ground = Path(folder)
+        ground.chmod(0o755)
+        prepare(ground)
+        kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
+        all_faults(ground, arguments.faults, arguments.seed, ledger)
+        all_inputs(ground, arguments.inputs, arguments.seed, ledger)
+        os.chdir("/")
+    print(ledger.table())
+    for text in ledger.wrong:
+        print(f"WRONG: {text}")
+    if target:
+        target.write_text(json.dumps(ledger.to_json(), indent=2) + "\n")
+    return 1 if ledger.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
