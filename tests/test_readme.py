@@ -15,8 +15,9 @@ from patchgen.cli import COMMANDS, main
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
-# weights come over the network, which tests never use: of these only the help is asked
-OFFLINE = {"weights fetch"}
+# the network, which tests never use, and a server, which never ends: of these only the help is asked
+ONLY_HELP = {"weights fetch", "serve MODEL"}
+EXTRA = {"train": CHEAP, "benchmark": CHEAP, "fit": [*CHEAP, "--no-expect"]}
 
 
 def blocks(language: str) -> list[str]:
@@ -34,23 +35,37 @@ def test_something_is_checked() -> None:
     assert ["test"] in commands("make") and blocks("python")
 
 
+@pytest.fixture(scope="module")
+def model(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("readme")
+    assert main(["fit", str(image_folder), "--out", str(home / "m"), "--runs", str(home / "r"), *EXTRA["fit"]]) == 0
+    return home / "m"
+
+
 @pytest.mark.parametrize("words", commands("patchgen"), ids=" ".join)
 def test_command_runs(
     words: list[str],
     image_folder: Path,
+    model: Path,
     tiny_run: Callable[..., SimpleNamespace],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if " ".join(words) in OFFLINE:
+    if " ".join(words) in ONLY_HELP:
         with pytest.raises(SystemExit) as stop:
             main([*words, "--help"])
         assert stop.value.code == 0
         return
-    run = str(tiny_run().path) if "runs/RUN" in words else ""
-    words = [word.replace("$PATCHGEN_DATA/photos", str(image_folder)).replace("runs/RUN", run) for word in words]
-    assert main([*words, *(CHEAP if words[0] in ("train", "benchmark") else [])]) == 0
+    run = tiny_run().path if "runs/RUN" in words or "runs" in words[1:] else Path()
+    places = {"$PATCHGEN_DATA/photos": image_folder, "configs/": f"{ROOT}/configs/"}
+    places |= {"runs/RUN": run} if "runs/RUN" in words else {}
+    for name, place in places.items():
+        words = [word.replace(name, str(place)) for word in words]
+    if words[0] != "fit":
+        words = [str(model) if word == "MODEL" else word for word in words]
+    words[1:] = [str(run.parent) if word == "runs" else word for word in words[1:]]
+    assert main([*words, *EXTRA.get(words[0], [])]) == 0
 
 
 def test_run_folder_holds_what_the_readme_says(tiny_run: Callable[..., SimpleNamespace]) -> None:

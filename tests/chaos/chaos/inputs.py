@@ -1,1 +1,261 @@
-def all_inputs(*a): pass
+"""Bad input by the thousand, through the real commands: no traceback, no hang, nothing half in the place of a whole.
+
+Inputs are drawn by hypothesis from a seed and go to a warm child some at a time; where a child fails, its inputs are
+tried one by one, so that each is blamed for itself alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from chaos import pictures, texts
+from chaos.children import problem, run
+from chaos.ground import RUN, words_of
+from chaos.ledger import Ledger
+
+Try = Callable[[Path, Any], str]  # a folder of its own, an input -> what went wrong, or "" or REFUSED
+REFUSED = "refused"
+AT_ONCE = 12
+
+
+def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
+    """So many values of a strategy, the same for the same seed."""
+    found: list[Any] = []
+
+    @seed(number)
+    @settings(max_examples=max(1, count), database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(strategy)
+    def collect(value: Any) -> None:
+        found.append(value)
+
+    collect()
+    return found[:count]
+
+
+def all_inputs(ground: Path, count: int, number: int, ledger: Ledger) -> None:
+    """`count` inputs in all."""
+    for name, (strategy, attempt, share) in KINDS.items():
+        part = count * share // 100
+        line = ledger.line("inputs", name)
+        drawn = draw(strategy, part, number)
+        for start in range(0, len(drawn), AT_ONCE):
+            some = drawn[start : start + AT_ONCE]
+            for text in _tried(ground, attempt, some):
+                line.tried += 1
+                line.hit += text == REFUSED
+                line.wrong += [text] if text not in ("", REFUSED) else []
+            ledger.tell(line, len(drawn))
+
+
+def _tried(ground: Path, attempt: Try, some: Sequence[Any]) -> list[str]:
+    """What came of each input."""
+    place = ground / "inputs"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    answers = place / "answers"
+
+    def work() -> None:
+        for i, one in enumerate(some):
+            (place / str(i)).mkdir()
+            os.chdir(place / str(i))
+            for name in ("photos", "model", "recipe.yaml", "shapes"):
+                os.symlink(ground / name, name)
+            answer = attempt(place / str(i), one)
+            with open(answers, "a") as file:
+                file.write(answer.replace("\n", " | ") + "\n")
+
+    ended = run(work, limit=20.0 * len(some) + 60)
+    found = answers.read_text().split("\n")[:-1] if answers.exists() else []
+    if ended.code == 0 and len(found) == len(some):
+        return found
+    if len(some) == 1:
+        return [f"{some[0]!r:.300}: {problem(ended, codes=(0,))}"]
+    return [text for one in some for text in _tried(ground, attempt, [one])]
+
+
+def _command(*words: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command in this process; a traceback counts as an error's text."""
+    from patchgen.cli import main
+
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            code = main(list(words))
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        except Exception:  # noqa: BLE001  what a user would see
+            code = 70
+            traceback.print_exc(file=sys.stderr)
+    return code, out.getvalue(), errors.getvalue()
+
+
+def _judged(what: Any, code: int, out: str, errors: str) -> str:
+    if "Traceback (most recent call last)" in errors:
+        places = re.findall(r'File "[^"]*/(patchgen/[^"]*)", line (\d+)', errors)
+        where = f" at {':'.join(places[-1])}" if places else ""
+        return f"{what!r:.400}: traceback {errors.strip().splitlines()[-1]:.200}{where}"
+    if code not in (0, 1, 2):
+        return f"{what!r:.300}: exit code {code}"
+    if code == 2 and not errors.strip() + out.strip():
+        return f"{what!r:.300}: refused without a word"
+    return REFUSED if code else ""
+
+
+def _run_folder() -> str:
+    return str(next(Path("model").iterdir()))
+
+
+def _picture(place: Path, description: dict[str, Any]) -> str:
+    """Beside a good image, which must be predicted whatever the other one is."""
+    name, content = pictures.build(description)
+    (place / "given").mkdir()
+    (place / "given" / name).write_bytes(content)
+    shutil.copy(Path("photos/studio/circle/00.png").resolve(), place / "given" / "good.png")
+    code, out, errors = _command("predict", _run_folder(), "given", "--csv", "found.csv")
+    if said := _judged(description, code, out, errors):
+        return said
+    rows = list(csv.reader(open("found.csv", newline=""))) if Path("found.csv").exists() else []  # noqa: SIM115
+    lost = re.search(r"(\d+) of (\d+) images could not be read", errors)
+    count = len(rows) - 1 + (int(lost[1]) if lost else 0)
+    return f"{description!r}: {count} of 2 images are accounted for" if count != 2 else REFUSED if lost else ""
+
+
+def _doctor(place: Path, description: dict[str, Any]) -> str:
+    name, content = pictures.build(description)
+    shutil.copytree(Path("photos").resolve(), place / "data")
+    (place / "data" / "field" / "circle" / name).write_bytes(content)
+    return _judged(description, *_command("doctor", "data", "--json"))
+
+
+def _mask(place: Path, description: dict[str, Any]) -> str:
+    """A true mask on disk that is no mask: `true_masks` gives an array or says which file."""
+    from patchgen.data.oracle import true_masks
+    from patchgen.data.table import read_table
+
+    shutil.copytree(Path("photos").resolve(), place / "set" / "images")
+    shutil.copytree(Path("photos").resolve(), place / "set" / "masks")
+    (place / "set" / "masks" / "field" / "circle" / "00.png").write_bytes(pictures.build(description)[1])
+    return _called(description, lambda: true_masks(read_table(place / "set" / "images"), (2, 2)))
+
+
+def _called(what: Any, call: Callable[[], object]) -> str:
+    """Functions of the library: a value, or a ValueError or OSError with a text."""
+    try:
+        call()
+    except (ValueError, OSError) as error:
+        return REFUSED if str(error) else f"{what!r:.300}: an error without a text"
+    except Exception as error:  # noqa: BLE001  what a caller would see
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{what!r:.300}: {type(error).__name__}: {error} at {Path(frame.filename).name}:{frame.lineno}"
+    return ""
+
+
+def _manifest(place: Path, content: bytes) -> str:
+    """Splits of it, or an error; an older file stays as it was where there is an error."""
+    (place / "m.csv").write_bytes(content)
+    Path("splits.csv").write_text("old")
+    code, out, errors = _command("splits", "m.csv", "--out", "splits.csv")
+    kept = Path("splits.csv").read_text() == "old"
+    if kept != (code != 0):
+        return f"{content!r:.300}: code {code}, but the old file is {'kept' if kept else 'gone'}"
+    return _judged(content, code, out, errors)
+
+
+def _settings(place: Path, text: str) -> str:
+    (place / "c.yaml").write_text(text, encoding="utf-8", errors="replace")
+    words = (
+        ["train", "--config", "c.yaml", "--data", "photos"]
+        if "data:" in text
+        else ["train", "photos", "--config", "c.yaml"]
+    )
+    return _judged(text, *_command(*words, "--quiet"))
+
+
+def _recipe(place: Path, text: str) -> str:
+    (place / "r.yaml").write_text(f"data: photos\n{text}", encoding="utf-8", errors="replace")
+    return _judged(text, *_command("sweep", "r.yaml", "--dry-run"))
+
+
+def _schedule(place: Path, text: str) -> str:
+    from patchgen.data.stages import get_schedule
+
+    (place / "s.yaml").write_text(text, encoding="utf-8", errors="replace")
+    return _called(text, lambda: get_schedule(str(place / "s.yaml")).group_of(list("abc")))
+
+
+def _words(place: Path, words: list[str]) -> str:
+    (place / "spoilt").mkdir()
+    (place / "spoilt" / "config.yaml").write_text("data: x\nunseen: y\n")
+    given = [_run_folder() if word == "RUN" else word for word in words]
+    tiny = (
+        words_of({k: v for k, v in RUN.items() if f"--{k}" not in given and k != "unseen"})
+        if words[0] == "train"
+        else []
+    )
+    return _judged(words, *_command(*given, *tiny))
+
+
+def _known(place: Path, names: str) -> str:
+    return _judged(names, *_command("train", "photos", *words_of({**RUN, "steps": 1}), "--task", "mdg_gcd",
+                                    f"--known={names}", "--quiet"))  # fmt: skip
+
+
+def _labels(place: Path, drawn: dict[str, Any]) -> str:
+    from patchgen.discovery.assignment import class_mean_accuracy, clustering_accuracy, two_match_accuracy
+
+    true, pred = drawn["y_true"], drawn["y_pred"]
+    if drawn["same_length"]:
+        true, pred = true[: len(pred)], pred[: len(true)]
+    for score in (clustering_accuracy, class_mean_accuracy, two_match_accuracy):
+        if said := _called(drawn, lambda score=score: score(true, pred, drawn["known"])):  # type: ignore[misc]
+            return said
+    return ""
+
+
+def _tensors(place: Path, drawn: dict[str, Any]) -> str:
+    import torch
+
+    from patchgen.model import losses
+
+    rows, columns = drawn["rows"], max(1, drawn["columns"])
+    mask = torch.tensor(drawn["values"])[: rows * columns].reshape(rows, columns)
+    target = torch.tensor(drawn["target"], dtype=torch.int64)[:rows].clamp(max=columns - 1)
+
+    def call() -> None:
+        found = [losses.mask_suppression(mask, drawn["tau"]), losses.selected_confidence(mask, target)]
+        found.append(losses.class_similarity(mask, target))
+        losses.mask_health(mask)
+        for value in found if mask.isfinite().all() and mask.abs().max(initial=0) < 1e30 else ():
+            if not value.isfinite():
+                raise ArithmeticError(f"a finite mask gives {value}")
+
+    return _called(drawn, call)
+
+
+KINDS: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
+    "images to predict": (pictures.pictures, _picture, 30),
+    "images before the doctor": (pictures.pictures, _doctor, 6),
+    "images as true masks": (pictures.pictures, _mask, 4),
+    "manifests": (texts.manifests(), _manifest, 16),
+    "settings files": (texts.setting_files, _settings, 12),
+    "command lines": (texts.command_lines(), _words, 10),
+    "recipes": (texts.recipes, _recipe, 6),
+    "schedules": (texts.schedules, _schedule, 4),
+    "known classes": (texts.known_names, _known, 2),
+    "label sets": (texts.label_sets, _labels, 6),
+    "mask and feature values": (texts.masks, _tensors, 4),
+}

@@ -1,0 +1,49 @@
+"""From folders `site/class/*.jpg` to a model folder, what to expect at a new site, and predictions.
+
+python examples/fit_and_predict.py $PATCHGEN_DATA/photos $PATCHGEN_DATA/new-images --out photos-model
+"""
+
+from __future__ import annotations
+
+import tyro
+
+from patchgen import PatchGenClassifier
+from patchgen.data.given import image_paths
+from patchgen.explain import Unreadable
+
+
+def main(
+    data: tyro.conf.Positional[str],
+    images: tyro.conf.Positional[str],
+    out: str = "photos-model",
+    runs: str = "runs",
+    backbone: str = "auto",
+    image_size: int = 112,
+    steps: int = 151,
+) -> None:
+    """Fit on DATA, predict the images of a folder.
+
+    Args:
+        data: Folder `site/class/*.jpg`, at least two sites and two classes.
+        images: Folder of images to predict.
+        out: The model folder to write.
+        runs: Folder of the trainings; a fit that was stopped goes on from there.
+        backbone: Pretrained weights: a name, a folder or a .safetensors file.
+        image_size: Pixels of the squares that the model reads.
+        steps: Optimiser steps of each training.
+    """
+    model = PatchGenClassifier(backbone=backbone, image_size=image_size, steps=steps, runs=runs).fit(data)
+    print("expected accuracy at a new site:", model.expected_accuracy_)
+    model.save(out)
+
+    model = PatchGenClassifier.load(out)  # as somebody would on another machine
+    for found in model.predictor.predict(image_paths(images)):  # one batch in memory at a time
+        if isinstance(found, Unreadable):
+            print(f"{found.path}\tunreadable: {found.reason}")
+            continue
+        odd = "\tunlike anything in training" if found.unlike_training else ""
+        print(f"{found.path}\t{found.label}\t{found.confidence:.2f}{odd}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -1,0 +1,166 @@
+"""Manifests, settings, recipes, schedules and command lines as people and editors spoil them (hypothesis strategies).
+
+Sizes are kept so small that an input which happens to be right is trained in a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from typing import Any
+
+from hypothesis import strategies as st
+
+from chaos.ground import CLASSES, DOMAINS, RUN, STREAM
+from patchgen.config import Config
+from patchgen.config_stream import StreamConfig
+
+WORDS = ("", " ", "studio", "none", "null", "~", "yes", "nan", "-1", "0", "1e9", "1e-3", "0x10", "../..", "/", "\\", "a,b",
+         "patchgen", "lp", "patchgen+miro", "++", "@", "ünï", "a\nb", "\x00", "\ufeff", "$HOME", "${X}", "%s", "{}", "[]")  # fmt: skip
+# settings whose large values would start processes, or train for hours: only wrong ones are tried
+COSTLY = frozenset({"steps", "epochs", "devices", "eval_every", "projection_hidden", "projection_out", "inits",
+                    "projection_bottleneck", "replay", "accumulate"})  # fmt: skip
+text = st.one_of(st.sampled_from(WORDS), st.text(max_size=8))
+wrong = st.sampled_from([None, True, -1, 0, 0.5, float("nan"), float("inf"), "x", [], [1], {}, {"a": 1}, "2024-13-45"])
+number = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([28, 42, 29]))
+value = st.one_of(wrong, number, text, st.lists(text, max_size=2), st.dictionaries(text, number, max_size=2))
+
+
+def _changes(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Some settings with values of any kind, and at times a name that is none."""
+    names = [f.name for f in dataclasses.fields(kind)]
+    one = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), wrong if name in COSTLY else value))
+    odd = st.tuples(text, value)
+    return st.lists(st.one_of(one, one, one, odd), min_size=1, max_size=3).map(lambda pairs: dict(pairs))
+
+
+settings = st.tuples(st.sampled_from([RUN, RUN, STREAM]), _changes(Config), _changes(StreamConfig)).map(
+    lambda drawn: {**drawn[0], **(drawn[2] if drawn[0] is STREAM else drawn[1])}
+)
+
+
+def _yaml(content: Any) -> str:
+    import yaml
+
+    return yaml.safe_dump(content, allow_unicode=True)
+
+
+broken_yaml = st.one_of(
+    st.sampled_from(["", "[", "a: [", "- 1\n- 2", "just words", "a: &a [*a]", "? {a: b}", "!!python/object:os.system x",
+                     "a: !!binary x", "\t", "---\n---\n", "a: 2024-13-45", "a: 1\na: 2", "[" * 3000, "&a [" * 20,
+                     "x: " + "9" * 5000, "\x00", "%YAML 9.9\n---\na: 1"]),
+    st.text(max_size=40),
+)  # fmt: skip
+setting_files = st.one_of(settings.map(_yaml), settings.map(_yaml), broken_yaml)
+
+recipes = st.one_of(
+    st.tuples(settings, st.dictionaries(st.sampled_from(["seed", "lr", "unseen", "method", "x", "hparams.a"]), value),
+              st.one_of(value, st.lists(st.dictionaries(st.sampled_from(["name", "method", "lr", "y"]), value), max_size=2)))
+    .map(lambda drawn: _yaml({**drawn[0], "grid": drawn[1], "rows": drawn[2]})),
+    broken_yaml,
+)  # fmt: skip
+
+schedules = st.one_of(
+    st.fixed_dictionaries(
+        {"groups": st.one_of(value, st.lists(st.lists(st.sampled_from([*"abc", "d", 1, None]), max_size=3), max_size=3)),
+         "ratios": st.one_of(value, st.lists(st.lists(st.floats(-1, 2), max_size=3), max_size=3))},
+        optional={"seed": value, "name": value},
+    ).map(_yaml),
+    broken_yaml,
+)  # fmt: skip
+
+# Manifests
+
+cell = st.one_of(
+    st.sampled_from([*DOMAINS, *CLASSES, "", " ", "nan", '"', ",", "a\nb", "../../x.png", "/etc/passwd", "x.png"]),
+    st.tuples(st.sampled_from(DOMAINS), st.sampled_from(CLASSES), st.integers(0, 7)).map(
+        lambda drawn: f"photos/{drawn[0]}/{drawn[1]}/{drawn[2]:02d}.png"
+    ),
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=6),
+)
+
+
+def _right_rows(count: int) -> list[list[str]]:
+    names = [(d, c, i) for d in DOMAINS for c in CLASSES for i in range(6)]
+    return [[f"photos/{d}/{c}/{i:02d}.png", d, c, f"p{i}"] for d, c, i in names][:count]
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> bytes:
+    """A right manifest with some cells, lines or bytes spoilt."""
+    rows = [["path", "domain", "label", "group"], *_right_rows(draw(st.integers(0, 36)))]
+    for _ in range(draw(st.integers(0, 3))):
+        row = rows[draw(st.integers(0, len(rows) - 1))]
+        action = draw(st.sampled_from(["cell", "cell", "drop", "add", "copy", "label"]))
+        if action == "cell" and row:
+            row[draw(st.integers(0, len(row) - 1))] = draw(cell)
+        elif action == "drop" and row:
+            row.pop()
+        elif action == "add":
+            row.append(draw(cell))
+        elif action == "copy":
+            rows.append(list(row))
+        elif len(row) > 2:
+            row[2] = ""
+    quote = draw(st.booleans())
+    line_end, separator = draw(st.sampled_from(["\n", "\r\n", "\r"])), draw(st.sampled_from([",", ",", ",", ";", "\t"]))
+    lines = (separator.join(f'"{c}"' if quote and '"' not in c else c for c in row) for row in rows)
+    content = line_end.join(lines).encode(draw(st.sampled_from(["utf-8", "utf-8-sig", "utf-16"])), "replace")
+    cut = draw(st.one_of(st.none(), st.integers(0, len(content))))
+    return content[:cut] + draw(st.sampled_from([b"", b"", b"", b"\x00", b"\xff\xfe", b'"', b"\n" * 50]))
+
+
+# Command lines
+
+COMMANDS = {
+    "train": ("--unseen", "--method", "--lr", "--preset", "--config", "--image-size", "--known", "--task", "--seed",
+              "--backbone", "--hparams", "--options", "--benchmark", "--tau", "--threads", "--num-classes"),
+    "predict": ("--csv", "--jsonl", "--json", "--batch", "--checkpoint", "--strict"),
+    "explain": ("--out", "--relative", "--alpha", "--checkpoint"),
+    "report": ("--out", "--part"),
+    "runs": ("--json", "diff", "clean", "--failed", "--keep-checkpoints"),
+    "splits": ("--out", "--rule", "--seed", "--holdout", "--benchmark"),
+    "doctor": ("--benchmark", "--json", "--no-decode"),
+    "sweep": ("--dry-run", "--out", "--workers", "--engine", "--rate"),
+    "benchmarks": ("--json",), "methods": ("--json",), "oracle": ("list", "write"), "export": ("--out", "--count"),
+    "ensemble": ("--json", "--out"), "splitz": ("--x",),
+}  # fmt: skip
+word = st.one_of(
+    st.sampled_from(
+        ["photos", "photos/studio", "model", "RUN", "nowhere", "recipe.yaml", "spoilt", "1", "studio", *WORDS]
+    ),
+    st.text(alphabet=string.printable, max_size=6),
+    number.map(str),
+)
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """Words of a real command in a wrong order, number or spelling."""
+    name = draw(st.sampled_from(sorted(COMMANDS)))
+    words = [name]
+    for _ in range(draw(st.integers(0, 6))):
+        words.append(draw(st.one_of(st.sampled_from(COMMANDS[name]), word)))
+    return [w.replace("\x00", "") for w in words]
+
+
+# Label sets
+
+labels = st.one_of(
+    st.integers(-2, 5), st.sampled_from(["cat", "dog", "", None, float("nan"), 1.0, True]), st.text(max_size=2)
+)
+label_sets = st.fixed_dictionaries(
+    {"y_true": st.lists(labels, max_size=12), "y_pred": st.lists(labels, max_size=12),
+     "known": st.one_of(st.lists(labels, max_size=4), value), "same_length": st.booleans()}
+)  # fmt: skip
+known_names = st.lists(st.sampled_from([*CLASSES, "x", "", " ", "half", "lreg", ",", "Circle"]), max_size=3).map(
+    ",".join
+)
+
+# Masks and features
+
+_float = st.one_of(st.floats(width=32), st.floats(0, 1, width=32))
+masks = st.fixed_dictionaries(
+    {"rows": st.integers(0, 4), "columns": st.integers(0, 5), "values": st.lists(_float, min_size=20, max_size=20),
+     "target": st.lists(st.integers(-1, 3), min_size=4, max_size=4), "tau": st.floats(0.0625, 0.9375, width=32)}
+)  # fmt: skip
