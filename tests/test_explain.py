@@ -256,3 +256,14 @@ def test_names_are_no_formulas(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 90 + "_$\\frac$.png")
     Image.new("RGB", (9, 50)).save(path)
     assert explanation(path, np.eye(2), "$\\frac{$ & <b>").overlay().mode == "RGB"
+
+
+def test_colour_map_and_opacity_are_the_callers_choice() -> None:
+    gray = np.full((64, 64, 3), 128, np.uint8)
+    found = Explanation(None, gray, np.ones((4, 4), np.float32), (("a", 1.0),))
+    assert np.allclose(panel_colours(found.overlay(colours="gray", opacity=1.0)), 255, atol=3)
+    assert np.allclose(panel_colours(found.overlay(colours="gray", opacity=0.0)), 128, atol=3)
+    with pytest.raises(ValueError, match="no colour map 'viridsi'; did you mean 'viridis'"):
+        found.overlay(colours="viridsi")
+    with pytest.raises(ValueError, match="opacity is a share from 0 to 1, not 2"):
+        found.overlay(opacity=2)

@@ -92,6 +92,8 @@ class Config:
     """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     """Number format of the training step."""
+    clip_gradients: float | None = None
+    """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
 
     lambda_ms: float = 1e-3
     """Weight of low-score mask suppression, L_ms."""
@@ -121,6 +123,8 @@ class Config:
     """cpu, cuda, mps or auto."""
     threads: int | None = None
     """CPU threads; results change with it in the last digits, so it is recorded."""
+    deterministic: bool = False
+    """Use operations that give the same bits each time, also on a GPU; one without such a form is warned of."""
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
 
@@ -150,7 +154,7 @@ def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-NOT_HASHED = ("data", "devices", "accelerator", "threads", "cache")
+NOT_HASHED = ("data", "devices", "accelerator", "threads", "deterministic", "cache")
 
 LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", "accumulate", "devices", "threads"), 1)
 LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1, "image_size": 1}
@@ -204,7 +208,7 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
-        raise ValueError(f"{path} is not readable YAML: {error}") from error
+        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
     return settings
@@ -246,6 +250,8 @@ def _check(config: Config) -> None:
         raise ValueError(f"labelled_share is a share above 0 and at most 1, not {config.labelled_share}")
     if not 0 <= config.dropout < 1:
         raise ValueError(f"dropout is a share from 0 to below 1, not {config.dropout}")
+    if config.clip_gradients is not None and not 0 < config.clip_gradients < float("inf"):
+        raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {config.clip_gradients}")
     if not 0 < config.tau < 1:
         raise ValueError(f"tau is a mask value between 0 and 1, not {config.tau}")
     parts = config.accumulate * config.devices

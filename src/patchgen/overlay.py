@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.data.images import decode
+from patchgen.names import did_you_mean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,18 +36,32 @@ class Explanation:
     def mask_statistics(self) -> dict[str, float]:
         return {"min": float(self.mask.min()), "mean": float(self.mask.mean()), "max": float(self.mask.max())}
 
-    def overlay(self, threshold: float | None = None, *, relative: bool = False) -> Image.Image:
+    def overlay(
+        self,
+        threshold: float | None = None,
+        *,
+        relative: bool = False,
+        colours: str = COLOURS,
+        opacity: float = OPACITY,
+    ) -> Image.Image:
         """A picture: the original image, the mask over it, and the colour bar.
 
         Args:
             threshold: Also outline where the mask exceeds this value in (0, 1).
             relative: Stretch the colours to the mask's own range; the picture then says so.
+            colours: A colour map of matplotlib, such as `viridis`, `cividis` or `gray`.
+            opacity: Of the colours over the image: 0 shows the image alone, 1 the map alone.
         """
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold is a mask value between 0 and 1, not {threshold}")
+        if not 0 <= opacity <= 1:
+            raise ValueError(f"opacity is a share from 0 to 1, not {opacity}")
+        from matplotlib import colormaps
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        figure = _draw(self, threshold, relative)
+        if colours not in colormaps:
+            raise ValueError(f"matplotlib has no colour map {colours!r}{did_you_mean(colours, colormaps)}")
+        figure = _draw(self, threshold, relative, colours, opacity)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
@@ -70,7 +85,7 @@ def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.clip(np.asarray(grown), mask.min(), mask.max())
 
 
-def _draw(found: Explanation, threshold: float | None, relative: bool) -> Figure:
+def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -84,7 +99,7 @@ def _draw(found: Explanation, threshold: float | None, relative: bool) -> Figure
     left.imshow(photo)
     right.imshow(np.asarray(Image.fromarray(photo).convert("L")), cmap="gray", vmin=0, vmax=255)
     low, high, label = _scale(found.mask, relative)
-    colours = right.imshow(mask, cmap=COLOURS, vmin=low, vmax=high, alpha=OPACITY)
+    colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
     if threshold is not None and found.mask.min() < threshold < found.mask.max():
         for colour, line in (("black", 3.2), ("white", 1.4)):  # seen on bright and dark colours alike
             right.contour(mask, levels=[threshold], colors=colour, linewidths=line)

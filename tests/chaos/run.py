@@ -31,6 +31,11 @@ def prepare(ground: Path) -> None:
     lines = [f"{name}: {value}" for name, value in shared.items()]
     (ground / "recipe.yaml").write_text("\n".join([*lines, "grid: {seed: [1, 2]}"]) + "\n")
     warm()
+    from patchgen.model.backbone import load_backbone
+
+    ended = run(lambda: load_backbone("tiny").model.save_pretrained(ground / "backbone"))
+    if ended.code:
+        raise SystemExit(f"no backbone was written: {ended.said}")
     ended = run(command("train", str(photos), *words_of(RUN), "--quiet", "--out", str(ground / "model")))
     if ended.code:
         raise SystemExit(f"the plain run failed: {ended.said}")

@@ -12,7 +12,7 @@ import pytest
 from patchgen.sweep import jobs as jobs_module
 from patchgen.sweep import launch as launch_module
 from patchgen.sweep.jobs import Job, Outcome, failure_of, perform
-from patchgen.sweep.launch import Watch, WorkerLost, launch
+from patchgen.sweep.launch import EngineLost, Watch, WorkerLost, launch
 from patchgen.train.records import RunFolder
 
 NoOps = Callable[[int], list[Job]]
@@ -99,6 +99,17 @@ def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
     failures = [failure_of(job.folder) for job in jobs]
     assert [f.attempts if f else 0 for f in failures] == [0, 0, 1, 0]
     assert failures[2] and failures[2].error == "ended with SIGKILL"
+
+
+def test_a_lost_engine_ends_the_sweep_and_blames_no_run(no_ops: NoOps) -> None:
+    def dies(job: Job) -> Outcome:
+        raise EngineLost("nobody is left")
+
+    engine, jobs = Here(do=dies), no_ops(3)
+    with pytest.raises(EngineLost, match="nobody is left"):
+        go(jobs, engine)
+    assert engine.closed and not any(failure_of(job.folder) for job in jobs)
+    assert go(jobs, Here()) == {"done": 3}
 
 
 def test_what_another_process_trains_is_waited_for_and_taken_over_when_it_is_left(no_ops: NoOps) -> None:

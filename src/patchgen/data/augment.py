@@ -121,18 +121,47 @@ def draw(augment: Augment, batch: int, generator: torch.Generator) -> AugmentDra
 
 @torch.no_grad()
 def apply(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
-    """Crop, flip and colour `images` (B,3,H,W) in [0,1] to (B,3,size,size) in [0,1], as `draw` says."""
-    if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
-        raise ValueError(
-            f"images must be floats of shape (B,3,H,W), got {images.dtype} {tuple(images.shape)}; divide uint8 by 255"
-        )
+    """Crop, flip and colour `images` (B,3,H,W), floats in [0,1] or bytes, to (B,3,size,size) in [0,1], by `draw`."""
+    if images.ndim != 4 or images.shape[1] != 3 or not (images.is_floating_point() or images.dtype == torch.uint8):
+        raise ValueError(f"images must be floats or bytes of shape (B,3,H,W), got {images.dtype} {tuple(images.shape)}")
     if len(images) != len(draw):
         raise ValueError(f"{len(images)} images but {len(draw)} draws: slice the draw to the images with [a:b]")
     with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
-        cropped = _crop(images.float(), draw, size)
-        matrix = colour_matrix(draw, cropped.mean(dim=(2, 3)))  # (B,3,4)
-        coloured = torch.baddbmm(matrix[:, :, 3:], matrix[:, :, :3], cropped.flatten(2))  # (B,3,size*size)
+        if images.device.type == "cpu":
+            return _apply_one_by_one(images, draw, size)
+        cropped = _crop(images.float() / 255 if images.dtype == torch.uint8 else images.float(), draw, size)
+        matrix, of_mean = colour_maps(draw)
+        shift = of_mean @ cropped.mean(dim=(2, 3))[:, :, None]  # (B,3,1)
+        coloured = torch.baddbmm(shift, matrix, cropped.flatten(2))  # (B,3,size*size)
     return coloured.clamp_(0, 1).unflatten(2, (size, size))
+
+
+def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
+    """The same on a CPU: an image stays in its cache through all operations, and in the same few buffers.
+
+    A crop has no rotation: rows are taken first and columns, as rows of the transposed image, second. That is a third
+    of the time of `grid_sample`, which looks up four pixels for each new one.
+    """
+    height, width = images.shape[2:]
+    x, y = _positions(draw, size)
+    (top, bottom, down), (left, right, across) = _neighbours(y, height), _neighbours(x, width)
+    unit = 255 if images.dtype == torch.uint8 else 1
+    matrix, of_mean = (each / unit for each in colour_maps(draw))
+    result = torch.empty(len(images), 3, size, size)
+    source, rows, turned = torch.empty(3, height, width), torch.empty(2, 3, size, width), torch.empty(3, width, size)
+    columns = torch.empty(2, 3, size, size)
+    for i, image in enumerate(images):
+        source.copy_(image)
+        torch.index_select(source, 1, top[i], out=rows[0])
+        torch.index_select(source, 1, bottom[i], out=rows[1])
+        turned.copy_(torch.lerp(rows[0], rows[1], down[i], out=rows[0]).transpose(1, 2))
+        torch.index_select(turned, 1, left[i], out=columns[0])
+        torch.index_select(turned, 1, right[i], out=columns[1])
+        cropped = torch.lerp(columns[0], columns[1], across[i], out=columns[0]).flatten(1)  # (3,size*size) columns first
+        shift = of_mean[i] @ cropped.mean(dim=1)
+        torch.addmm(shift[:, None], matrix[i], cropped, out=columns[1].view(3, -1))
+        result[i] = columns[1].clamp_(0, 1).transpose(1, 2)
+    return result
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -163,42 +192,53 @@ def _centre_box(augment: Augment) -> tuple[float, float, float, float]:
     return (1 - width) / 2, (1 - height) / 2, width, height
 
 
+def _positions(draw: AugmentDraw, size: int) -> tuple[Tensor, Tensor]:
+    """Where the new pixels' centres lie, as fractions of the image: x and y, (B,size) each; mirrored where it flips."""
+    left, top, width, height = draw.box.float().unbind(1)  # (B,) each
+    centres = (torch.arange(size, device=draw.box.device) + 0.5) / size  # (size,)
+    x = left[:, None] + torch.outer(width, centres)
+    return torch.where(draw.flip[:, None], x.flip(1), x), top[:, None] + torch.outer(height, centres)
+
+
+def _neighbours(where: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The two pixels of a side around each position (B,size), and the second one's share as (B,size,1)."""
+    position = (where * length - 0.5).clamp(0, length - 1)
+    first = position.floor()
+    return first.long(), (first.long() + 1).clamp(max=length - 1), (position - first)[:, :, None]
+
+
 def _crop(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
-    """Resample each image's box, mirrored where it flips, to (B,3,size,size)."""
-    left, top, width, height = draw.box.to(images.dtype).unbind(1)  # (B,) each
-    zero = torch.zeros_like(left)
-    mirrored = torch.where(draw.flip, -width, width)
+    """Resample each image's box to (B,3,size,size), bilinearly and without antialias."""
+    x, y = _positions(draw, size)
+    grid = torch.stack((x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)), dim=3)
     # grid_sample's coordinates run from -1 to 1 over the image's edges
-    theta = torch.stack((mirrored, zero, 2 * left + width - 1, zero, height, 2 * top + height - 1), dim=1)
-    grid = functional.affine_grid(theta.view(-1, 2, 3), [len(images), 3, size, size], align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    return functional.grid_sample(images, 2 * grid - 1, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def colour_matrix(draw: AugmentDraw, mean: Tensor) -> Tensor:
-    """Compose each image's colour operations, in its own order and grayscale last, to one affine map (B,3,4).
+def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
+    """Each image's colour operations, in its own order and grayscale last, as maps of a pixel and of the mean colour.
 
-    Contrast moves towards the image's mean gray: `mean` (B,3), the image's mean colour, is taken through the operations
-    before it, which is exact but for clamping.
+    Contrast moves towards the image's mean gray, and the mean goes through the operations like any pixel: each is a
+    linear map of the two side by side (6,6), which is exact but for clamping.
+
+    Returns:
+        (B,3,3) each; a colour becomes ``first @ colour + second @ mean``.
     """
-    luma = mean.new_tensor(LUMA)  # (3,)
+    luma = draw.brightness.new_tensor(LUMA)  # (3,)
     gray = luma.expand(3, 3)  # maps a colour to its luma in all three channels
-    eye = torch.eye(3, dtype=mean.dtype, device=mean.device)
-    brightness, contrast, saturation = (
-        factor.to(mean.dtype).view(-1, 1, 1) for factor in (draw.brightness, draw.contrast, draw.saturation)
-    )
-    linear = torch.stack(
+    eye = torch.eye(3, device=luma.device)
+    brightness, contrast, saturation = (f.view(-1, 1, 1) for f in (draw.brightness, draw.contrast, draw.saturation))
+    pixel = torch.stack(
         (brightness * eye, contrast * eye, saturation * eye + (1 - saturation) * gray, _hue_rotation(draw.hue)),
         dim=1,
     )  # (B,4,3,3) in the order of OPERATIONS
-    matrix, shift = eye.expand(len(mean), 3, 3), torch.zeros_like(mean)
-    rows = torch.arange(len(mean), device=mean.device)
-    for operation in draw.order.unbind(1):  # (B,) each
-        step = linear[rows, operation]
-        level = (torch.einsum("bij,bj->bi", matrix, mean) + shift) @ luma  # (B,) mean gray so far
-        towards = torch.where(operation == OPERATIONS.index("contrast"), (1 - contrast.view(-1)) * level, 0.0)
-        matrix, shift = step @ matrix, torch.einsum("bij,bj->bi", step, shift) + towards[:, None]
-    affine = torch.cat((matrix, shift[:, :, None]), dim=2)
-    return torch.where(draw.grayscale.view(-1, 1, 1), gray @ affine, affine)
+    pair = luma.new_zeros(len(draw), len(OPERATIONS), 6, 6)
+    pair[:, :, :3, :3] = pair[:, :, 3:, 3:] = pixel
+    pair[:, OPERATIONS.index("contrast"), :, 3:] += (1 - contrast) * gray.repeat(2, 1)  # of pixel and mean alike
+    first, second, third, fourth = pair[torch.arange(len(draw), device=luma.device)[:, None], draw.order].unbind(1)
+    both = ((fourth @ third) @ (second @ first))[:, :3]  # (B,3,6)
+    both = torch.where(draw.grayscale.view(-1, 1, 1), gray @ both, both)
+    return both[:, :, :3].contiguous(), both[:, :, 3:].contiguous()
 
 
 def _hue_rotation(turns: Tensor) -> Tensor:

@@ -96,6 +96,9 @@ def _check_join(
                 f"'{folder / name}' says nothing of {len(lost):,} of the {len(paths):,} images in images.txt, first id "
                 f"{lost[0]}; both must come from the same copy of CUB"
             )
+    for path in paths.values():
+        if os.path.isabs(path) or ".." in path.split("/"):
+            raise ValueError(f"'{folder / FILES[0]}': {path!r} leads out of the folder; get CUB from its source")
     known = {str(class_id) for class_id in classes}
     _check_values(folder / FILES[1], paths, class_of, known, f"a class id of classes.txt ({len(known)} classes)")
     _check_values(folder / FILES[2], paths, is_train, {"0", "1"}, "1 (train) or 0 (test)")

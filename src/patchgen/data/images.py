@@ -141,10 +141,17 @@ class ImageStore:
             return torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
         if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self):
             raise ValueError(f"rows must be a list of whole numbers in [0, {len(self)}), got {rows}")
-        unique, inverse = np.unique(rows, return_inverse=True)
+        unique, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+        images = np.empty((len(rows), 3, self.size, self.size), np.uint8)
+
+        def fill(row: int, place: int) -> None:
+            images[place] = self._image(row)
+
         with ThreadPoolExecutor(self.threads) as pool:
-            images = np.stack(list(pool.map(self._image, unique.tolist())))
-        return torch.from_numpy(images[inverse])
+            list(pool.map(fill, unique.tolist(), first.tolist()))
+        again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows that were asked for more than once
+        images[again] = images[first[inverse][again]]
+        return torch.from_numpy(images)
 
     def _image(self, row: int) -> np.ndarray:
         """(3,size,size) uint8 from the cache, else from the file."""

@@ -6,7 +6,7 @@ unbroken one saw, and several devices share exactly the batch that one device wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -91,3 +91,17 @@ class DomainBatches:
         width = self.per_domain // parts
         start = np.arange(len(self.rows))[:, None] * self.per_domain + part * width
         return (start + np.arange(width)).ravel()
+
+
+def prepare(
+    pixels: Tensor,
+    draw: AugmentDraw | HistologyDraw | None,
+    size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Tensor:
+    """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented as `draw` says and normalised."""
+    image = pixels if isinstance(draw, AugmentDraw) else pixels.float().div_(255)
+    image = draw.apply(image, size) if draw is not None else image
+    centre, spread = (torch.tensor(each, device=image.device).view(3, 1, 1) for each in (mean, std))
+    return torch.addcmul(-centre / spread, image, 1 / spread, out=image)  # one pass: (image - mean) / std

@@ -114,8 +114,8 @@ def read_schedule(path: str | Path) -> Schedule:
         raise FileNotFoundError(f"no schedule file '{path}'")
     try:
         settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"'{path}' is not readable YAML: {error}") from error
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
+        raise ValueError(f"'{path}' is not readable YAML: {' '.join(str(error).split())}") from error
     if not isinstance(settings, dict):
         raise ValueError(f"'{path}' must hold the keys groups and ratios, found {type(settings).__name__}")
     known = [f.name for f in fields(Schedule)]

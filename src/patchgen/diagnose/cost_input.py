@@ -4,8 +4,8 @@
     cost["ratio"]["cached"], cost["ratio"]["cold"]       # how many times as many images a second as the plain pipeline
 
 The plain pipeline is what the host projects' loaders do for every sample and every epoch: open and decode the file,
-RandomResizedCrop, flip, ColorJitter with hue in HSV, grayscale, tensor, normalise. Ours is `DomainBatches` and what the
-trainer does with its batches, first on an empty cache (cold), then on a full one. All have one thread, so that a rate
+RandomResizedCrop, flip, ColorJitter with hue in HSV, grayscale, tensor, normalise. Ours is the trainer's: `ImageStore` and
+`prepare`, first on an empty cache (cold), then on a full one. All have one thread, so that a rate
 is that of one core, and take turns batch by batch.
 """
 
@@ -27,9 +27,9 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from patchgen.data.augment import ATTEMPTS, OPERATIONS, Augment, normalize
+from patchgen.data.augment import ATTEMPTS, OPERATIONS, Augment
 from patchgen.data.images import ImageStore
-from patchgen.data.loaders import DomainBatches
+from patchgen.data.loaders import prepare
 
 TARGET = 5.0  # the smallest ratio wanted of the cached pipeline
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -68,22 +68,20 @@ def measure_input(
 def _pass(files: Sequence[Path], cache: Path, size: int, seed: int, report: Report) -> dict[str, float]:
     """CPU seconds of each pipeline over all files; the batches of the three are neighbours in time."""
     source, store = random.Random(seed), ImageStore(files, size, cache, threads=1)
-    batches = DomainBatches(store, np.zeros(len(files), np.int64), {0: np.arange(len(files))}, BATCH, seed, Augment())
     seconds = dict.fromkeys(("plain", "cold", "cached"), 0.0)
     for start in range(0, len(files), BATCH):
         rows = np.arange(start, min(start + BATCH, len(files)))
         seconds["plain"] += _timed(lambda rows=rows: plain_batch([files[row] for row in rows], size, source))
         for name in ("cold", "cached"):
-            seconds[name] += _timed(lambda rows=rows: our_batch(batches, rows, size))
+            seconds[name] += _timed(lambda rows=rows: our_batch(store, rows, size))
     report("  ".join(f"{name} {len(files) / taken:.0f} images/s" for name, taken in seconds.items()))
     return seconds
 
 
-def our_batch(batches: DomainBatches, rows: np.ndarray, size: int) -> Tensor:
+def our_batch(store: ImageStore, rows: np.ndarray, size: int) -> Tensor:
     """Rows as the trainer makes them ready: (B, 3, size, size), normalised."""
     drawn = Augment().draw(len(rows), torch.Generator().manual_seed(int(rows[0])))
-    pixels = batches.store.load(rows)
-    return normalize(drawn.apply(pixels.float() / 255, size), MEAN, STD)
+    return prepare(store.load(rows), drawn, size, MEAN, STD)
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -105,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 def write_images(folder: Path, count: int, pixels: int, seed: int = 0) -> list[Path]:
-    """JPEG files that cost what photographs cost: coarse shapes and a little grain, some 0.8 bits a pixel."""
+    """JPEG files that cost what photographs cost: coarse shapes and a little grain, some two bits a pixel."""
     generator, files = np.random.default_rng(seed), []
     for i in range(count):
         coarse = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8)).resize((pixels, pixels))

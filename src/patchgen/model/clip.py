@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
+from patchgen.model.convert import first_line
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 FIRST_DEVIATION = 0.02  # of learned prompt vectors, as in CoOp
@@ -167,8 +168,8 @@ def load_text(backbone: Backbone) -> ClipText:
             clip, info = loader.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{folder} cannot be read as a whole CLIP: {error}") from error
+    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
+        raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
     missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
     if missing:
         raise ValueError(

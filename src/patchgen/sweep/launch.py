@@ -23,6 +23,10 @@ class WorkerLost(Exception):
     """The process or machine that did a job ended without an answer."""
 
 
+class EngineLost(ValueError):
+    """The engine itself is gone: no run is to blame, and none can be done any more."""
+
+
 class Engine(Protocol):
     """Where jobs are done."""
 
@@ -35,7 +39,7 @@ class Engine(Protocol):
         """The handles that have ended, after at most so many seconds."""
 
     def outcome(self, handle: Any) -> Outcome:
-        """What came of a job that has ended; WorkerLost where nobody can say."""
+        """What came of a job that has ended; WorkerLost where nobody can say, EngineLost where nobody is left."""
 
     def close(self) -> None:
         """End everything that still goes on."""

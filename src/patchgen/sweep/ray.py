@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from patchgen.sweep.jobs import Job, Outcome, perform
-from patchgen.sweep.launch import WorkerLost
+from patchgen.sweep.launch import EngineLost, WorkerLost
 
 
 def ray_perform(text: str) -> Outcome:
@@ -63,6 +63,10 @@ class RayEngine:
     def outcome(self, handle: Any) -> Outcome:
         try:
             return cast(Outcome, self.ray.get(handle))
+        except self.ray.exceptions.LocalRayletDiedError as error:
+            raise EngineLost(
+                "Ray has died on this machine, and with it the workers; the same command goes on from what is done"
+            ) from error
         except self.ray.exceptions.RayError as error:
             raise WorkerLost(f"Ray lost the run's worker: {error}") from error
 

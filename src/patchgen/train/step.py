@@ -62,6 +62,9 @@ class Step:
             for parameter in self._trainer.method.parameters():
                 if parameter.grad is not None:
                     parameter.grad = cast(Tensor, fabric.all_reduce(parameter.grad))
+        if (longest := self._trainer.config.clip_gradients) is not None:
+            trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, longest)
         self.optimizer.step()
         self.optimizer.zero_grad()
 

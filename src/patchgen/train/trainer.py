@@ -27,9 +27,8 @@ from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from patchgen.config import Config
-from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
-from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches
+from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
@@ -38,6 +37,7 @@ from patchgen.model.classifier import trained_tensors
 from patchgen.model.weights import cache_dir
 from patchgen.tasks import Fold, make_fold
 from patchgen.tasks.mdg import fingerprint
+from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 from patchgen.train.patients import PatientTally
@@ -101,9 +101,10 @@ def _fabric(config: Config) -> Fabric:
 def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
-    trainer = Trainer(fabric, config, run, fold, quiet)
-    trainer.fit()
-    trainer.report()
+    with deterministic(config.deterministic):
+        trainer = Trainer(fabric, config, run, fold, quiet)
+        trainer.fit()
+        trainer.report()
 
 
 class Trainer:
@@ -213,10 +214,9 @@ class Trainer:
             return self._on_device(batch, self.reader(batch.index.numpy()))
         if self.config.accumulate == 1 and step + 1 < self.config.steps:
             self.batches.expect(step + 1, part, parts)
-        image = self.fabric.to_device(batch.image).float() / 255
-        if batch.draw is not None:
-            image = batch.draw.to(image.device).apply(image, self.config.image_size)
-        return self._on_device(batch, normalize(image, self.model.backbone.mean, self.model.backbone.std))
+        pixels, backbone = self.fabric.to_device(batch.image), self.model.backbone
+        draw = batch.draw.to(pixels.device) if batch.draw is not None else None
+        return self._on_device(batch, prepare(pixels, draw, self.config.image_size, backbone.mean, backbone.std))
 
     def _part(self, micro: int) -> tuple[int, int]:
         count = self.config.accumulate

@@ -72,6 +72,8 @@ class Faults:
 
 def all_faults(ground: Path, damages: int, seed: int, ledger: Ledger) -> None:
     """Every kind of fault; `damages` files are damaged in all, the others happen a few times each."""
+    if not damages:
+        return
     faults = Faults(ground, seed, ledger)
     few = max(1, damages // 20)
     for name, fault, times in (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-DOMAINS, CLASSES = ("clinic", "field", "studio"), ("circle", "square")
+DOMAINS, CLASSES = ("clinic", "field", "studio"), ("circle", "cross", "square")
 RUN: dict[str, Any] = {
     "unseen": "studio", "backbone": "tiny", "image_size": 28, "steps": 13, "eval_every": 3, "batch_per_domain": 2,
     "val_images": 4, "lr": 1e-3, "swad": True, "threads": 1, "accelerator": "cpu",
@@ -24,15 +24,15 @@ SCHEDULE = "groups: [[a, b], [c]]\nratios: [[0.6, 1.0], [1.0]]\n"
 
 
 def draw(label: int, rng: np.random.Generator, size: int = 24) -> np.ndarray:
-    """(size, size, 3) uint8: a bright disc or square on dim noise."""
+    """(size, size, 3) uint8: a bright disc, cross or square on dim noise."""
     image = rng.integers(0, 60, (size, size, 3))
     y, x = np.mgrid[:size, :size] - rng.integers(8, size - 8, 2)[:, None, None]
-    inside = x**2 + y**2 < 40 if label == 0 else (abs(x) < 6) & (abs(y) < 6)
+    inside = (x**2 + y**2 < 40, (abs(x) < 2) | (abs(y) < 2), (abs(x) < 6) & (abs(y) < 6))[label]
     image[inside] += rng.integers(120, 190, 3)
     return image.astype(np.uint8)
 
 
-def write_photos(root: Path, per_class: int = 6) -> Path:
+def write_photos(root: Path, per_class: int = 5) -> Path:
     """`domain/class/*.png`."""
     for d, domain in enumerate(DOMAINS):
         rng = np.random.default_rng(d)

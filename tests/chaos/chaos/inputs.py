@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import os
+import pickle
+import random
 import re
 import shutil
 import sys
@@ -23,6 +26,7 @@ from hypothesis.strategies import SearchStrategy
 
 from chaos import pictures, texts
 from chaos.children import problem, run
+from chaos.faults import damage
 from chaos.ground import RUN, words_of
 from chaos.ledger import Ledger
 
@@ -72,7 +76,7 @@ def _tried(ground: Path, attempt: Try, some: Sequence[Any]) -> list[str]:
         for i, one in enumerate(some):
             (place / str(i)).mkdir()
             os.chdir(place / str(i))
-            for name in ("photos", "model", "recipe.yaml", "shapes"):
+            for name in ("photos", "model", "recipe.yaml", "shapes", "stages.yaml", "backbone"):
                 os.symlink(ground / name, name)
             answer = attempt(place / str(i), one)
             with open(answers, "a") as file:
@@ -152,12 +156,12 @@ def _mask(place: Path, description: dict[str, Any]) -> str:
     return _called(description, lambda: true_masks(read_table(place / "set" / "images"), (2, 2)))
 
 
-def _called(what: Any, call: Callable[[], object]) -> str:
-    """Functions of the library: a value, or a ValueError or OSError with a text."""
+def _called(what: Any, call: Callable[[], object], needle: str = "") -> str:
+    """Functions of the library: a value, or a ValueError or OSError with a text that names what is meant."""
     try:
         call()
     except (ValueError, OSError) as error:
-        return REFUSED if str(error) else f"{what!r:.300}: an error without a text"
+        return REFUSED if str(error) and needle in str(error) else f"{what!r:.300}: the error says only {error!s:.200}"
     except Exception as error:  # noqa: BLE001  what a caller would see
         frame = traceback.extract_tb(error.__traceback__)[-1]
         return f"{what!r:.300}: {type(error).__name__}: {error} at {Path(frame.filename).name}:{frame.lineno}"
@@ -177,16 +181,11 @@ def _manifest(place: Path, content: bytes) -> str:
 
 def _settings(place: Path, text: str) -> str:
     (place / "c.yaml").write_text(text, encoding="utf-8", errors="replace")
-    words = (
-        ["train", "--config", "c.yaml", "--data", "photos"]
-        if "data:" in text
-        else ["train", "photos", "--config", "c.yaml"]
-    )
-    return _judged(text, *_command(*words, "--quiet"))
+    return _judged(text, *_command("train", "--config", "c.yaml", "--quiet"))
 
 
 def _recipe(place: Path, text: str) -> str:
-    (place / "r.yaml").write_text(f"data: photos\n{text}", encoding="utf-8", errors="replace")
+    (place / "r.yaml").write_text(text, encoding="utf-8", errors="replace")
     return _judged(text, *_command("sweep", "r.yaml", "--dry-run"))
 
 
@@ -194,19 +193,46 @@ def _schedule(place: Path, text: str) -> str:
     from patchgen.data.stages import get_schedule
 
     (place / "s.yaml").write_text(text, encoding="utf-8", errors="replace")
-    return _called(text, lambda: get_schedule(str(place / "s.yaml")).group_of(list("abc")))
+    return _called(text, lambda: get_schedule(str(place / "s.yaml")).group_of(list("abc")), needle="s.yaml")
+
+
+def _backbone(place: Path, drawn: dict[str, Any]) -> str:
+    """A transformers folder with a damaged file or a setting that is none."""
+    from patchgen.model.backbone import load_backbone
+
+    folder, rng = place / "weights", random.Random(drawn["seed"])
+    shutil.copytree(Path("backbone").resolve(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    if drawn["change"] == "settings":
+        (folder / "config.json").write_text(json.dumps({**config, **drawn["settings"]}))
+    elif drawn["change"] == "pickle":
+        (folder / "model.safetensors").unlink()
+        (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Touches(str(place / "touched"))}))
+    elif drawn["change"] == "normalisation":
+        (folder / "preprocessor_config.json").write_text(json.dumps(drawn["normalisation"]))
+    else:
+        damage(folder / drawn["change"], rng)
+    said = _called(drawn, lambda: load_backbone(str(folder)))
+    return f"{drawn!r:.300}: a pickle was run" if (place / "touched").exists() else said
+
+
+class _Touches:
+    """What a pickle must never do: it makes a file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path(self.path),)
 
 
 def _words(place: Path, words: list[str]) -> str:
     (place / "spoilt").mkdir()
     (place / "spoilt" / "config.yaml").write_text("data: x\nunseen: y\n")
     given = [_run_folder() if word == "RUN" else word for word in words]
-    tiny = (
-        words_of({k: v for k, v in RUN.items() if f"--{k}" not in given and k != "unseen"})
-        if words[0] == "train"
-        else []
-    )
-    return _judged(words, *_command(*given, *tiny))
+    more = {"train": words_of({k: v for k, v in RUN.items() if "--" + k.replace("_", "-") not in given})}
+    more["sweep"] = ["--dry-run"]  # nothing is to be started
+    return _judged(words, *_command(*given, *more.get(words[0], [])))
 
 
 def _known(place: Path, names: str) -> str:
@@ -239,7 +265,7 @@ def _tensors(place: Path, drawn: dict[str, Any]) -> str:
         found = [losses.mask_suppression(mask, drawn["tau"]), losses.selected_confidence(mask, target)]
         found.append(losses.class_similarity(mask, target))
         losses.mask_health(mask)
-        for value in found if mask.isfinite().all() and mask.abs().max(initial=0) < 1e30 else ():
+        for value in found if bool((mask.abs() < 1e15).all()) else ():  # squares of more do not fit
             if not value.isfinite():
                 raise ArithmeticError(f"a finite mask gives {value}")
 
@@ -250,7 +276,8 @@ KINDS: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
     "images to predict": (pictures.pictures, _picture, 30),
     "images before the doctor": (pictures.pictures, _doctor, 6),
     "images as true masks": (pictures.pictures, _mask, 4),
-    "manifests": (texts.manifests(), _manifest, 16),
+    "backbone folders": (texts.backbones, _backbone, 4),
+    "manifests": (texts.manifests(), _manifest, 12),
     "settings files": (texts.setting_files, _settings, 12),
     "command lines": (texts.command_lines(), _words, 10),
     "recipes": (texts.recipes, _recipe, 6),

