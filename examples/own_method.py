@@ -41,7 +41,9 @@ def main(
     """Compare PatchGen with and without the term: same data, steps, seed and splits."""
     for method in ("patchgen", "patchgen+small-logits"):
         given = {"backbone": backbone, "image_size": image_size, "steps": steps}
-        run = train(Config(**{**preset_settings("small", method), **given}, data=data, unseen=unseen, method=method), out)
+        run = train(
+            Config(**{**preset_settings("small", method), **given}, data=data, unseen=unseen, method=method), out
+        )
         losses = run.records("evaluation")[-1]["train"]  # the named terms, averaged since the evaluation before
         [test] = run.records("test")
         print(f"{method}: {test['all']['accuracy']:.3f} on {unseen};", {k: round(v, 4) for k, v in losses.items()})

@@ -121,9 +121,7 @@ def test_the_notebook_stores_no_output() -> None:
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-def test_the_notebook_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"NOTEBOOK": str(tmp_path / "notebook"), "BACKBONE": "tiny", "STEPS": "2", "PER_CLASS": "5"}
     for name, value in settings.items():
         monkeypatch.setenv(f"PATCHGEN_{name}", value)

@@ -160,6 +160,7 @@ LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", 
 LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1, "image_size": 1}
 # Beyond these a run cannot start: generators take 63 bits of seed and step, and a system has so many threads.
 MOST = {"seed": 2**32 - 1, "image_size": 16384, "threads": 1024, "devices": 1024}
+LARGEST = 1e9  # of a rate or weight: far beyond what trains, and far below what a 32-bit number holds
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -244,6 +245,8 @@ def _check(config: Config) -> None:
         value = getattr(config, name)
         if value is not None and not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be a number that is not negative, not {value}")
+        if value is not None and value > LARGEST:
+            raise ValueError(f"{name} must be at most {LARGEST:g}, not {value}")
     if not 0 < config.holdout < 1:
         raise ValueError(f"holdout is a share between 0 and 1, not {config.holdout}")
     if not 0 < config.labelled_share <= 1:
@@ -296,6 +299,8 @@ def _check_dict(name: str, value: Any, kind: type) -> None:
     for key, item in value.items():
         if not isinstance(key, str) or not _fits(item, kind):
             raise ValueError(f"{name}: each value must be {KINDS[kind]} under a name, not {key!r}: {item!r}")
+        if kind is float and not abs(item) <= LARGEST:
+            raise ValueError(f"{name}: {key} must be a number of at most {LARGEST:g}, not {item}")
 
 
 def _fits(value: Any, kind: type) -> bool:

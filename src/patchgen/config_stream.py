@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Refine, Tune, check_kinds, check_least, from_file, run_hash
+from patchgen.config import LARGEST, Refine, Tune, check_kinds, check_least, from_file, run_hash
 
 Components = Literal["known", "half", "grow"]
 StreamSelection = Literal["session-validation", "last"]
@@ -171,8 +171,9 @@ def _check(config: StreamConfig) -> None:
     check_least(config, LEAST)
     for name in (*NOT_NEGATIVE, *POSITIVE):
         value = getattr(config, name)
-        if value is not None and not (0 <= value < float("inf") and (value or name in NOT_NEGATIVE)):
-            raise ValueError(f"{name} must be a number {'above 0' if name in POSITIVE else 'from 0'}, not {value}")
+        if value is not None and not (0 <= value <= LARGEST and (value or name in NOT_NEGATIVE)):
+            least = "above 0" if name in POSITIVE else "from 0 on"
+            raise ValueError(f"{name} must be a number {least}, at most {LARGEST:g}, not {value}")
     for name in ("holdout", "momentum"):
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} is a share from 0 to below 1, not {getattr(config, name)}")

@@ -113,6 +113,8 @@ def test_records_that_the_state_has_seen_must_be_there(run: RunFolder, change: C
         ("hparams: 5", "hparams must be `name: value` lines"),
         ("hparams: {miro: x}", "hparams: each value must be a number under a name"),
         ("options: {1: a}", "options: each value must be text"),
+        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1e\+09"),
+        ("hparams: {miro: 1.0e+290}", r"hparams: miro must be a number of at most 1e\+09"),
         ("image_size: 0", "image_size must be at least 1"),
         ("seed: 4294967296", "seed must be at most 4294967295"),
         ("threads: 100000", "threads must be at most 1024"),

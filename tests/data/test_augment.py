@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchgen.data import augment as augment_module
 from patchgen.data.augment import LUMA, OPERATIONS, Augment, AugmentDraw, apply, draw, normalize
 
 OFF = Augment(scale=(1, 1), ratio=(1, 1), flip=0, brightness=0, contrast=0, saturation=0, hue=0, grayscale=0)
@@ -234,9 +235,30 @@ def test_impossible_ranges_are_refused_by_name(wrong: dict) -> None:
 
 
 def test_wrong_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="uint8"):
-        apply(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), still(2), 4)
+    with pytest.raises(ValueError, match="floats or bytes"):
+        apply(torch.zeros(2, 3, 4, 4, dtype=torch.int16), still(2), 4)
     with pytest.raises(ValueError, match="2 images but 3 draws"):
         apply(torch.zeros(2, 3, 4, 4), still(3), 4)
     with pytest.raises(ValueError, match="indexed by"):
         still(2)[0]  # type: ignore[index]
+
+
+def by_grid_sample(images: Tensor, draws: AugmentDraw, size: int) -> Tensor:
+    """The crop of an accelerator, and the colours by the definition of each operation's map."""
+    cropped = augment_module._crop(images, draws, size)
+    pixel, mean = augment_module.colour_maps(draws)
+    shift = mean @ cropped.mean((2, 3))[:, :, None]
+    return (pixel @ cropped.flatten(2) + shift).clamp(0, 1).view_as(cropped)
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(24, 24, 24), (17, 30, 12), (9, 8, 20), (1, 5, 4)])
+def test_a_cpu_gives_what_an_accelerator_gives(height: int, width: int, size: int) -> None:
+    images = torch.rand(6, 3, height, width, generator=seeded(1))
+    draws = draw(Augment(scale=(0.1, 1.0)), 6, seeded(2))
+    torch.testing.assert_close(apply(images, draws, size), by_grid_sample(images, draws, size), atol=2e-5, rtol=0)
+
+
+def test_bytes_are_what_their_floats_are() -> None:
+    pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8, generator=seeded(1))
+    draws = draw(Augment(), 5, seeded(2))
+    torch.testing.assert_close(apply(pixels, draws, 12), apply(pixels.float() / 255, draws, 12), atol=1e-6, rtol=0)

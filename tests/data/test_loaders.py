@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from patchgen.data.augment import Augment
-from patchgen.data.loaders import Batch, DomainBatches
+from patchgen.data.augment import Augment, normalize
+from patchgen.data.loaders import Batch, DomainBatches, prepare
+from patchgen.data.stain import Histology
 
 ROWS = {0: np.array([1, 3, 5, 7, 9]), 2: np.array([20, 22, 24]), 5: np.array([40])}  # domain id -> training rows
 LABEL = np.arange(50) % 4
@@ -117,3 +118,15 @@ def test_pixels_can_be_left_out() -> None:
     batch = batches.at(2, images=False)
     assert batch.image.numel() == 0 and batches.store.read == []  # type: ignore[attr-defined]
     assert torch.equal(batch.index, make().at(2).index)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(), Histology()])
+def test_prepare_is_scaling_augmenting_and_normalising(augment: Augment | Histology | None) -> None:
+    generator = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (4, 3, 12, 12), dtype=torch.uint8, generator=generator)
+    draw, before = augment.draw(4, generator) if augment else None, pixels.clone()
+    scaled = pixels.float() / 255
+    expected = normalize(draw.apply(scaled, 12) if draw else scaled, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+    found = prepare(pixels, draw, 12, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert torch.equal(pixels, before)

@@ -9,6 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.commands import choose, parse, print_table
+from patchgen.commands.bench_table import (
+    bench_all,
+    bench_fold,
+    bench_grouping,
+    bench_growth,
+    bench_input,
+    bench_probe,
+    bench_rate,
+    bench_start,
+)
 
 
 def bench_step(
@@ -276,7 +286,15 @@ def bench_sweep(runs: int = 200, workers: int = 2, json: bool = False) -> None:
 
 
 SUBJECTS: dict[str, Callable[..., None]] = {
+    "all": bench_all,
     "step": bench_step,
+    "rate": bench_rate,
+    "input": bench_input,
+    "fold": bench_fold,
+    "probe": bench_probe,
+    "grouping": bench_grouping,
+    "growth": bench_growth,
+    "start": bench_start,
     "methods": bench_methods,
     "kmeans": bench_kmeans,
     "discovery": bench_discovery,

@@ -157,7 +157,9 @@ def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
         turned.copy_(torch.lerp(rows[0], rows[1], down[i], out=rows[0]).transpose(1, 2))
         torch.index_select(turned, 1, left[i], out=columns[0])
         torch.index_select(turned, 1, right[i], out=columns[1])
-        cropped = torch.lerp(columns[0], columns[1], across[i], out=columns[0]).flatten(1)  # (3,size*size) columns first
+        cropped = torch.lerp(columns[0], columns[1], across[i], out=columns[0]).flatten(
+            1
+        )  # (3,size*size) columns first
         shift = of_mean[i] @ cropped.mean(dim=1)
         torch.addmm(shift[:, None], matrix[i], cropped, out=columns[1].view(3, -1))
         result[i] = columns[1].clamp_(0, 1).transpose(1, 2)

@@ -4,9 +4,9 @@
     cost["ratio"]["cached"], cost["ratio"]["cold"]       # how many times as many images a second as the plain pipeline
 
 The plain pipeline is what the host projects' loaders do for every sample and every epoch: open and decode the file,
-RandomResizedCrop, flip, ColorJitter with hue in HSV, grayscale, tensor, normalise. Ours is the trainer's: `ImageStore` and
-`prepare`, first on an empty cache (cold), then on a full one. All have one thread, so that a rate
-is that of one core, and take turns batch by batch.
+RandomResizedCrop, flip, ColorJitter with hue in HSV, grayscale, tensor, normalise. Ours is the trainer's: `ImageStore`
+and `prepare`, first on an empty cache (cold), then on a full one. All have one thread, so that a rate is that of one
+core, and take turns batch by batch.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def plain_draw(width: int, height: int, augment: Augment, source: random.Random)
 
 
 def _plain_box(width: int, height: int, augment: Augment, source: random.Random) -> tuple[int, int, int, int]:
-    """RandomResizedCrop's rule: a box of random area and shape that fits, else the largest allowed one in the middle."""
+    """RandomResizedCrop's rule: a box of random area and shape that fits, else the largest one in the middle."""
     low, high = augment.ratio
     for _ in range(ATTEMPTS):
         area = width * height * source.uniform(*augment.scale)

@@ -39,6 +39,8 @@ class ProcessDied(ValueError):
 
 
 class RunFolder:
+    """A run on disk: its settings, records and checkpoints, its lock, and whether it is done."""
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record

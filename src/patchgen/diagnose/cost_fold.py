@@ -1,0 +1,203 @@
+"""A whole fold, trained and scored: `train` against a plain loop with the host projects' habits.
+
+    cost = measure_fold(images=30, steps=41, eval_every=20)
+    cost["ratio"], cost["counts"]                      # how many times longer the plain loop takes; images it passed
+
+The plain loop trains the same classifier (LP+LN) on the same backbone, splits and batch sizes, and does what DomainBed
+and its descendants do: each sample is decoded and augmented by Pillow whenever it is drawn, the loss is read at every
+step, and every evaluation scores every split of every domain, the unseen one included, through loaders that are built
+for it. Its loaders have no worker processes, whose start would only cost it time here. Ours starts on an empty cache.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset
+
+from patchgen.config import Config
+from patchgen.diagnose.cost_input import Report, plain_batch, write_images
+from patchgen.methods import make_method
+from patchgen.model.backbone import BACKBONES, load_backbone
+from patchgen.model.checkpoint import build_model
+from patchgen.model.classifier import Classifier
+from patchgen.tasks import Fold, make_fold
+from patchgen.train.optim import make_optimizer
+from patchgen.train.trainer import train
+
+TARGET = 2.0  # the smallest ratio wanted
+DOMAINS, CLASSES = 4, 3
+EVAL_BATCH = 64  # DomainBed's
+
+
+def measure_fold(
+    source: str = "dinov2-small",
+    *,
+    image_size: int = 112,
+    pixels: int = 227,
+    images: int = 30,
+    per_domain: int = 2,
+    steps: int = 41,
+    eval_every: int = 20,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Train one fold of generated images twice.
+
+    By default as many images are trained on between two evaluations as the data has, as with SWAD's settings on PACS
+    (100 steps of 96 images, 9,991 images).
+
+    Args:
+        images: of each of four domains.
+        per_domain: images of each source domain in a step.
+        report: called twice, with one line each.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = write_domains(folder / "data", images, pixels)
+        config = Config(
+            str(data), "d0", method="lp-ln", backbone=_at_hand(source, folder), image_size=image_size, steps=steps,
+            batch_per_domain=per_domain, eval_every=eval_every,
+        )  # fmt: skip
+        seconds, counts = {}, {}
+        with _cache(folder / "cache"):
+            seconds["ours"] = _seconds(lambda: train(config, folder / "runs", quiet=True))
+        counts["ours"] = our_counts(config, make_fold(config))
+        report(f"ours {seconds['ours']['wall']:.1f} s")
+        loop = PlainLoop(config, make_fold(config))
+        seconds["plain"] = _seconds(loop.run)
+        counts["plain"] = {"trained": loop.trained, "scored": loop.scored}
+        report(f"plain loop {seconds['plain']['wall']:.1f} s")
+    ratio = seconds["plain"]["cpu"] / seconds["ours"]["cpu"]
+    return {
+        "backbone": source, "image_size": image_size, "images": DOMAINS * images, "steps": steps,
+        "eval_every": eval_every, "seconds": seconds, "counts": counts, "ratio": ratio,
+        "ratio_of_wall": seconds["plain"]["wall"] / seconds["ours"]["wall"], "target": TARGET,
+        "reached": ratio >= TARGET,
+    }  # fmt: skip
+
+
+def evaluations(steps: int, every: int) -> int:
+    """How often a run is evaluated: at step 0, at every such step, and at the last."""
+    return sum(step % every == 0 or step == steps - 1 for step in range(steps))
+
+
+def our_counts(config: Config, fold: Fold) -> dict[str, int]:
+    """Images that `train` passes through the model: validation each time, the unseen domain once."""
+    validation = sum(map(len, fold.validation.values()))
+    unseen = sum(map(len, fold.test.values()))
+    trained = config.steps * config.batch_per_domain * len(fold.train)
+    return {"trained": trained, "scored": evaluations(config.steps, config.eval_every) * validation + unseen}
+
+
+def write_domains(folder: Path, images: int, pixels: int) -> Path:
+    """`images` generated JPEGs for each of `DOMAINS` domains, dealt to `CLASSES` classes."""
+    for domain in range(DOMAINS):
+        places = [folder / f"d{domain}" / f"c{label}" for label in range(CLASSES)]
+        for label, place in enumerate(places):
+            place.mkdir(parents=True)
+            write_images(place, len(range(label, images, CLASSES)), pixels, seed=DOMAINS * label + domain)
+    return folder
+
+
+# The plain loop
+
+
+class Samples(Dataset[tuple[Tensor, int]]):
+    """Rows of a split, decoded one at a time and resized."""
+
+    def __init__(self, fold: Fold, rows: np.ndarray, size: int) -> None:
+        self.fold, self.rows, self.size = fold, rows, size
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        row = int(self.rows[i])
+        return plain_batch([self.fold.table.file(row)], self.size, None)[0], int(self.fold.target[row])
+
+
+@dataclass
+class PlainLoop:
+    """The host projects' loop; `trained` and `scored` count the images that it passes through the model."""
+
+    config: Config
+    fold: Fold
+    trained: int = 0
+    scored: int = 0
+    accuracy: dict[str, float] = field(default_factory=dict)  # of each split at the last evaluation
+
+    def run(self) -> Classifier:
+        method = make_method(self.config)
+        self.model = build_model(self.config, method, len(self.fold.classes), lambda _: None)
+        optimizer, source = make_optimizer(self.model, self.config, method), random.Random(self.config.seed)
+        for step in range(self.config.steps):
+            images, labels = self._batch(source)
+            loss = functional.cross_entropy(self.model(images).logits, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            self.trained += len(images)
+            if step % self.config.eval_every == 0 or step == self.config.steps - 1:
+                self.accuracy = {name: self._score(rows) for name, rows in every_split(self.fold).items()}
+        return self.model
+
+    def _batch(self, source: random.Random) -> tuple[Tensor, Tensor]:
+        drawn = [source.choices(rows.tolist(), k=self.config.batch_per_domain) for rows in self.fold.train.values()]
+        rows = [row for part in drawn for row in part]
+        images = plain_batch([self.fold.table.file(row) for row in rows], self.config.image_size, source)
+        return images, torch.from_numpy(self.fold.target[rows])
+
+    @torch.no_grad()
+    def _score(self, rows: np.ndarray) -> float:
+        right = 0
+        for images, labels in DataLoader(Samples(self.fold, rows, self.config.image_size), EVAL_BATCH):
+            right += int((self.model(images).logits.argmax(1) == labels).sum())
+            self.scored += len(images)
+        return right / max(1, len(rows))
+
+
+def every_split(fold: Fold) -> dict[str, np.ndarray]:
+    """What DomainBed scores each time: the training and the held-out part of every domain."""
+    training = {f"{fold.table.domains[domain]} in": rows for domain, rows in fold.train.items()}
+    held_out = {f"{name} out": rows for name, rows in fold.validation.items()}
+    return training | held_out | {f"{fold.unseen} {part}": rows for part, rows in fold.test.items()}
+
+
+def _at_hand(source: str, folder: Path) -> str:
+    """A named architecture with random weights becomes a folder, which both loops read."""
+    if source not in BACKBONES or source == "tiny":
+        return source
+    load_backbone(source, pretrained=False).model.save_pretrained(folder / "backbone")
+    return str(folder / "backbone")
+
+
+def _seconds(work: Callable[[], object]) -> dict[str, float]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+
+
+@contextmanager
+def _cache(folder: Path) -> Iterator[None]:
+    """An empty cache of decoded images for a while."""
+    before = os.environ.get("PATCHGEN_CACHE")
+    os.environ["PATCHGEN_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("PATCHGEN_CACHE")
+        if before is not None:
+            os.environ["PATCHGEN_CACHE"] = before

@@ -1,0 +1,73 @@
+"""The plain loop of the bench: the same classifier and splits, the host projects' counts of images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from patchgen.config import Config
+from patchgen.diagnose import cost_fold
+from patchgen.model.classifier import Classifier
+from patchgen.tasks import make_fold
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    data = cost_fold.write_domains(tmp_path_factory.mktemp("fold"), 10, 32)
+    return Config(
+        str(data), "d0", method="lp-ln", backbone="tiny", image_size=28, steps=4, batch_per_domain=2, eval_every=2
+    )
+
+
+def test_every_image_is_scored_each_time(config: Config) -> None:
+    fold = make_fold(config)
+    splits = cost_fold.every_split(fold)
+    assert sorted(np.concatenate(list(splits.values()))) == list(range(40))
+    assert set(splits) == {f"d{domain} {part}" for domain in range(4) for part in ("in", "out")}
+
+
+def test_the_plain_loop_trains_the_same_model_class(config: Config) -> None:
+    loop = cost_fold.PlainLoop(config, make_fold(config))
+    before = cost_fold.build_model(config, cost_fold.make_method(config), 3, lambda _: None).state_dict()
+    model = loop.run()
+    assert isinstance(model, Classifier) and model.pool == "cls"
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved and all("norm" in name or name.startswith("head") for name in moved)
+    assert loop.trained == 4 * 3 * 2
+    assert loop.scored == 3 * 40  # steps 0, 2 and the last
+    assert loop.accuracy.keys() == cost_fold.every_split(make_fold(config)).keys()
+
+
+@pytest.mark.parametrize(("steps", "every", "count"), [(4, 2, 3), (5, 2, 3), (1, 100, 1), (5001, 300, 18)])
+def test_evaluations(steps: int, every: int, count: int) -> None:
+    assert cost_fold.evaluations(steps, every) == count
+
+
+def test_our_counts_are_those_of_a_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {"trained": 0, "scored": 0}
+
+    def forward(model: Classifier, images: torch.Tensor, mask: Any = None) -> Any:
+        seen["trained" if torch.is_grad_enabled() else "scored"] += len(images)
+        return model.classify(model.read(images), mask)
+
+    monkeypatch.setattr(Classifier, "forward", forward)
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
+    cost_fold.train(config, tmp_path / "runs", quiet=True)
+    assert seen == cost_fold.our_counts(config, make_fold(config))
+
+
+def test_measures_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", "before")
+    lines: list[str] = []
+    found = cost_fold.measure_fold(
+        "tiny", image_size=28, pixels=32, images=10, steps=3, eval_every=2, report=lines.append
+    )
+    assert json.loads(json.dumps(found)) == found and len(lines) == 2
+    assert found["counts"]["plain"] == {"trained": 18, "scored": 80} and found["images"] == 40
+    assert found["counts"]["ours"]["scored"] == 2 * 6 + 10
+    assert cost_fold.os.environ["PATCHGEN_CACHE"] == "before"

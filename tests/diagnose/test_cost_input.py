@@ -1,0 +1,113 @@
+"""The plain pipeline of the bench: right on fixed draws, and drawn as the batch pipeline draws."""
+
+from __future__ import annotations
+
+import colorsys
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw, apply
+from patchgen.data.images import ImageStore
+from patchgen.diagnose import cost_input
+from patchgen.diagnose.cost_input import PlainDraw, plain_apply, plain_draw
+
+STILL = PlainDraw((0, 0, 20, 20), False, OPERATIONS, 1.0, 1.0, 1.0, 0.0, False)
+
+
+def soft_image(side: int = 20) -> Image.Image:
+    small = np.random.default_rng(0).integers(60, 190, (4, 4, 3), np.uint8)
+    return Image.fromarray(small).resize((side, side), Image.Resampling.BILINEAR)
+
+
+def changed(**what: object) -> PlainDraw:
+    return PlainDraw(**{**vars(STILL), **what})  # type: ignore[arg-type]
+
+
+def as_fused(drawn: PlainDraw, side: int) -> AugmentDraw:
+    """The same numbers in the form of the batch pipeline."""
+    left, top, right, bottom = drawn.box
+    box = torch.tensor([[left, top, right - left, bottom - top]]) / side
+    order = torch.tensor([[OPERATIONS.index(name) for name in drawn.order]])
+    numbers = [torch.tensor([value]) for value in (drawn.brightness, drawn.contrast, drawn.saturation, drawn.hue)]
+    return AugmentDraw(box, torch.tensor([drawn.flip]), *numbers, torch.tensor([drawn.grayscale]), order)
+
+
+def test_a_draw_of_nothing_changes_nothing_but_the_rounding_of_hsv() -> None:
+    image = soft_image()
+    found = np.array(plain_apply(image, STILL, 20), dtype=int)
+    assert np.abs(found - np.array(image)).max() <= 4
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        changed(flip=True),
+        changed(box=(3, 5, 13, 18)),
+        changed(brightness=1.2, contrast=0.8, saturation=1.3),
+        changed(contrast=1.3, brightness=0.8, order=("contrast", "hue", "brightness", "saturation")),
+        changed(grayscale=True, saturation=0.7, box=(0, 2, 16, 19), flip=True),
+    ],
+)
+def test_agrees_with_the_batch_pipeline_on_the_same_draw(drawn: PlainDraw) -> None:
+    image = soft_image()
+    plain = torch.from_numpy(np.array(plain_apply(image, drawn, 20))).permute(2, 0, 1) / 255
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
+    fused = apply(pixels, as_fused(drawn, 20), 20)[0]
+    assert float((plain - fused).abs().max()) < 0.02  # 8 bits after each of five operations
+
+
+def test_hue_turns_the_circle_of_hsv() -> None:
+    image = Image.new("RGB", (1, 1), (200, 80, 40))
+    h, s, v = colorsys.rgb_to_hsv(*(value / 255 for value in (200, 80, 40)))
+    expected = [255 * value for value in colorsys.hsv_to_rgb((h + 0.3) % 1, s, v)]
+    assert np.abs(np.array(cost_input.plain_hue(image, 0.3))[0, 0] - expected).max() < 6  # 8 bits of hue, and back
+    assert np.abs(np.array(cost_input.plain_hue(image, -0.7))[0, 0] - expected).max() < 6
+
+
+def test_draws_have_the_ranges_and_the_spread_of_the_batch_pipeline() -> None:
+    source, augment = random.Random(0), Augment()
+    drawn = [plain_draw(200, 200, augment, source) for _ in range(3000)]
+    ours = augment.draw(3000, torch.Generator().manual_seed(0))
+    area = np.array([(d.box[2] - d.box[0]) * (d.box[3] - d.box[1]) / 200**2 for d in drawn])
+    assert area.mean() == pytest.approx(float(ours.box[:, 2:].prod(1).mean()), abs=0.01)
+    assert all(0 <= d.box[0] < d.box[2] <= 200 and 0 <= d.box[1] < d.box[3] <= 200 for d in drawn)
+    for name in (*OPERATIONS, "flip", "grayscale"):
+        theirs, values = np.array([getattr(d, name) for d in drawn], float), getattr(ours, name).double().numpy()
+        assert theirs.mean() == pytest.approx(values.mean(), abs=0.03), name
+        assert theirs.std() == pytest.approx(values.std(), abs=0.03), name
+    assert len({d.order for d in drawn}) == 24
+
+
+def test_a_box_that_never_fits_is_the_middle() -> None:
+    augment = Augment(scale=(1, 1), ratio=(1, 1))
+    assert plain_draw(40, 20, augment, random.Random(0)).box == (10, 0, 30, 20)
+
+
+def test_both_pipelines_read_the_same_pixels(tmp_path: Path) -> None:
+    files = cost_input.write_images(tmp_path, 3, 32)
+    plain = cost_input.plain_batch(files, 32, None)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (cost_input.MEAN, cost_input.STD))
+    pixels = ImageStore(files, 32, None).load([0, 1, 2])
+    torch.testing.assert_close(plain, (pixels / 255 - mean) / std)
+    assert cost_input.our_batch(ImageStore(files, 32, None), np.arange(3), 32).shape == plain.shape
+
+
+def test_measures_all_three() -> None:
+    lines: list[str] = []
+    threads = torch.get_num_threads()
+    found = cost_input.measure_input(images=4, pixels=24, size=16, repeats=2, report=lines.append)
+    assert json.loads(json.dumps(found)) == found and len(lines) == 2 and torch.get_num_threads() == threads
+    assert found["images_per_second"].keys() == {"plain", "cold", "cached"}
+    assert found["ratio"].keys() == {"cold", "cached"} and len(found["seconds"]) == 2
+
+
+@pytest.mark.parametrize("name", ["images", "pixels", "size", "repeats"])
+def test_refuses(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        cost_input.measure_input(**{name: 0})
