@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it forks, and looks at /proc")
 SMALL = ["--seed", "1", "--kills", "8", "--faults", "12", "--inputs", "150", "--small", "--quiet"]
 
 

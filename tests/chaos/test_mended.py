@@ -69,6 +69,13 @@ def test_what_a_kill_left_beside_the_checkpoints_goes_with_the_next_start(run: R
         assert not stray.exists() and run.checkpoint("selected").exists()
 
 
+def test_a_state_that_a_kill_left_behind_done_goes_with_the_next_start(run: RunFolder) -> None:
+    run.finish("")
+    save_tensors(run.checkpoint("state"), {"a": torch.ones(1)}, {})  # killed before it was removed
+    RunFolder.create(run.path.parent, run.config, run.path.name)
+    assert run.done and not run.checkpoint("state").exists()
+
+
 # Records: a damaged line was left out without a word
 
 

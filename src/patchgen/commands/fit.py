@@ -86,7 +86,8 @@ def _print(model: Model) -> None:
             for one in about["folds"]
         ]  # fmt: skip
         print_table(("site left out", "accuracy there", "images", "at the others", "classes only there"), rows)
-        print(f"expected accuracy at a new site: {expect(about['expected']['folds'])}")
+        what = "expected accuracy at a new site" if len(about["folds"]) > 1 else "accuracy at the one site left out"
+        print(f"{what}: {expect(about['expected']['folds'])}")
     else:
         print("expected accuracy at a new site: not known (--no-expect)")
     print(

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,9 @@ def _pass(files: Sequence[Path], cache: Path, size: int, seed: int, report: Repo
     seconds = dict.fromkeys(("plain", "cold", "cached"), 0.0)
     for start in range(0, len(files), BATCH):
         rows = np.arange(start, min(start + BATCH, len(files)))
-        seconds["plain"] += _timed(lambda rows=rows: plain_batch([files[row] for row in rows], size, source))
+        seconds["plain"] += _timed(partial(plain_batch, [files[row] for row in rows.tolist()], size, source))
         for name in ("cold", "cached"):
-            seconds[name] += _timed(lambda rows=rows: our_batch(store, rows, size))
+            seconds[name] += _timed(partial(our_batch, store, rows, size))
     report("  ".join(f"{name} {len(files) / taken:.0f} images/s" for name, taken in seconds.items()))
     return seconds
 

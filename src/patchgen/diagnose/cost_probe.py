@@ -71,7 +71,8 @@ class Probe:
         self.model = build_on(backbone, config, method, CLASSES)
         self.optimizer = make_optimizer(self.model, config, method)
         self.reader = Reader(Fabric(accelerator="cpu", devices=1), self.model, ImageStore(files, image_size, cache))
-        self.rows, self.forwards = np.arange(len(files)), []
+        self.rows = np.arange(len(files))
+        self.forwards: list[int] = []
         backbone.register_forward_hook(self._count)
 
     def one_pass(self, room: int) -> float:

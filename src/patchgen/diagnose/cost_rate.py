@@ -54,7 +54,9 @@ def _methods(source: str, image_size: int, batch: int, repeats: int, report: Rep
     backbone = load_backbone(source, pretrained=not named, image_size=image_size)
     data, one = _random_batch(batch, image_size), _random_batch(1, image_size)
     rivals = {name: _rival(name, backbone, image_size) for name in METHODS}
-    flops, seconds, shares = {}, {name: [] for name in METHODS}, {name: [] for name in METHODS}
+    flops: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in METHODS}
+    shares: dict[str, list[float]] = {name: [] for name in METHODS}
     for name, rival in rivals.items():
         set_tuning(backbone, rival.method.chosen_tune)  # the rivals share it, and leave it as they tune it
         flops[name] = batch * _count_flops(rival, one)

@@ -37,7 +37,7 @@ class Expected:
     def __str__(self) -> str:
         text = f"{self.mean:.3f}"
         if self.interval is None or self.new_site is None:
-            return f"{text} (a single site: no interval)"
+            return f"{text} (a single site: no interval for the next one)"
         (a, b), (c, d) = self.interval, self.new_site
         return (
             f"{text} (95 % t-intervals over {len(self.folds)} sites: {c:.3f} to {d:.3f} for one new site, "

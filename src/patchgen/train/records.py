@@ -17,7 +17,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class RunFolder:
         odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
         if odd:
             raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
+        if run.done:
+            run._drop_state()
         return run
 
     @classmethod
@@ -186,7 +188,12 @@ class RunFolder:
         write_text(self.path / "summary.md", summary)
         now, crc = time.strftime("%Y-%m-%dT%H:%M:%S%z"), self.records_mark()["records_crc32"]
         write_text(self.path / "done", f"{now}\nrecords {crc}\n")
-        self.checkpoint("state").unlink(missing_ok=True)  # after "done": only a run that may go on needs it
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        """After `done`, and again at the next start if a kill came between: only a run that may go on needs it."""
+        with suppress(OSError):
+            self.checkpoint("state").unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -87,7 +87,7 @@ def files_result(folder: Path) -> dict[str, str]:
     return found
 
 
-def whole_files(run: Path) -> list[str]:
+def broken_files(run: Path) -> list[str]:
     """Files of a run folder that stand under their own name and are not whole; a kill must leave none."""
     from patchgen.train.records import RunFolder, load_tensors
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.children import Work, command, count_file_events, problem, run
-from chaos.ground import RUN, STREAM, files_result, run_result, whole_files, words_of
+from chaos.ground import RUN, STREAM, broken_files, files_result, run_result, words_of
 from chaos.ledger import Ledger, Line
 
 MOST_KILLS = 4  # in a life
@@ -45,7 +45,7 @@ def _runs(place: Path) -> Result:
 
 
 def _broken_runs(place: Path, _: Result) -> list[str]:
-    return [text for path in _visible(place / "runs") if path.is_dir() for text in whole_files(path)]
+    return [text for path in _visible(place / "runs") if path.is_dir() for text in broken_files(path)]
 
 
 def _files(place: Path) -> Result:
@@ -154,13 +154,14 @@ class _Lives:
     def _life(self, kills: int) -> None:
         place = self._fresh()
         for _ in range(kills):
-            by_event = self.events and self.rng.random() < 0.5
-            moment = {"kill_at": self.rng.randint(1, self.events)} if by_event else {}
-            ended = run(self.scenario.work(place), **moment, **self._after(by_event))
+            by_event = self.events > 0 and self.rng.random() < 0.5
+            event = self.rng.randint(1, self.events) if by_event else None
+            seconds = None if by_event else self.rng.uniform(0, self.seconds)
+            ended = run(self.scenario.work(place), kill_at=event, kill_after=seconds)
             self.line.tried += 1
             self.line.hit += ended.code == -9
             if said := problem(ended, codes=(0, -9)):
-                self.line.wrong.append(f"killed at {moment or 'a time'}: {said}")
+                self.line.wrong.append(f"killed at operation {event} or {seconds} s: {said}")
             half = self.scenario.broken(place, self.unbroken)
             self.line.wrong += [f"half a file after a kill: {text}" for text in half]
         ended = run(self.scenario.work(place))
@@ -172,9 +173,6 @@ class _Lives:
         if odd:
             self.line.wrong.append(f"other results after {kills} kills: {', '.join(odd[:5])}")
         shutil.rmtree(place)
-
-    def _after(self, by_event: int | bool) -> dict[str, float]:
-        return {} if by_event else {"kill_after": self.rng.uniform(0, self.seconds)}
 
     def _result(self, place: Path) -> Result:
         """Read in a child: this process must stay without threads."""

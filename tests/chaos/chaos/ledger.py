@@ -26,6 +26,7 @@ class Ledger:
     def __init__(self, quiet: bool = False) -> None:
         self.rooms: dict[str, list[Line]] = {}
         self.quiet, self._began = quiet, time.monotonic()
+        self._told: dict[int, int] = {}  # how many wrong cases of a line have been said
 
     def line(self, room: str, name: str) -> Line:
         lines = self.rooms.setdefault(room, [])
@@ -39,7 +40,8 @@ class Ledger:
         if not self.quiet:
             passed = time.monotonic() - self._began
             text = f"[{passed:5.0f} s] {line.name}: {line.tried} of {total}, {len(line.wrong)} wrong"
-            print(text, file=sys.stderr, flush=True)
+            new, self._told = line.wrong[self._told.get(id(line), 0) :], self._told | {id(line): len(line.wrong)}
+            print(text, *(f"  WRONG: {one}" for one in new), sep="\n", file=sys.stderr, flush=True)
 
     @property
     def wrong(self) -> list[str]:
