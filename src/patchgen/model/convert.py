@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from patchgen.model import timm
+from patchgen.model.generic import Family, adopt, build_generic, open_folder
 from patchgen.model.weights import has_weights
 
 State = Mapping[str, Tensor]
@@ -28,29 +29,13 @@ HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CLIP: Normalisation = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 
 
-@dataclass(frozen=True)
-class Family:
-    """Where one transformers model type keeps the parts we rely on."""
-
-    model: str
-    blocks: str
-    final_norm: str = ""
-    unused: tuple[str, ...] = ()  # never reach the tokens: dropped, so that no trainable tensor goes without gradient
-    convolutional: bool = False
-
-    @property
-    def config(self) -> str:
-        """Name of the configuration class."""
-        return self.model.removesuffix("Model") + "Config"
-
-
 _MASK = "embeddings.mask_token"
 FAMILIES = {
     "dinov2": Family("Dinov2Model", "encoder.layer", "layernorm", (_MASK,)),
     "dinov2_with_registers": Family("Dinov2WithRegistersModel", "encoder.layer", "layernorm", (_MASK,)),
     "vit": Family("ViTModel", "layers", "layernorm", ("pooler", _MASK)),
     "vit_mae": Family("ViTMAEModel", "layers", "layernorm"),
-    "clip_vision_model": Family("CLIPVisionModel", "encoder.layers", "post_layernorm"),
+    "clip_vision_model": Family("CLIPVisionModel", "encoder.layers", "post_layernorm", norm_tokens=True),
     "resnet": Family("ResNetModel", "encoder.stages", convolutional=True),
     "regnet": Family("RegNetModel", "encoder.stages", convolutional=True),
 }
@@ -64,9 +49,13 @@ class Loaded(NamedTuple):
 
 
 def build(family: str, config: dict[str, Any]) -> nn.Module:
-    """A randomly initialised model of a family."""
+    """A randomly initialised model of a family, of another model type of transformers, or of timm."""
     import transformers
 
+    if family == timm.MODEL_TYPE:
+        return timm.build_timm(**config, pretrained=False)
+    if family not in FAMILIES:
+        return build_generic(family, config)
     about = FAMILIES[family]
     settings = getattr(transformers, about.config)(**config, **_attention(about))
     return _strip(getattr(transformers, about.model)(settings), about)
@@ -78,10 +67,13 @@ def read_folder(folder: Path) -> Loaded:
 
     if not (folder / "config.json").is_file() or not has_weights(folder):
         raise ValueError(f"a backbone folder must hold config.json and model.safetensors, {folder} does not")
-    model_type = _read_json(folder / "config.json").get("model_type")
+    about = _read_json(folder / "config.json")
+    model_type = about.get("model_type")
+    if model_type is None and "architecture" in about:
+        raise ValueError(f"{folder} holds a model of timm: give its name as timm:NAME, or timm:hf-hub:ORG/NAME")
     family = FAMILIES.get("clip_vision_model" if model_type == "clip" else str(model_type))
     if family is None:
-        raise ValueError(f"model type must be one of {sorted(FAMILIES)}, {folder} has {model_type!r}")
+        return _read_generic(folder, model_type)
     try:
         with torch.random.fork_rng(devices=[]):
             model, info = getattr(transformers, family.model).from_pretrained(
@@ -95,6 +87,25 @@ def read_folder(folder: Path) -> Loaded:
         wrong = [*missing, *map(str, info["mismatched_keys"])]
         raise ValueError(f"{folder} does not fill a {family.model}; missing or misshapen: {', '.join(wrong[:5])}")
     return Loaded(_strip(model, family), _folder_normalisation(folder))
+
+
+def _read_generic(folder: Path, model_type: Any) -> Loaded:
+    """A vision transformer of a type that is not in `FAMILIES`."""
+    try:
+        model, info = open_folder(folder)
+    except Exception as error:  # as above
+        raise ValueError(
+            f"model type must be one of {sorted(FAMILIES)}, or a vision transformer that transformers knows; {folder} "
+            f"has {model_type!r} ({first_line(error)})"
+        ) from error
+    whole = set(model.state_dict())
+    adopt(model)
+    dropped = whole - set(model.state_dict())
+    wrong = [*sorted(set(info["missing_keys"]) - dropped), *map(str, info["mismatched_keys"])]
+    if wrong:
+        name = type(model).__name__
+        raise ValueError(f"{folder} does not fill a {name}; missing or misshapen: {', '.join(wrong[:5])}")
+    return Loaded(model, _folder_normalisation(folder))
 
 
 def read_file(path: Path) -> Loaded:

@@ -32,7 +32,7 @@ from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
-from patchgen.model.checkpoint import build_model, describe, load_trained
+from patchgen.model.checkpoint import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import trained_tensors
 from patchgen.model.weights import cache_dir
 from patchgen.tasks import Fold, make_fold
@@ -140,6 +140,8 @@ class Trainer:
         if not run.checkpoint("state").exists():
             self._calibrate()
         self._set_up_method()
+        if config.checkpoint_activations:
+            recompute_activations(self.model.backbone, config.method)
         optimizer = make_optimizer(self.model, config, self.method)
         self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
         truth = self._truth()

@@ -1,0 +1,210 @@
+"""Vision transformers of any other kind: where their parts are is found by looking at the model at work.
+
+    traits = adopt(model)     # a transformers model, or what patchgen.model.timm makes of timm's
+    hidden = last_hidden(model, images)
+
+A model fits whose config has hidden_size, patch_size and num_hidden_layers and whose `last_hidden_state` is (B, prefix
++ P, D), with the same number of prefix tokens whatever P is. Two small passes tell the rest: the final LayerNorm,
+whether the tokens have passed it (where a model norms its pooled vector alone, the tokens get the same norm, as with
+CLIP; where it has none, they are taken as they are), and the parts that never reach the tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # what a final norm is called
+PROBES = ((4, 4), (4, 6))  # grids of the looks: two, because a pyramid shows itself by the length of its last level
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where one model type keeps the parts we rely on."""
+
+    model: str
+    blocks: str
+    final_norm: str = ""
+    unused: tuple[str, ...] = ()  # never reach the tokens: dropped, so that no trainable tensor goes without gradient
+    convolutional: bool = False
+    norm_tokens: bool = False  # the model norms its pooled vector alone; here the tokens get the same final norm
+
+    @property
+    def config(self) -> str:
+        """Name of the configuration class."""
+        return self.model.removesuffix("Model") + "Config"
+
+
+class Traits(NamedTuple):
+    """What a look at a model tells."""
+
+    family: Family
+    dim: int
+    patch_size: int
+    num_prefix_tokens: int
+
+
+def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
+    """The model's last hidden state (B, T, D); position embeddings are resized where the model does so on request."""
+    kind: Any = type(model)
+    request = {"interpolate_pos_encoding": True} if _resizes(kind) else {}
+    hidden: Tensor = model(images, **request).last_hidden_state
+    return hidden
+
+
+@functools.cache
+def _resizes(kind: type[nn.Module]) -> bool:
+    return "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
+
+
+def open_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The vision model in a transformers folder (of two towers, the one for images), and what loading says of it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    config = getattr(config, "vision_config", config)
+    _sizes(config)
+    with torch.random.fork_rng(devices=[]):
+        return transformers.AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+
+
+def build_generic(model_type: str, config: dict[str, Any]) -> nn.Module:
+    """A randomly initialised model of any type that transformers knows, without its unused parts."""
+    import transformers
+
+    settings = transformers.AutoConfig.for_model(model_type, **config)
+    _sizes(settings)
+    model = transformers.AutoModel.from_config(settings)
+    adopt(model)
+    return model
+
+
+def adopt(model: nn.Module) -> Traits:
+    """Find the parts of a model and drop those that never reach its tokens.
+
+    Raises:
+        ValueError: it is no vision transformer of one resolution.
+    """
+    dim, patch_size, depth = _sizes(model.config)
+    model.requires_grad_(True).eval()
+    blocks = _blocks(model, depth)
+    norms = {name: part for name, part in model.named_modules() if _is_final_norm(name, part, blocks, dim)}
+    hidden, said = _look(model, norms, patch_size, PROBES[0])
+    prefix = _prefix(model, hidden, PROBES[0], dim)
+    wider, _ = _look(model, norms, patch_size, PROBES[1])
+    if _prefix(model, wider, PROBES[1], dim) != prefix:
+        raise ValueError(f"{_name(model)} has another number of prefix tokens for each image size; it cannot be used")
+    passed = [name for name in norms if hidden.shape in said[name]]
+    final = passed or [name for name in norms if said[name]] or list(norms)
+    family = Family(_name(model), blocks, final[-1] if final else "", norm_tokens=bool(final) and not passed)
+    _drop_unused(model, family, hidden, patch_size)
+    return Traits(family, dim, patch_size, prefix)
+
+
+def _name(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def _sizes(config: Any) -> tuple[int, int, int]:
+    """hidden_size, patch_size and num_hidden_layers; a square patch may be given by both of its sides."""
+    found = {name: getattr(config, name, None) for name in ("hidden_size", "patch_size", "num_hidden_layers")}
+    sides = found["patch_size"]
+    if isinstance(sides, (list, tuple)) and len(set(sides)) == 1:
+        found["patch_size"] = sides[0]
+    odd = [name for name, value in found.items() if not isinstance(value, int)]
+    if odd:
+        raise ValueError(
+            f"a vision transformer's config has hidden_size, patch_size and num_hidden_layers as whole numbers; that "
+            f"of model type {getattr(config, 'model_type', None)!r} lacks {', '.join(odd)}"
+        )
+    return found["hidden_size"], found["patch_size"], found["num_hidden_layers"]  # type: ignore[return-value]
+
+
+def _blocks(model: nn.Module, depth: int) -> str:
+    """The name of the list of blocks: as many as there are layers, all of one class."""
+    for name, part in model.named_modules():
+        alike = isinstance(part, (nn.ModuleList, nn.Sequential)) and len({type(block) for block in part}) == 1
+        if alike and len(part) == depth and any(True for _ in part.parameters()):  # type: ignore[arg-type]
+            return name
+    raise ValueError(f"{_name(model)} has no list of {depth} blocks of one class; it cannot be used as a backbone")
+
+
+def _is_final_norm(name: str, part: nn.Module, blocks: str, dim: int) -> bool:
+    weight = getattr(part, "weight", None)
+    fits = name.rpartition(".")[2] in NORMS and isinstance(weight, Tensor) and weight.shape == (dim,)
+    return fits and not name.startswith(blocks + ".") and "embed" not in name
+
+
+def _look(
+    model: nn.Module, norms: dict[str, nn.Module], patch_size: int, grid: tuple[int, int]
+) -> tuple[Tensor, dict[str, list[torch.Size]]]:
+    """The last hidden state of two images, and the shapes of what each norm made meanwhile."""
+    said: dict[str, list[torch.Size]] = {name: [] for name in norms}
+    hooks = [
+        part.register_forward_hook(lambda module, inputs, output, name=name: said[name].append(output.shape))
+        for name, part in norms.items()
+    ]
+    try:
+        return last_hidden(model, _images(model, patch_size, grid)), said
+    except Exception as error:  # whatever a library raises on images that it does not take, it means this
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ValueError(f"{_name(model)} does not take images of any size, as a backbone has to ({text})") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _images(model: nn.Module, patch_size: int, grid: tuple[int, int]) -> Tensor:
+    device = next(model.parameters()).device
+    count = 2 * 3 * patch_size**2 * grid[0] * grid[1]
+    ramp = torch.arange(count, device=device).sin()  # no random numbers: the caller's generator is not moved
+    return ramp.view(2, 3, patch_size * grid[0], patch_size * grid[1])
+
+
+def _prefix(model: nn.Module, hidden: Any, grid: tuple[int, int], dim: int) -> int:
+    patches = grid[0] * grid[1]
+    shape = tuple(hidden.shape) if isinstance(hidden, Tensor) else None
+    if shape is None or len(shape) != 3 or shape[2] != dim or shape[1] < patches:
+        raise ValueError(
+            f"a backbone's last_hidden_state is (B, prefix + P, {dim}) with P = {patches} for {grid[0]} x {grid[1]} "
+            f"patches; that of {_name(model)} is {shape}"
+        )
+    return shape[1] - patches
+
+
+def _drop_unused(model: nn.Module, family: Family, hidden: Tensor, patch_size: int) -> None:
+    """Whole modules become the identity, single tensors None; the tokens must stay as they were."""
+    read = model.get_submodule(family.final_norm)(hidden) if family.norm_tokens else hidden
+    named = dict(model.named_parameters())
+    grads = torch.autograd.grad(read.square().sum(), list(named.values()), allow_unused=True)
+    unused = {name for name, grad in zip(named, grads, strict=True) if grad is None}
+    if not unused:
+        return
+    for name, part in list(model.named_modules()):
+        own = {f"{name}.{inner}" for inner, _ in part.named_parameters()}
+        if name and own and own <= unused:
+            _put(model, name, nn.Identity())
+            unused -= own
+    for name in unused:
+        _put(model, name, None)
+    again, _ = _look(model, {}, patch_size, PROBES[0])
+    if again.device.type != "meta" and not torch.equal(again, hidden):
+        raise ValueError(f"{_name(model)} does not give the same tokens twice; it cannot be used as a backbone")
+
+
+def _put(model: nn.Module, name: str, part: nn.Module | None) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, part)

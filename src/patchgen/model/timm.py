@@ -1,0 +1,112 @@
+"""Vision transformers of timm: `--backbone timm:vit_small_patch14_dinov2.lvd142m`, `timm:hf-hub:MahmoodLab/UNI`.
+
+    pip install "patchgen[timm]"
+
+A timm model gets the manners of a transformers model (a config, and a forward pass that returns `last_hidden_state`);
+`patchgen.model.generic` then finds its parts as it does for any other. timm is imported when a model is asked for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+PREFIX = "timm:"
+MODEL_TYPE = "timm"
+HUB = "hf-hub:"
+
+
+class TimmVit(nn.Module):
+    """timm's network behind the interface of a transformers vision model."""
+
+    def __init__(self, net: nn.Module, name: str) -> None:
+        super().__init__()
+        self.net: Any = net
+        self.config = TimmConfig(net, name)
+        cfg = dict(getattr(net, "pretrained_cfg", None) or {})
+        self.licence = str(cfg.get("license") or "unknown")
+        self.normalisation = (tuple(cfg["mean"]), tuple(cfg["std"])) if "mean" in cfg and "std" in cfg else None
+
+    def forward(self, images: Tensor) -> SimpleNamespace:
+        """Images (B,3,H,W) -> `.last_hidden_state` (B, prefix + P, D)."""
+        return SimpleNamespace(last_hidden_state=self.net.forward_features(images))
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
+        """As in transformers. timm's own switch may take a form that loses gradients behind frozen layers."""
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self.net.blocks:
+            block.forward = partial(checkpoint, block.forward, **gradient_checkpointing_kwargs)
+
+
+class TimmConfig:
+    """What a transformers config would say; the name alone builds the network again."""
+
+    model_type = MODEL_TYPE
+
+    def __init__(self, net: Any, name: str) -> None:
+        try:
+            self.hidden_size, self.patch_size = int(net.num_features), net.patch_embed.patch_size
+            self.num_hidden_layers = len(net.blocks)
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"a timm backbone is a vision transformer with patch_embed and blocks, and {name!r} is none ({error}); "
+                "choose one such as timm:vit_small_patch14_dinov2.lvd142m"
+            ) from error
+        self._name = name
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The arguments of `build_timm`."""
+        return {"name": self._name}
+
+
+def build_timm(name: str, *, pretrained: bool) -> TimmVit:
+    """The network `name` of timm, or of a hub as `hf-hub:ORG/NAME`, for images of any size.
+
+    Raises:
+        ValueError: timm cannot be imported, has no such model, cannot get its weights, or it is no plain ViT.
+    """
+    timm = _import()
+    try:
+        net = timm.create_model(
+            name, pretrained=pretrained, num_classes=0, dynamic_img_size=True, **_arguments(name, timm)
+        )
+    except TypeError as error:  # an architecture without that argument
+        raise ValueError(f"timm's {name!r} is no vision transformer for images of any size ({error})") from error
+    except Exception as error:  # an unknown name, no network, a gated repository: timm and its hub raise many types
+        text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ValueError(f"timm cannot give {name!r} ({text}); its names: timm.list_models(pretrained=True)") from error
+    return TimmVit(net, name)
+
+
+def version() -> str:
+    """Of the timm that is installed."""
+    return str(_import().__version__)
+
+
+def _import() -> Any:
+    try:
+        import timm
+    except Exception as error:  # a torchvision that does not fit torch fails with more than ImportError
+        raise ValueError(
+            f'a backbone timm:NAME needs timm and a torchvision that fits torch: pip install "patchgen[timm]" ({error})'
+        ) from error
+    return timm
+
+
+def _arguments(name: str, timm: Any) -> dict[str, Any]:
+    """What model cards of pathology ask for beside the name (cards of UNI, UNI2-h, Virchow and Virchow2)."""
+    card = name.removeprefix(HUB).lower() if name.startswith(HUB) else ""
+    if card == "mahmoodlab/uni":
+        return {"init_values": 1e-5}
+    if card not in ("mahmoodlab/uni2-h", "paige-ai/virchow", "paige-ai/virchow2"):
+        return {}
+    gated = {"mlp_layer": timm.layers.SwiGLUPacked, "act_layer": torch.nn.SiLU}
+    if card != "mahmoodlab/uni2-h":
+        return gated
+    sizes = {"img_size": 224, "patch_size": 14, "depth": 24, "num_heads": 24, "embed_dim": 1536, "reg_tokens": 8}
+    return gated | sizes | {"mlp_ratio": 2.66667 * 2, "init_values": 1e-5, "no_embed_class": True}
