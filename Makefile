@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # 1 accepts a CUDA build of torch (see constraints.txt)
 ALLOW_CUDA ?= 0
+CORE_TESTS := $(addprefix tests/,model data methods tasks discovery report fit test_config.py test_explain.py \
+	commands/test_train.py commands/test_predict.py train/test_records.py train/test_swad.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check format bench clean
+.PHONY: help setup demo test test-slow test-lowest chaos check format bench clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(VENV)/.ready  ## create .venv with all extras but timm; done once per change of pyproject.toml or constraints.txt
 
@@ -35,6 +37,15 @@ test: setup  ## the fast tests
 
 test-slow: setup  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+test-lowest: setup  ## the core's tests with the lowest versions that pyproject.toml allows, in .venv-lowest
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable . pytest hypothesis httpx
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(CORE_TESTS)
+
+chaos: setup  ## 200 kills, faults and 2,000 bad inputs; about half an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 200 --inputs 2000
 
 check: setup  ## lint, format and types
 	$(BIN)/ruff check

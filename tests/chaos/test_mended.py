@@ -71,9 +71,10 @@ def test_what_a_kill_left_beside_the_checkpoints_goes_with_the_next_start(run: R
 
 def test_a_state_that_a_kill_left_behind_done_goes_with_the_next_start(run: RunFolder) -> None:
     run.finish("")
-    save_tensors(run.checkpoint("state"), {"a": torch.ones(1)}, {})  # killed before it was removed
+    for name in ("state", "kept", "selected"):
+        save_tensors(run.checkpoint(name), {"a": torch.ones(1)}, {})  # killed before two of them were removed
     RunFolder.create(run.path.parent, run.config, run.path.name)
-    assert run.done and not run.checkpoint("state").exists()
+    assert run.done and [path.stem for path in (run.path / "checkpoints").iterdir()] == ["selected"]
 
 
 # Records: a damaged line was left out without a word

@@ -93,7 +93,7 @@ RANKINGS: dict[str, Ranking] = {
 def available(classifier: Classifier) -> tuple[str, ...]:
     """The rankings that make sense for this classifier."""
     lacking = set() if classifier.pool == "patchgen" else {"mask"}
-    if classifier.backbone.family.convolutional:
+    if not has_attention(classifier.backbone):
         lacking |= {"attention", "rollout"}
     return tuple(name for name in RANKINGS if name not in lacking)
 
@@ -106,7 +106,11 @@ def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -
                 f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {', '.join(RANKINGS)})"
             )
         if name not in available(classifier):
-            reads = "convolutional backbone" if name != "mask" else f"head, which reads {classifier.pool!r},"
+            reads = (
+                "backbone, whose blocks show no attention,"
+                if name != "mask"
+                else f"head, which reads {classifier.pool!r},"
+            )
             raise ValueError(
                 f"{whose} has no ranking {name!r}: its {reads} has none to give; "
                 f"it has {', '.join(available(classifier))}"
@@ -125,6 +129,16 @@ def _shuffled(patches: int, image: Tensor) -> Tensor:
 
 
 # Attention
+
+
+def has_attention(backbone: Backbone) -> bool:
+    """Whether its blocks have the projections that attention is computed from; convolutional nets have none."""
+    if backbone.family.convolutional:
+        return False
+    names = {
+        name.rpartition(".")[2] for name, _ in backbone.model.get_submodule(backbone.family.blocks).named_modules()
+    }
+    return {"q_proj", "k_proj"} <= names
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
 
 RESTORE = "restore the file, or delete the run's folder and train again"
+WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
 LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
 
 
@@ -191,9 +192,10 @@ class RunFolder:
         self._drop_state()
 
     def _drop_state(self) -> None:
-        """After `done`, and again at the next start if a kill came between: only a run that may go on needs it."""
+        """After `done`, and again at the next start if a kill came between."""
         with suppress(OSError):
-            self.checkpoint("state").unlink(missing_ok=True)
+            for name in WORKING:
+                self.checkpoint(name).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -54,7 +54,6 @@ def finish(trainer: StreamTrainer) -> None:
     for checkpoint in ("kept", "last"):
         trainer.run.append({"kind": "average", **averages(trainer.run, checkpoint)})
     trainer.run.finish(summarize_stream(trainer.run, trainer.stream))
-    trainer.run.checkpoint("kept").unlink(missing_ok=True)
 
 
 def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
