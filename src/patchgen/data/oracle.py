@@ -185,8 +185,11 @@ def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool of one mask file."""
     from PIL import Image
 
-    with Image.open(file) as image:
-        pixels = (np.asarray(image.convert("L")) > 127).astype(np.int64)  # (H,W)
+    try:
+        with Image.open(file) as image:
+            pixels = (np.asarray(image.convert("L")) > 127).astype(np.int64)  # (H,W)
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
     rows, columns = (_overlaps(cells, length) for cells, length in zip(grid, pixels.shape, strict=True))
     return (2 * rows @ pixels @ columns.T >= pixels.size).ravel()
 
