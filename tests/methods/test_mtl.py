@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.methods import make_method
+from patchgen.methods import METHODS, make_method
 from patchgen.model.checkpoint import load_trained
 from patchgen.model.losses import cross_entropy
 
@@ -113,7 +113,7 @@ def test_an_order_that_would_lose_the_shift_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gestur+mtl", "groupdro+mtl", "mixup+mtl", "gestur+mtl+sma"])
 def test_the_other_order_is_fine(name: str) -> None:
-    make_method(Config("photos", "site_c", method=name))
+    assert isinstance(make_method(Config("photos", "site_c", method=name)), METHODS["mtl"])
 
 
 def test_an_average_that_never_moves_is_refused() -> None:

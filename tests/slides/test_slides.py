@@ -295,7 +295,7 @@ def test_whole_path_from_the_shell(
     words = ["slide", run, str(tmp_path / "broken.svs"), str(planted.path), "--out", str(out), "--tile", str(STEP)]
     assert main(words) == 0
     text = capsys.readouterr()
-    assert text.out.strip() == str(out / "biopsy") and "1 of 2 slides could not be used" in text.err
+    assert text.out.strip() == str(out / "biopsy") and "1 of 2 slides could not be read" in text.err
     facts = json.loads((out / "biopsy" / "slide.json").read_text())
     assert facts["origin"] == [0, 0]
     assert facts["tiles"] == len(planted.tiles) and set(facts["files"]) > {"p circle", "mask mean"}

@@ -18,6 +18,7 @@ from patchgen.commands import announce, parse
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
     from patchgen.explain import Prediction, Predictor, Unreadable
+    from patchgen.slides.slide import UnreadableSlide
     from patchgen.train.progress import Progress
 
 
@@ -107,10 +108,12 @@ def ticker(bar: Progress) -> Callable[[int], None]:
     return tick
 
 
-def report_unreadable(failed: Sequence[Unreadable], total: int, strict: bool) -> int:
+def report_unreadable(
+    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images"
+) -> int:
     """List on stderr what could not be read; the exit code is 1 when that is everything or, with `strict`, anything."""
     if failed:
-        print(f"{len(failed)} of {total} images could not be read:", file=sys.stderr)
+        print(f"{len(failed)} of {total} {what} could not be read:", file=sys.stderr)
         for one in failed:
             print(f"  {shown(one.path)}: {shown(one.reason)}", file=sys.stderr)
     return 1 if failed and (strict or len(failed) == total) else 0

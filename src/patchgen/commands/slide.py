@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import shown, ticker
+from patchgen.commands.predict import report_unreadable, shown, ticker
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,14 +170,6 @@ def _write_results(
     return files
 
 
-def _report(failed: Sequence[UnreadableSlide], total: int, strict: bool) -> int:
-    if failed:
-        print(f"{len(failed)} of {total} slides could not be used:", file=sys.stderr)
-        for error in failed:
-            print(f"  {shown(error.path)}: {shown(error.reason)}", file=sys.stderr)
-    return 1 if failed and (strict or len(failed) == total) else 0
-
-
 def main(argv: list[str]) -> int:
     arguments = parse(SlideArguments, "slide", argv)
     _check(arguments)
@@ -194,4 +185,4 @@ def main(argv: list[str]) -> int:
             print(process(arguments, predictor, Path(word), digest), flush=True)
         except UnreadableSlide as error:
             failed.append(error)
-    return _report(failed, len(arguments.slides), arguments.strict)
+    return report_unreadable(failed, len(arguments.slides), arguments.strict, "slides")
