@@ -109,11 +109,11 @@ def ticker(bar: Progress) -> Callable[[int], None]:
 
 
 def report_unreadable(
-    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images"
+    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images could not be read"
 ) -> int:
     """List on stderr what could not be read; the exit code is 1 when that is everything or, with `strict`, anything."""
     if failed:
-        print(f"{len(failed)} of {total} {what} could not be read:", file=sys.stderr)
+        print(f"{len(failed)} of {total} {what}:", file=sys.stderr)
         for one in failed:
             print(f"  {shown(one.path)}: {shown(one.reason)}", file=sys.stderr)
     return 1 if failed and (strict or len(failed) == total) else 0

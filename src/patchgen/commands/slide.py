@@ -185,4 +185,4 @@ def main(argv: list[str]) -> int:
             print(process(arguments, predictor, Path(word), digest), flush=True)
         except UnreadableSlide as error:
             failed.append(error)
-    return report_unreadable(failed, len(arguments.slides), arguments.strict, "slides")
+    return report_unreadable(failed, len(arguments.slides), arguments.strict, "slides could not be read")
