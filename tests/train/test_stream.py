@@ -23,7 +23,7 @@ from patchgen.train import stream as stream_module
 from patchgen.train import stream_close
 from patchgen.train.records import RunFolder, load_tensors
 from patchgen.train.stream import StreamTrainer, train_stream
-from patchgen.train.stream_data import StreamImages, num_steps
+from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
 
 COLOURS = {
     "blue": (30, 30, 200),
@@ -259,8 +259,12 @@ def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_pat
         settings["data"], settings["schedule"], holdout=0.3), quiet=True).images  # fmt: skip
     assert isinstance(images, StreamImages)
     rows = np.arange(20)
-    one, two = (list(images.epoch(rows, 6, (1, 0, 4))) for _ in range(2))
-    other = list(images.epoch(rows, 6, (1, 0, 5)))
+
+    def epoch(seed: tuple[int, int, int]) -> list[tuple[np.ndarray, torch.Tensor]]:
+        parts = epoch_parts(rows, 6, seed)
+        return list(zip(parts, images.views(parts, seed), strict=True))
+
+    one, two, other = epoch((1, 0, 4)), epoch((1, 0, 4)), epoch((1, 0, 5))
     assert len(one) == 3 == num_steps(20, 6) and num_steps(4, 6) == 1
     for (a, x), (b, y) in zip(one, two, strict=True):
         assert (a == b).all() and torch.equal(x, y) and x.shape == (12, 3, 28, 28)
@@ -270,8 +274,26 @@ def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_pat
 
 
 def test_divergence_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"diverged in stage 0, epoch \d.*lower --lr|NaN or infinity"):
+    with pytest.raises(ValueError, match=r"diverged at stage 0, epoch \d, step \d: .*lower --lr"):
         train_stream(StreamConfig(**{**settings, "lr": 1e9}), tmp_path, quiet=True)
+
+
+def test_divergence_names_the_images_of_its_step(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = StreamTrainer._step, []
+
+    def step(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen.append([str(self.stream.table.file(row)) for row in rows.tolist()])
+        values = whole(self, rows, images)
+        return {name: value * float("nan") for name, value in values.items()} if len(seen) == 1 else values
+
+    monkeypatch.setattr(StreamTrainer, "_step", step)
+    with pytest.raises(ValueError, match="at stage 0, epoch 0, step 0: ") as caught:
+        train_stream(StreamConfig(**settings), tmp_path, quiet=True)
+    [file] = tmp_path.glob("*/diverged.json")
+    assert json.loads(file.read_text())["images"] == seen[0] and seen[0][0] in str(caught.value)
+    assert len(seen) == 2  # the epoch goes on: nothing reads a number in the loop
 
 
 def test_selection_needs_held_out_images(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -16,9 +16,12 @@ import torch
 from torch.multiprocessing import ProcessExitedException
 
 from patchgen.config import Config
+from patchgen.train import close
 from patchgen.train import trainer as trainer_module
+from patchgen.train.close import close_run
 from patchgen.train.records import RunFolder, load_tensors
 from patchgen.train.trainer import Trainer, train
+from patchgen.train.values import StepValues
 
 
 def plain(run: RunFolder) -> list[dict[str, Any]]:
@@ -52,24 +55,26 @@ def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     assert json.loads((unbroken.path / "env.json").read_text())["threads"] >= 1
 
 
-@pytest.mark.parametrize("moment", [("_step", 2), ("_step", 3), ("_save_state", 2), ("_test", 4)])
+@pytest.mark.parametrize(
+    "moment", [(Trainer, "_step", 2), (Trainer, "_step", 3), (Trainer, "_save_state", 2), (close, "_score", 2)]
+)
 def test_an_interrupted_run_goes_on_to_the_same_records(
-    moment: tuple[str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    name, count = moment
-    whole = getattr(Trainer, name)
+    place, name, count = moment
+    whole = getattr(place, name)
     calls = {"n": 0}
 
     def breaks(self: Trainer, *args: Any) -> Any:
         calls["n"] += 1
-        if calls["n"] == (count if name != "_test" else 2):
+        if calls["n"] == count:
             raise KeyboardInterrupt
         return whole(self, *args)
 
-    monkeypatch.setattr(Trainer, name, breaks)
+    monkeypatch.setattr(place, name, breaks)
     with pytest.raises(KeyboardInterrupt):
         train(Config(**tiny_settings), tmp_path, quiet=True)
-    monkeypatch.setattr(Trainer, name, whole)
+    monkeypatch.setattr(place, name, whole)
     run = train(Config(**tiny_settings), tmp_path, quiet=True)
     assert plain(run) == plain(unbroken)
     assert same_checkpoints(run, unbroken)
@@ -163,8 +168,8 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
     select: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     seen: list[tuple[str, set[int]]] = []
-    for name in ("_evaluate", "_test"):
-        whole = getattr(Trainer, name)
+    for place, name in ((Trainer, "_evaluate"), (close, "_score")):
+        whole = getattr(place, name)
 
         def spy(self: Trainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
             inner = self.evaluate
@@ -178,12 +183,12 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
                 patch.setattr(type(inner), "__call__", note)
                 return _whole(self, *args)
 
-        monkeypatch.setattr(Trainer, name, spy)
+        monkeypatch.setattr(place, name, spy)
     run = train(Config(**{**tiny_settings, "select": select, "swad": False}), tmp_path, quiet=True)
     unseen = set(range(60, 90))  # "studio" is the last of three domains with 30 images each
     during = [rows & unseen for name, rows in seen if name == "_evaluate"]
     assert any(during) == (select == "oracle")
-    assert set().union(*(rows for name, rows in seen if name == "_test")) == unseen
+    assert set().union(*(rows for name, rows in seen if name == "_score")) == unseen
     assert run.records("test")[0]["rule"] == select
     assert ("LOOKS AT THE UNSEEN" in (run.path / "summary.md").read_text()) == (select == "oracle")
 
@@ -196,7 +201,7 @@ def test_training_learns(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_damaged_state_is_refused_and_kept(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Trainer, "report", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         train(Config(**tiny_settings), tmp_path, quiet=True)
     [state] = tmp_path.glob("*/checkpoints/state.safetensors")
@@ -209,18 +214,17 @@ def test_a_damaged_state_is_refused_and_kept(tiny_settings: dict[str, Any], tmp_
 
 def test_divergence_is_named(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(
-        trainer_module.Trainer, "_count", lambda self, values: self.sums.update(main=(torch.tensor(float("nan")), 1))
+        StepValues, "add", lambda self, values, step: self.sums.update(main=(torch.tensor(float("nan")), 1))
     )
     with pytest.raises(ValueError, match="diverged.*lower --lr"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
 
 
 def test_another_backbone_is_not_mixed_in(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    whole = Trainer.report
-    monkeypatch.setattr(Trainer, "report", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         train(Config(**tiny_settings), tmp_path, quiet=True)
-    monkeypatch.setattr(Trainer, "report", whole)
+    monkeypatch.setattr(trainer_module, "close_run", close_run)
     monkeypatch.setattr("patchgen.model.backbone.Backbone.digest", lambda self: "another")
     with pytest.raises(ValueError, match="another backbone"):
         train(Config(**tiny_settings), tmp_path, quiet=True)

@@ -123,6 +123,12 @@ class RunFolder:
         with open(self.path / ".lock", "a") as handle:
             return not lock(handle.fileno())
 
+    def renew_settings(self, config: Config | StreamConfig) -> None:
+        """Write down what this process was told: where the data is now, and nothing that a disk has changed since."""
+        text = dump_config(config)
+        if (self.path / "config.yaml").read_bytes() != text.encode():
+            write_text(self.path / "config.yaml", text)
+
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -187,6 +193,7 @@ class RunFolder:
 
     def finish(self, summary: str) -> None:
         write_text(self.path / "summary.md", summary)
+        (self.path / "diverged.json").unlink(missing_ok=True)  # of an earlier attempt
         now, crc = time.strftime("%Y-%m-%dT%H:%M:%S%z"), self.records_mark()["records_crc32"]
         write_text(self.path / "done", f"{now}\nrecords {crc}\n")
         self._drop_state()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,10 +25,9 @@ class Step:
         optimizer: Its optimiser, the method's own parameters included.
     """
 
-    def __init__(self, trainer: Trainer, number: int, count: Callable[[dict[str, Tensor]], None]) -> None:
+    def __init__(self, trainer: Trainer, number: int) -> None:
         self.number, self.model, self.optimizer = number, trainer.model, trainer.optimizer
-        self._trainer, self._count = trainer, count
-        self._parts = trainer.config.accumulate
+        self._trainer, self._parts = trainer, trainer.config.accumulate
 
     def batches(self) -> Iterator[Batch]:
         """The step's micro-batches; gradients are exchanged between devices with the last of them."""
@@ -45,11 +44,11 @@ class Step:
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, add their gradients, and keep their values for the next record."""
         self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
-        self._count(losses | (watched or {}))
+        self.note(losses | (watched or {}))
 
     def note(self, values: dict[str, Tensor]) -> None:
         """Keep values for the next record; nothing is trained by them."""
-        self._count(values)
+        self._trainer.values.add(values, self.number)
 
     def forget(self) -> None:
         """Empty the optimiser's memory, as where an objective changes at once."""

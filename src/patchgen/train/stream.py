@@ -37,11 +37,12 @@ from patchgen.tasks.mdg import at_most
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
 from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
-from patchgen.train.stream_data import StreamImages, num_steps
+from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream_optim import make_stream_optimizer, set_rate
 from patchgen.train.stream_pool import MixturePool, under
 from patchgen.train.stream_summary import epoch_line
 from patchgen.train.track import Tracker
+from patchgen.train.values import StepValues, diverged, not_finite
 
 
 class Features(NamedTuple):
@@ -73,6 +74,7 @@ def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False, 
     with run.locked():
         if run.done:  # by another process, between the look above and the lock
             return run
+        run.renew_settings(config)
         write_stages(run.path / "stages.csv", stream.table, stream.stages)
         StreamTrainer(config, run, stream, quiet).fit()
     return run
@@ -150,14 +152,13 @@ class StreamTrainer:
         clock = time.monotonic()
         fitted = self._before_epoch(rows)
         rate = set_rate(self.optimizer, self.epoch, self.config.epochs)
-        sums: dict[str, Tensor] = {}
-        seed = (self.config.seed, self.stage, self.epoch)
-        for part, views in self.images.epoch(rows, self.config.batch, seed):
-            for name, value in self._step(part, views).items():
-                sums[name] = sums.get(name, torch.zeros_like(value)) + value
+        values, seed = StepValues(self.device), (self.config.seed, self.stage, self.epoch)
+        parts = epoch_parts(rows, self.config.batch, seed)
+        for step, views in enumerate(self.images.views(parts, seed)):
+            values.add(self._step(parts[step], views), step)
             bar.advance()
-        means = {name: float(value) / num_steps(len(rows), self.config.batch) for name, value in sums.items()}
-        self._check_finite(means)
+        means = values.means()
+        self._check_finite(values, means, parts)
         record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
         record |= {"mixture": fitted} if fitted else {}
         last = self.epoch == self.config.epochs - 1
@@ -206,13 +207,13 @@ class StreamTrainer:
         centres = self.pool.centres(self.stage)
         return Views(seen, target, pseudo, centres, len(self.stream.stages.entered(self.stage)), self.epoch)
 
-    def _check_finite(self, means: dict[str, float]) -> None:
-        bad = [name for name, value in means.items() if not math.isfinite(value)]
+    def _check_finite(self, values: StepValues, means: dict[str, float], parts: list[np.ndarray]) -> None:
+        bad = not_finite(means, self.model)
         if bad:
-            raise ValueError(
-                f"training diverged in stage {self.stage}, epoch {self.epoch}: {', '.join(bad)} is not finite; lower "
-                f"--lr (now {self.config.lr:g}). The state of the epoch before is kept in {self.run.path}"
-            )
+            step = min(len(parts) - 1, int(values.first_bad))
+            files = [str(self.stream.table.file(row)) for row in parts[step].tolist()]
+            where = {"stage": self.stage, "epoch": self.epoch, "step": step}
+            raise diverged(self.run, where, bad, files, self.config.lr)
 
     # Without gradients
 

@@ -48,23 +48,26 @@ class StreamImages:
         for pixels in _ahead(self.centre, parts):
             yield self._normal(pixels.to(self.device).float() / 255)
 
-    def epoch(self, rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """Steps of one epoch: rows (B,) and two views of each, (2B, 3, S, S), the first views first.
-
-        Args:
-            rows: of the stage; shuffled, and a last incomplete batch is left out unless it is the only one.
-            seed: (seed, stage, epoch).
-        """
-        shuffled = np.random.default_rng(seed).permutation(rows)
-        parts = [shuffled[i * batch : (i + 1) * batch] for i in range(num_steps(len(rows), batch))]
+    def views(self, parts: list[np.ndarray], seed: tuple[int, int, int]) -> Iterator[Tensor]:
+        """Two views of each image of each step (B,), (2B, 3, S, S), the first views first; seed as in `epoch_parts`."""
         for step, (part, pixels) in enumerate(zip(parts, _ahead(self.store.load, parts), strict=True)):
             generator = torch.Generator().manual_seed(_number(*seed, step))
             chosen = draw(self.augment, 2 * len(part), generator).to(self.device)
             twice = pixels.to(self.device).float().div(255).repeat(2, 1, 1, 1)
-            yield part, self._normal(apply(twice, chosen, self.size))
+            yield self._normal(apply(twice, chosen, self.size))
 
     def _normal(self, pixels: Tensor) -> Tensor:
         return normalize(pixels, self.mean, self.std)
+
+
+def epoch_parts(rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> list[np.ndarray]:
+    """The rows (B,) of each step of an epoch: shuffled; a last incomplete batch is left out unless it is the only one.
+
+    Args:
+        seed: (seed, stage, epoch).
+    """
+    shuffled = np.random.default_rng(seed).permutation(rows)
+    return [shuffled[i * batch : (i + 1) * batch] for i in range(num_steps(len(rows), batch))]
 
 
 def num_steps(rows: int, batch: int) -> int:

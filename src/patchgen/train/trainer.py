@@ -34,23 +34,22 @@ from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
 from patchgen.model.checkpoint import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import trained_tensors
+from patchgen.model.compiled import compile_blocks
 from patchgen.model.weights import cache_dir
 from patchgen.tasks import Fold, make_fold
 from patchgen.tasks.mdg import fingerprint
+from patchgen.train.close import close_run
 from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
-from patchgen.train.patients import PatientTally
 from patchgen.train.progress import Progress
 from patchgen.train.records import ProcessDied, RunFolder, environment, load_tensors, save_tensors
 from patchgen.train.selection import RULES
 from patchgen.train.step import Step
-from patchgen.train.summary import progress_line, summarize
+from patchgen.train.summary import progress_line
 from patchgen.train.swad import Swad
 from patchgen.train.track import Tracker
-
-NEVER = 2**62  # no step has this number
-NAMED = 4  # images in the text of an error; the file beside the records names all
+from patchgen.train.values import StepValues, diverged, not_finite
 
 
 def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
@@ -68,6 +67,7 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool =
     with run.locked() if _first_process() else nullcontext():
         if run.done:  # by another process, between the look above and the lock
             return run
+        run.renew_settings(config)
         write_splits(run.path / "splits.csv", fold.table, fold.splits)
         try:
             _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
@@ -104,7 +104,7 @@ def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: boo
     with deterministic(config.deterministic):
         trainer = Trainer(fabric, config, run, fold, quiet)
         trainer.fit()
-        trainer.report()
+        close_run(trainer)
 
 
 class Trainer:
@@ -139,6 +139,8 @@ class Trainer:
         self.reader = Reader(fabric, self.model, store)
         if not run.checkpoint("state").exists():
             self._calibrate()
+        if config.compile:
+            self._compile()
         self._set_up_method()
         if config.checkpoint_activations:
             recompute_activations(self.model.backbone, config.method)
@@ -150,13 +152,28 @@ class Trainer:
         )
         self.swad = self._make_swad()
         self.start, self.best = 0, -math.inf
-        self.sums: dict[str, tuple[torch.Tensor, int]] = {}  # of the named values since the last evaluation
-        self.number, self.diverged = 0, torch.full((), NEVER, device=fabric.device)  # this step; the first not finite
+        self.values = StepValues(fabric.device)
         self._resume()
 
     def _say(self, text: str) -> None:
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
+
+    def _compile(self) -> None:
+        """For the shape of a micro-batch, in the run's number format."""
+        if self._keeps_features:
+            self._say("--compile: the backbone is frozen, and its features are kept; goes on without")
+            return
+        count = len(self.batches.rows_at(0)[0]) // (self.fabric.world_size * self.config.accumulate)
+        side = self.config.image_size
+        with self.fabric.autocast():
+            images = torch.zeros(count, 3, side, side, device=self.fabric.device)
+            compile_blocks(self.model.backbone, images, self._say)
+
+    @property
+    def _keeps_features(self) -> bool:
+        """Nothing before the features can change."""
+        return self.model.backbone.frozen and self.batches.augment is None
 
     def _set_up_method(self) -> None:
         """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
@@ -193,7 +210,7 @@ class Trainer:
                 self._step(step)
                 bar.advance()
                 if bar.live and step % 5 == 0:
-                    bar.show({k: v for k, v in self._means().items() if k in ("main", "L_conf")})
+                    bar.show({k: v for k, v in self.values.means().items() if k in ("main", "L_conf")})
                 if step % self.config.eval_every == 0 or step == last:
                     record = self._evaluate(step, time.monotonic() - clock)
                     bar.say(progress_line(record))
@@ -202,14 +219,13 @@ class Trainer:
     def _step(self, number: int) -> None:
         # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
         torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
-        self.number = number
-        self.method.update(Step(self, number, self._count))
+        self.method.update(Step(self, number))
         if self.swad:
             self.swad.update(self._predicting())
 
     def batch(self, step: int, micro: int) -> Batch:
         """Pixels, augmented and normalised on the device; or kept features, where nothing before them can change."""
-        kept = self.model.backbone.frozen and self.batches.augment is None
+        kept = self._keeps_features
         part, parts = self._part(micro)
         batch = self.batches.at(step, part, parts, images=not kept)
         if kept:
@@ -246,27 +262,11 @@ class Trainer:
         finally:
             load_trained(self.model, kept)
 
-    def _count(self, values: dict[str, torch.Tensor]) -> None:
-        """Add up on the device; nothing waits for a number before the next evaluation."""
-        for name, value in values.items():
-            total, count = self.sums.get(name, (torch.zeros_like(value), 0))
-            self.sums[name] = (total + value.detach(), count + 1)
-        if values:  # a sum is finite only where all of its terms are
-            finite = torch.stack([value.detach().float() for value in values.values()]).sum().isfinite()
-            self.diverged = torch.where(finite, self.diverged, self.diverged.clamp(max=self.number))
-
-    def _means(self, all_ranks: bool = False) -> dict[str, float]:
-        """The named values, averaged since the last evaluation. Reading them makes the device catch up."""
-        values = torch.stack([total / count for total, count in self.sums.values()])
-        if all_ranks:
-            values = cast(torch.Tensor, self.fabric.all_reduce(values))
-        return dict(zip(self.sums, values.tolist(), strict=True))
-
     # Evaluation and state
 
     def _evaluate(self, step: int, seconds: float) -> dict[str, Any]:
-        means = self._means(all_ranks=True)
-        self.sums = {}
+        means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
+        self.values.clear()
         self._check_finite(means, step)
         with self._as_predicting():
             found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
@@ -290,27 +290,20 @@ class Trainer:
             self.swad.evaluate(sum(losses) / len(losses), step)
         if self.fabric.is_global_zero:
             if better:
-                self._save("selected", self._predicting(), {"step": step, "rule": self.config.select})
+                self.save("selected", self._predicting(), {"step": step, "rule": self.config.select})
             self.run.append(record)
             self._save_state(step)
         self.fabric.barrier()
 
     def _check_finite(self, means: dict[str, float], step: int) -> None:
-        bad = [name for name, value in means.items() if not math.isfinite(value)]
-        if not bad:
-            return
-        first = int(cast(torch.Tensor, self.fabric.all_gather(self.diverged)).min())
-        first = min(first, step)  # batches are a function of the step, so the images can be named after the fact
-        files = [str(self.fold.table.file(row)) for row in dict.fromkeys(self.batches.rows_at(first)[0].tolist())]
-        if self.fabric.is_global_zero:
-            self.run.write_json("diverged.json", {"step": first, "values": bad, "images": files})
-        raise ValueError(
-            f"training diverged at step {first}: {', '.join(bad)} is not finite; lower --lr (now {self.config.lr:g}), "
-            f"or look at the images of that step: {', '.join(files[:NAMED])}{', ...' * (len(files) > NAMED)} (all of "
-            f"them: diverged.json). The state of the last evaluation is kept in {self.run.path}"
-        )
+        bad = not_finite(means, self.model)
+        if bad:  # batches are a function of the step, so the images can be named after the fact
+            first = min(step, int(cast(torch.Tensor, self.fabric.all_gather(self.values.first_bad)).min()))
+            rows = dict.fromkeys(self.batches.rows_at(first)[0].tolist())
+            files = [str(self.fold.table.file(row)) for row in rows]
+            raise diverged(self.run, {"step": first}, bad, files, self.config.lr, self.fabric.is_global_zero)
 
-    def _save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+    def save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
         save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
 
     def _save_state(self, step: int) -> None:
@@ -321,7 +314,7 @@ class Trainer:
         if self.swad:
             averages, facts["swad"] = self.swad.state()
             tensors |= {f"swad.{k}": v for k, v in averages.items()}
-        self._save("state", tensors, facts)
+        self.save("state", tensors, facts)
 
     def _resume(self) -> None:
         path = self.run.checkpoint("state")
@@ -354,60 +347,6 @@ class Trainer:
             images = self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64])
             with torch.no_grad():
                 self.model.select.calibrate(self.model.read(images).float())
-
-    # The unseen domain
-
-    def report(self) -> None:
-        """Score the reported checkpoints on the unseen domain (if one was left out), once, and close the run."""
-        reported: dict[str, dict[str, Any]] = {}
-        tensors, facts = load_tensors(self.run.checkpoint("selected"))
-        self.fabric.barrier()  # every rank has read it before one may go on
-        reported["selected"] = self._test("selected", tensors, {"step": facts["step"], "rule": facts["rule"]})
-        if self.swad:
-            found = self.swad.result()
-            facts = {k: v for k, v in vars(found).items() if k != "average"}
-            if self.fabric.is_global_zero:
-                self._save("swad", found.average, facts)
-            reported["swad"] = self._test("swad", found.average, facts)
-        if self.fabric.is_global_zero:
-            for record in reported.values() if self.fold.test else ():
-                self.run.append(record)
-            self.run.finish(summarize(self.run, self.config, self.fold))
-        self.fabric.barrier()
-
-    def _test(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> dict[str, Any]:
-        if not self.fold.test:
-            return {}
-        load_trained(self.model, tensors)
-        total = sum(len(rows) for rows in self.fold.test.values())
-        with Progress(f"scoring {self.fold.unseen} ({name})", total, quiet=self.quiet) as bar:
-            tally = self._patients()
-            parts = {
-                part: self.evaluate(rows, bar.advance, tally=tally)
-                for part, rows in self.fold.test.items()
-                if len(rows)
-            }
-        confusion = np.sum([part.confusion for part in parts.values()], axis=0)
-        record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": self.fold.unseen, **facts}
-        record["metric"] = self.fold.metric  # what the checkpoint was chosen by
-        whole = self.fold.scores(confusion)
-        record |= {part: {**self.fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
-        record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
-        record |= {name: value for name, value in whole.items() if isinstance(value, dict)}
-        if self.evaluate.truth is not None and self.method.mask == "learned" and name == "selected":
-            rows = np.concatenate(list(self.fold.test.values()))
-            for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
-                found = self.fold.scores(self.evaluate(rows, mask=mask).confusion)
-                record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
-        if tally:
-            tally.gather(self.fabric)
-            record["patients"] = tally.record()
-        return record | mask_record(parts)
-
-    def _patients(self) -> PatientTally | None:
-        """Where the data names patients, and outputs are classes without a match."""
-        group, rows = self.fold.table.group, np.concatenate(list(self.fold.test.values()))
-        return PatientTally(group, rows, self.fold.size) if group and self.config.task == "mdg" else None
 
 
 def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

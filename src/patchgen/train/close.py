@@ -1,0 +1,74 @@
+"""The end of a run: the reported checkpoints are scored on the unseen domain, once, and the run is complete.
+
+Everything here follows from the state after the last step, so a run killed in the middle of it does it again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from patchgen.model.checkpoint import load_trained
+from patchgen.train.evaluate import mask_record
+from patchgen.train.patients import PatientTally
+from patchgen.train.progress import Progress
+from patchgen.train.records import load_tensors
+from patchgen.train.summary import summarize
+
+if TYPE_CHECKING:
+    from patchgen.train.trainer import Trainer
+
+
+def close_run(trainer: Trainer) -> None:
+    """Score the reported checkpoints on the unseen domain (if one was left out), and finish the folder."""
+    run, fabric = trainer.run, trainer.fabric
+    tensors, facts = load_tensors(run.checkpoint("selected"))
+    fabric.barrier()  # every rank has read it before one may go on
+    reported = [_score(trainer, "selected", tensors, {"step": facts["step"], "rule": facts["rule"]})]
+    if trainer.swad:
+        found = trainer.swad.result()
+        facts = {k: v for k, v in vars(found).items() if k != "average"}
+        if fabric.is_global_zero:
+            trainer.save("swad", found.average, facts)
+        reported.append(_score(trainer, "swad", found.average, facts))
+    if fabric.is_global_zero:
+        for record in reported if trainer.fold.test else ():
+            run.append(record)
+        run.finish(summarize(run, trainer.config, trainer.fold))
+    fabric.barrier()
+
+
+def _score(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+    """The record of one checkpoint."""
+    fold, evaluate = trainer.fold, trainer.evaluate
+    if not fold.test:
+        return {}
+    load_trained(trainer.model, tensors)
+    total = sum(len(rows) for rows in fold.test.values())
+    with Progress(f"scoring {fold.unseen} ({name})", total, quiet=trainer.quiet) as bar:
+        tally = _patients(trainer)
+        parts = {part: evaluate(rows, bar.advance, tally=tally) for part, rows in fold.test.items() if len(rows)}
+    record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
+    record["metric"] = fold.metric  # what the checkpoint was chosen by
+    whole = fold.scores(np.sum([part.confusion for part in parts.values()], axis=0))
+    record |= {part: {**fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
+    record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
+    record |= {name: value for name, value in whole.items() if isinstance(value, dict)}
+    if evaluate.truth is not None and trainer.method.mask == "learned" and name == "selected":
+        rows = np.concatenate(list(fold.test.values()))
+        for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
+            found = fold.scores(evaluate(rows, mask=mask).confusion)
+            record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
+    if tally:
+        tally.gather(trainer.fabric)
+        record["patients"] = tally.record()
+    return record | mask_record(parts)
+
+
+def _patients(trainer: Trainer) -> PatientTally | None:
+    """Where the data names patients, and outputs are classes without a match."""
+    fold = trainer.fold
+    group, rows = fold.table.group, np.concatenate(list(fold.test.values()))
+    return PatientTally(group, rows, fold.size) if group and trainer.config.task == "mdg" else None

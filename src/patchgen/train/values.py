@@ -1,0 +1,65 @@
+"""The named values of the steps since the last evaluation, and what is said when one of them is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.model.classifier import trained_tensors
+from patchgen.train.records import RunFolder
+
+NEVER = 2**62  # no step has this number
+NAMED = 4  # images in the text of an error; the file beside the records names all
+
+
+class StepValues:
+    """Sums on the device: nothing waits for a number before somebody asks for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums: dict[str, tuple[Tensor, int]] = {}
+        self.first_bad = torch.full((), NEVER, device=device)  # the first step with a value that is not finite
+
+    def add(self, values: Mapping[str, Tensor], step: int) -> None:
+        for name, value in values.items():
+            total, count = self.sums.get(name, (torch.zeros_like(value), 0))
+            self.sums[name] = (total + value.detach(), count + 1)
+        if values:  # a sum is finite only where all of its terms are
+            finite = torch.stack([value.detach().float() for value in values.values()]).sum().isfinite()
+            self.first_bad = torch.where(finite, self.first_bad, self.first_bad.clamp(max=step))
+
+    def means(self, over_ranks: Callable[[Tensor], Tensor] = lambda values: values) -> dict[str, float]:
+        """Averages since `clear`. Reading them makes the device catch up."""
+        values = over_ranks(torch.stack([total / count for total, count in self.sums.values()]))
+        return dict(zip(self.sums, values.tolist(), strict=True))
+
+    def clear(self) -> None:
+        self.sums = {}
+
+
+def not_finite(means: Mapping[str, float], model: nn.Module) -> list[str]:
+    """The values that are not finite; "weights" where the last step spoilt only these."""
+    bad = [name for name, value in means.items() if not math.isfinite(value)]
+    whole = torch.stack([tensor.isfinite().all() for tensor in trained_tensors(model).values()]).all()
+    return bad or ([] if whole else ["weights"])
+
+
+def diverged(
+    run: RunFolder, where: Mapping[str, int], bad: Sequence[str], images: Sequence[str], lr: float, write: bool = True
+) -> ValueError:
+    """The error for a run that cannot go on; with `write` the images of its step stand in ``diverged.json`` too.
+
+    Args:
+        where: the step, and before it what it is counted in: {"stage": 1, "epoch": 2, "step": 3}.
+        images: files of that step.
+    """
+    if write:
+        run.write_json("diverged.json", {**where, "values": list(bad), "images": list(images)})
+    place = ", ".join(f"{kind} {number}" for kind, number in where.items())
+    return ValueError(
+        f"training diverged at {place}: {', '.join(bad)} is not finite; lower --lr (now {lr:g}), or look at the images "
+        f"of that step: {', '.join(images[:NAMED])}{', ...' * (len(images) > NAMED)} (all of them: diverged.json). The "
+        f"last state that was saved is kept in {run.path}"
+    )
