@@ -64,10 +64,21 @@ def test_our_counts_are_those_of_a_run(config: Config, tmp_path: Path, monkeypat
 def test_measures_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", "before")
     lines: list[str] = []
-    found = cost_fold.measure_fold(
-        "tiny", image_size=28, pixels=32, images=10, steps=3, eval_every=2, report=lines.append
+    policies = {"rare": cost_fold.Policy(1.0, 10)}
+    whole = cost_fold.measure_folds(
+        policies, source="tiny", image_size=28, pixels=32, per_domain=4, report=lines.append
     )
-    assert json.loads(json.dumps(found)) == found and len(lines) == 2
-    assert found["counts"]["plain"] == {"trained": 18, "scored": 80} and found["images"] == 40
-    assert found["counts"]["ours"]["scored"] == 2 * 6 + 10
+    assert json.loads(json.dumps(whole)) == whole and len(lines) == 2 and lines[0].startswith("rare: ours")
+    found = whole["policies"]["rare"]
+    assert (found["images"], found["steps"], found["eval_every"]) == (40, 9, 4)  # 3 x 40 images in steps of 12
+    assert found["counts"]["plain"] == {"trained": 108, "scored": 120}
+    assert found["counts"]["ours"]["scored"] == 3 * 6 + 10
     assert cost_fold.os.environ["PATCHGEN_CACHE"] == "before"
+
+
+@pytest.mark.parametrize("steps_each", [0.4, 1.0, 7.0, 12.0, 100.0])
+def test_a_short_run_has_as_many_steps_for_each_evaluation_as_a_long_one(steps_each: float) -> None:
+    steps, every = cost_fold.schedule(steps_each)
+    count = cost_fold.evaluations(steps, every)
+    assert count == cost_fold.EVALUATIONS
+    assert steps / count == pytest.approx(max(1.0, steps_each), abs=0.5)

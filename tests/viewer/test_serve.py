@@ -7,13 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 
 from patchgen.cli import main
 from patchgen.commands import serve
+from patchgen.viewer import impatient
 from patchgen.viewer.library import find_items
 
 
@@ -75,3 +79,25 @@ def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> Non
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     assert ("WARNING" in errors) == (host != "127.0.0.1")
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_connection_that_drips_its_headers_is_closed(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(impatient, "SECONDS", 0.3)
+    server = uvicorn.Server(uvicorn.Config(app, http=impatient.Impatient, log_level="error", lifespan="off"))
+    with serve.listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with socket.create_connection(listener.getsockname()[:2], timeout=30) as slow:
+            if first:  # an answer does not buy the next request more time
+                slow.sendall(first)
+                assert slow.recv(1000).startswith(b"HTTP/1.1 204")
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
+            assert slow.recv(1000) == b""  # closed by the server; without a limit this would run into the timeout
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive()

@@ -1,12 +1,15 @@
 """A whole fold, trained and scored: `train` against a plain loop with the host projects' habits.
 
-    cost = measure_fold(images=30, steps=41, eval_every=20)
-    cost["ratio"], cost["counts"]                      # how many times longer the plain loop takes; images it passed
+    cost = measure_folds()
+    cost["policies"]["PACS, DomainBed"]["ratio"]       # how many times longer the plain loop takes
+    cost["policies"]["PACS, DomainBed"]["counts"]      # images that each passed through the model
 
 The plain loop trains the same classifier (LP+LN) on the same backbone, splits and batch sizes, and does what DomainBed
 and its descendants do: each sample is decoded and augmented by Pillow whenever it is drawn, the loss is read at every
 step, and every evaluation scores every split of every domain, the unseen one included, through loaders that are built
 for it. Its loaders have no worker processes, whose start would only cost it time here. Ours starts on an empty cache.
+
+How much that saves depends on how often a run is evaluated, so each policy below is measured.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,35 +43,62 @@ from patchgen.train.trainer import train
 TARGET = 2.0  # the smallest ratio wanted
 DOMAINS, CLASSES = 4, 3
 EVAL_BATCH = 64  # DomainBed's
+EVALUATIONS = 3  # of a measured run; its steps follow from the policy
+
+
+class Policy(NamedTuple):
+    """Images that a run trains on for each evaluation, as a share of the data, and how many files to measure it on."""
+
+    share: float
+    images: int  # of each domain
+
+
+POLICIES = {  # steps between evaluations x images a step / images of the data
+    "PACS, DomainBed": Policy(300 * 96 / 9_991, 24),
+    "PACS, SWAD": Policy(100 * 96 / 9_991, 48),
+    "VLCS, SWAD": Policy(50 * 96 / 10_729, 72),
+    "DomainNet, DomainBed": Policy(1_000 * 160 / 586_575, 96),
+    "PACS, preset small": Policy(25 * 36 / 9_991, 100),
+}
+
+
+def measure_folds(
+    policies: Mapping[str, Policy] = POLICIES, *, report: Report = lambda _: None, **settings: Any
+) -> dict[str, Any]:
+    """`measure_fold` with the settings of each policy, the others as given."""
+    found = {}
+    for name, policy in policies.items():
+        found[name] = measure_fold(
+            **policy._asdict(), **settings, report=lambda line, name=name: report(f"{name}: {line}")
+        )
+    return {"policies": found, "target": TARGET}
 
 
 def measure_fold(
     source: str = "dinov2-small",
     *,
+    share: float,
+    images: int,
     image_size: int = 112,
     pixels: int = 227,
-    images: int = 30,
-    per_domain: int = 2,
-    steps: int = 41,
-    eval_every: int = 20,
+    per_domain: int = 8,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Train one fold of generated images twice.
 
-    By default as many images are trained on between two evaluations as the data has, as with SWAD's settings on PACS
-    (100 steps of 96 images, 9,991 images).
-
     Args:
+        share: images trained on for each evaluation / images of the data.
         images: of each of four domains.
         per_domain: images of each source domain in a step.
         report: called twice, with one line each.
     """
+    steps, every = schedule(share * DOMAINS * images / ((DOMAINS - 1) * per_domain))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = write_domains(folder / "data", images, pixels)
         config = Config(
             str(data), "d0", method="lp-ln", backbone=_at_hand(source, folder), image_size=image_size, steps=steps,
-            batch_per_domain=per_domain, eval_every=eval_every,
+            batch_per_domain=per_domain, eval_every=every,
         )  # fmt: skip
         seconds, counts = {}, {}
         with _cache(folder / "cache"):
@@ -81,11 +111,19 @@ def measure_fold(
         report(f"plain loop {seconds['plain']['wall']:.1f} s")
     ratio = seconds["plain"]["cpu"] / seconds["ours"]["cpu"]
     return {
-        "backbone": source, "image_size": image_size, "images": DOMAINS * images, "steps": steps,
-        "eval_every": eval_every, "seconds": seconds, "counts": counts, "ratio": ratio,
-        "ratio_of_wall": seconds["plain"]["wall"] / seconds["ours"]["wall"], "target": TARGET,
-        "reached": ratio >= TARGET,
+        "backbone": source, "image_size": image_size, "images": DOMAINS * images, "steps": steps, "eval_every": every,
+        "seconds": seconds, "counts": counts, "ratio": ratio,
+        "ratio_of_wall": seconds["plain"]["wall"] / seconds["ours"]["wall"], "reached": ratio >= TARGET,
     }  # fmt: skip
+
+
+def schedule(steps_each: float) -> tuple[int, int]:
+    """Steps, and steps between evaluations, of a run with `EVALUATIONS` and about `steps_each` steps for each.
+
+    The first evaluation comes at step 0, which in a short run must not count for less than in a long one.
+    """
+    every = max(1, round((EVALUATIONS * steps_each - 1) / (EVALUATIONS - 1)))
+    return (EVALUATIONS - 1) * every + 1, every
 
 
 def evaluations(steps: int, every: int) -> int:

@@ -1,10 +1,11 @@
 """The viewer: one local page that shows what a model answers, what it read, and what its run recorded.
 
-guard    who may ask: hosts, origins, sizes, deadlines, headers
-shelf    pictures that were uploaded: checked, in memory, the oldest given up first
-library  models and runs, known to requests by id alone
-answers  what a model says of a picture, its rankings, and what it says with patches taken away
-runs     settings, scores and curves out of run folders
-worker   one thread for all model work, with a bounded queue
-app      the addresses; static/ is the page: no build step, nothing from the network
+guard      who may ask: hosts, origins, sizes, deadlines, headers
+impatient  connections whose request does not come
+shelf      pictures that were uploaded: checked, in memory, the oldest given up first
+library    models and runs, known to requests by id alone
+answers    what a model says of a picture, its rankings, and what it says with patches taken away
+runs       settings, scores and curves out of run folders
+worker     one thread for all model work, with a bounded queue
+app        the addresses; static/ is the page: no build step, nothing from the network
 """
