@@ -32,7 +32,8 @@ def see(model: StreamModel, labelled: bool, centres: bool = True) -> Views:
     label = torch.tensor([0, 1, 1, 0]).repeat(2)
     none = torch.full_like(label, -1)
     middle = torch.randn(CLASSES, 64, generator=torch.Generator().manual_seed(2)) if centres else None
-    return Views(model.read(images), label if labelled else none, label if centres else none, middle, CLASSES, epoch=0)
+    target, pseudo = label if labelled else none, label if centres else none
+    return Views(model.read(images), target, pseudo, middle, CLASSES, epoch=0, labelled=labelled)
 
 
 @pytest.mark.parametrize("name", STREAM_METHODS)

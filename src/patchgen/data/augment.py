@@ -86,11 +86,16 @@ class AugmentDraw:
 
     def to(self, device: torch.device | str) -> AugmentDraw:
         """The same numbers on `device`."""
-        return AugmentDraw(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return AugmentDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
     def apply(self, images: Tensor, size: int) -> Tensor:
         """The function `apply`, under the name that every kind of draw has."""
         return apply(images, self, size)
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """Copy to a device without waiting for what it is computing; `tensor.to(device)` alone waits."""
+    return tensor.to(device, non_blocking=True)
 
 
 def draw(augment: Augment, batch: int, generator: torch.Generator) -> AugmentDraw:
@@ -166,11 +171,14 @@ def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
     return result
 
 
+def channels(values: Sequence[float], images: Tensor) -> Tensor:
+    """A number a channel (C,) beside images (B,C,H,W): (C,1,1)."""
+    return send(torch.tensor(values, dtype=images.dtype), images.device).view(-1, 1, 1)
+
+
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """`(images - mean) / std` for each channel of `images` (B,C,H,W)."""
-    centre = torch.as_tensor(mean, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-    spread = torch.as_tensor(std, dtype=images.dtype, device=images.device).view(-1, 1, 1)
-    return (images - centre) / spread
+    return (images - channels(mean, images)) / channels(std, images)
 
 
 def _boxes(augment: Augment, uniform: Tensor) -> Tensor:
@@ -226,7 +234,7 @@ def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
     Returns:
         (B,3,3) each; a colour becomes ``first @ colour + second @ mean``.
     """
-    luma = draw.brightness.new_tensor(LUMA)  # (3,)
+    luma = send(torch.tensor(LUMA, dtype=draw.brightness.dtype), draw.brightness.device)  # (3,)
     gray = luma.expand(3, 3)  # maps a colour to its luma in all three channels
     eye = torch.eye(3, device=luma.device)
     brightness, contrast, saturation = (f.view(-1, 1, 1) for f in (draw.brightness, draw.contrast, draw.saturation))
@@ -250,4 +258,5 @@ def _hue_rotation(turns: Tensor) -> Tensor:
     angle = 2 * math.pi * turns
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     turn = torch.stack((one, zero, zero, zero, cos, -sin, zero, sin, cos), dim=1).view(-1, 3, 3)
-    return to_yuv.inverse().to(turn) @ turn @ to_yuv.to(turn)
+    back, there = (send(each.to(turn.dtype), turn.device) for each in (to_yuv.inverse(), to_yuv))
+    return back @ turn @ there

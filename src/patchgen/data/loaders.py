@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import Augment, AugmentDraw
+from patchgen.data.augment import Augment, AugmentDraw, channels
 from patchgen.data.images import ImageStore
 from patchgen.data.stain import Histology, HistologyDraw
 
@@ -38,7 +38,8 @@ class DomainBatches:
         label: (N,) class id of each row of the table.
         rows: Training rows of each domain id.
         per_domain: Images of each domain in a step's global batch.
-        part: (k, n): this is the k-th of n equal parts of the global batch (ranks and micro-batches).
+        seed: With a step's number it decides which rows are drawn, and how they are augmented.
+        augment: Ranges of the random changes; None leaves the images as they are.
     """
 
     def __init__(
@@ -103,5 +104,5 @@ def prepare(
     """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented as `draw` says and normalised."""
     image = pixels if isinstance(draw, AugmentDraw) else pixels.float().div_(255)
     image = draw.apply(image, size) if draw is not None else image
-    centre, spread = (torch.tensor(each, device=image.device).view(3, 1, 1) for each in (mean, std))
+    centre, spread = channels(mean, image), channels(std, image)
     return torch.addcmul(-centre / spread, image, 1 / spread, out=image)  # one pass: (image - mean) / std

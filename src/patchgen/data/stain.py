@@ -18,9 +18,10 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from patchgen.data.augment import send
+
 # densities in red, green, blue of haematoxylin, eosin and the remaining third, DAB; rows are made unit vectors
 STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78))
-POSITIONS = 8  # of a square: four turns, each plain or mirrored
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class HistologyDraw:
 
     def to(self, device: torch.device | str) -> HistologyDraw:
         """The same numbers on `device`."""
-        return HistologyDraw(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return HistologyDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
     @torch.no_grad()
     def apply(self, images: Tensor, size: int) -> Tensor:
@@ -109,7 +110,7 @@ def stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:
     """
     stains = torch.tensor(STAINS, dtype=torch.float64)
     mixing = (stains / stains.norm(dim=1, keepdim=True)).T  # (3,3), columns are stains; on the CPU for its inverse
-    inverse, mixing = mixing.inverse().to(scale), mixing.to(scale)
+    inverse, mixing = (send(each.to(scale.dtype), scale.device) for each in (mixing.inverse(), mixing))
     linear = mixing @ (scale[:, :, None] * inverse)  # (B,3,3)
     return torch.cat((linear, (shift @ mixing.T)[:, :, None]), dim=2)
 

@@ -86,7 +86,7 @@ def _prompts(source: str, image_size: int, batch: int, classes: int, repeats: in
         clock.append(_now(images.device))
         prompts = choose_prompts(mixture, query, config.prompts)
         clock.append(_now(images.device))
-        losses = method.losses(model, Views(model.read(images, prompts), none, none, None, classes, 0))
+        losses = method.losses(model, Views(model.read(images, prompts), none, none, None, classes, 0, labelled=False))
         optimizer.zero_grad()
         torch.stack(list(losses.values())).sum().backward()
         optimizer.step()

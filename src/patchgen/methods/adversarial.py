@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.config import Config
+from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.guards import refuse_fixed_features
 from patchgen.methods.method import Method
@@ -102,7 +103,7 @@ def domain_network(dim: int, num_domains: int) -> nn.Sequential:
 
 def positions(domain: Tensor, sources: Sequence[int]) -> Tensor:
     """Ids of source domains (B,) -> their places 0..K-1 among the sources."""
-    return (domain.unsqueeze(1) == torch.tensor(sources, device=domain.device)).int().argmax(1)
+    return (domain.unsqueeze(1) == send(torch.tensor(sources), domain.device)).int().argmax(1)
 
 
 def mean_of_classes(each: Tensor, target: Tensor, num_classes: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.config import Config
+from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
 from patchgen.methods.invariance import GroupDro
@@ -74,7 +75,7 @@ class Mixup(Method):
 def mix(batch: Batch, alpha: float) -> MixedBatch:
     """Blend every domain with its neighbour in a random circle; draws from torch's own generator."""
     partner, share = draw_partners(by_domain(batch), alpha)
-    share = share.to(batch.image)
+    share = send(share.to(batch.image.dtype), batch.image.device)
     of_image = share.view(-1, *[1] * (batch.image.ndim - 1))
     image = of_image * batch.image + (1 - of_image) * batch.image[partner]
     labels = torch.stack([batch.label, batch.label[partner]])

@@ -91,7 +91,7 @@ class ErrorPredictor(nn.Module):
 def marginal_entropy(logits: Tensor) -> Tensor:
     """H of the mean prediction of the global batch."""
     probability = logits.float().softmax(1)
-    mean = mean_over_ranks(probability.sum(0), torch.tensor(len(logits), device=logits.device))  # (C,)
+    mean = mean_over_ranks(probability.sum(0), torch.full((), len(logits), device=logits.device))  # (C,)
     return -(mean * (mean + LEAST).log()).sum()
 
 

@@ -33,6 +33,7 @@ from torch.distributions import Beta
 from torch.func import functional_call
 
 from patchgen.config import Config
+from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
@@ -67,7 +68,7 @@ class MixStyle(Method):
         if torch.rand(()) >= self.hparams["mixstyle"]:
             return x
         alpha = self.hparams["mixstyle_alpha"]
-        share = Beta(alpha, alpha).sample((len(x),)).to(x.device)
+        share = send(Beta(alpha, alpha).sample((len(x),)), x.device)
         return mix_style(x, torch.randperm(len(x), device=x.device), share, learn_statistics=False)
 
 

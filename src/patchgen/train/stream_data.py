@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import Augment, apply, draw, normalize
+from patchgen.data.augment import Augment, apply, draw, normalize, send
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table
 from patchgen.model.backbone import Backbone
@@ -46,14 +46,14 @@ class StreamImages:
         """Batches of normalised centre crops, the next one read while the last one is used."""
         parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
         for pixels in _ahead(self.centre, parts):
-            yield self._normal(pixels.to(self.device).float() / 255)
+            yield self._normal(send(pixels, self.device).float() / 255)
 
     def views(self, parts: list[np.ndarray], seed: tuple[int, int, int]) -> Iterator[Tensor]:
         """Two views of each image of each step (B,), (2B, 3, S, S), the first views first; seed as in `epoch_parts`."""
         for step, (part, pixels) in enumerate(zip(parts, _ahead(self.store.load, parts), strict=True)):
             generator = torch.Generator().manual_seed(_number(*seed, step))
             chosen = draw(self.augment, 2 * len(part), generator).to(self.device)
-            twice = pixels.to(self.device).float().div(255).repeat(2, 1, 1, 1)
+            twice = send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1)
             yield self._normal(apply(twice, chosen, self.size))
 
     def _normal(self, pixels: Tensor) -> Tensor:

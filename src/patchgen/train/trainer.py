@@ -209,8 +209,8 @@ class Trainer:
             for step in range(self.start, self.config.steps):
                 self._step(step)
                 bar.advance()
-                if bar.live and step % 5 == 0:
-                    bar.show({k: v for k, v in self.values.means().items() if k in ("main", "L_conf")})
+                if bar.live and step % 20 == 0:  # not at every step: the device must catch up for it
+                    bar.show(self.values.means())
                 if step % self.config.eval_every == 0 or step == last:
                     record = self._evaluate(step, time.monotonic() - clock)
                     bar.say(progress_line(record))

@@ -32,6 +32,8 @@ class StepValues:
 
     def means(self, over_ranks: Callable[[Tensor], Tensor] = lambda values: values) -> dict[str, float]:
         """Averages since `clear`. Reading them makes the device catch up."""
+        if not self.sums:
+            return {}
         values = over_ranks(torch.stack([total / count for total, count in self.sums.values()]))
         return dict(zip(self.sums, values.tolist(), strict=True))
 
@@ -42,8 +44,8 @@ class StepValues:
 def not_finite(means: Mapping[str, float], model: nn.Module) -> list[str]:
     """The values that are not finite; "weights" where the last step spoilt only these."""
     bad = [name for name, value in means.items() if not math.isfinite(value)]
-    whole = torch.stack([tensor.isfinite().all() for tensor in trained_tensors(model).values()]).all()
-    return bad or ([] if whole else ["weights"])
+    finite = [tensor.isfinite().all() for tensor in trained_tensors(model).values()]
+    return bad or (["weights"] if finite and not torch.stack(finite).all() else [])
 
 
 def diverged(
