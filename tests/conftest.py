@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DOMAINS = ("clinic", "field", "studio")
 CLASSES = ("circle", "cross", "square")
@@ -70,3 +74,33 @@ def tiny_run(tiny_settings: dict[str, object], tmp_path_factory: pytest.TempPath
         return train(Config(**{**tiny_settings, "method": method, **settings}), out, quiet=True)
 
     return make
+
+
+class Asks(TorchDispatchMode):
+    """Notes who needs a value, or a shape that depends on values: on a device that makes a step wait.
+
+    What is on the CPU whatever the device is left out: the optimisers' counters, single random draws, and the range
+    check of `one_hot`, which a GPU does not make.
+    """
+
+    HOST = ("torch/optim/", "torch/distributions/", "if torch.rand(())", "float(Beta(", "F.one_hot(")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.who: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        asks = func in (aten.nonzero.default, aten._unique2.default, aten._local_scalar_dense.default)
+        by_mask = func is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if asks or by_mask:
+            stack = traceback.format_stack()
+            if not any(place in frame for frame in stack for place in self.HOST):
+                self.who.append(f"{func}: " + [frame for frame in stack if "/src/patchgen/" in frame][-1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def asks() -> Asks:
+    """`with asks: ...`, then `asks.who`"""
+    return Asks()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ OTHER: dict[str, Any] = {
     "task": "mdg_gcd", "hparams": {"miro": 0.5}, "known": "half", "unlabelled": "mixed", "labelled_share": 0.3,
     "num_classes": 9, "dropout": 0.1, "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1,
     "accumulate": 4, "precision": "bf16-mixed", "clip_gradients": 1.0, "deterministic": True,
-    "checkpoint_activations": True,
+    "checkpoint_activations": True, "compile": True,
     "lambda_ms": 0.5, "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear",
     "swad": True, "swad_ratio": 1.2,
     "swad_compat": True, "select": "last", "seed": 2, "devices": 2, "accelerator": "cpu", "threads": 1, "cache": False,
@@ -156,11 +157,84 @@ def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert load_config(path).unseen
 
 
+@pytest.fixture
+def backbone(tmp_path: Path) -> Path:
+    """The tiny backbone as a folder of transformers."""
+    from patchgen.model.backbone import load_backbone
+
+    load_backbone("tiny").model.save_pretrained(tmp_path / "here" / "vit")
+    return tmp_path / "here" / "vit"
+
+
+def of_stream(image_folder: Path, where: Path) -> dict[str, Any]:
+    (where / "stages.yaml").write_text("groups: [[circle, cross], [square]]\nratios: [[0.6, 1.0], [1.0]]\n")
+    return {
+        "data": str(image_folder), "schedule": str(where / "stages.yaml"), "image_size": 28, "epochs": 2, "batch": 6,
+        "warm_up": 1, "refit_every": 1, "projection_hidden": 16, "projection_bottleneck": 8, "projection_out": 16,
+        "method": "gcd", "inits": 2, "holdout": 0.3, "val_images": 6, "accelerator": "cpu",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [Config, StreamConfig])
-def test_a_backbone_that_moves_keeps_its_runs(kind: Any) -> None:
+def test_a_backbone_that_moves_keeps_its_runs(
+    kind: Any, backbone: Path, image_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A run begun with a folder that lies elsewhere by now goes on, and a finished one is found again."""
+    from patchgen.train.stream import StreamTrainer, train_stream
+    from patchgen.train.trainer import Trainer, train
+
+    run_it: Any = train if kind is Config else train_stream
+    trainer: Any = Trainer if kind is Config else StreamTrainer
+    settings = tiny_settings if kind is Config else of_stream(image_folder, tmp_path)
+    state = "save_state" if kind is StreamConfig else "_save_state"
+    whole, out = getattr(trainer, state), tmp_path / "runs"
+
+    def breaks(self: Any, *given: Any) -> None:
+        whole(self, *given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer, state, breaks)
+        run_it(kind(**{**settings, "backbone": str(backbone)}), out, quiet=True)
+    [begun] = out.iterdir()
+    there = backbone.rename(tmp_path / "moved")
+    config = kind(**{**settings, "backbone": str(there)})
+    resumed: list[int] = []
+    monkeypatch.setattr(trainer, "_resume", noting(trainer._resume, resumed))
+    run = run_it(config, out, quiet=True)
+    assert run.path == begun and run.done and resumed == [1]  # a state was there
+    assert run.settings.backbone == str(there)
+    copy = shutil.copytree(there, tmp_path / "copy" / "vit")
+    assert run_it(kind(**{**settings, "backbone": str(copy)}), out, quiet=True).path == begun
+    assert resumed == [1] and list(out.iterdir()) == [begun]  # nothing was trained again
+
+
+def noting(whole: Any, seen: list[int]) -> Any:
+    """The function, and whether each call finds a state in the run folder."""
+
+    def call(self: Any) -> None:
+        seen.append(int(self.run.checkpoint("state").exists()))
+        whole(self)
+
+    return call
+
+
+@pytest.mark.parametrize("kind", [Config, StreamConfig])
+def test_other_weights_at_the_same_name_are_another_run(kind: Any, tmp_path: Path) -> None:
     needed = {"data": "photos"} | ({"unseen": "site_c"} if kind is Config else {})
-    here, there, other, hub = (
-        kind(**needed, backbone=where).hash("rows")
-        for where in ("/a/vit.safetensors", "weights/vit.safetensors", "/a/vit2.safetensors", "facebook/vit.safetensor")
+    places = [tmp_path / name / "model.safetensors" for name in ("w1", "w2", "w1_copy")]
+    for path, content in zip(places, (b"one", b"two", b"one"), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(content)
+    one, two, copy, gone = (
+        kind(**needed, backbone=str(path)).hash("rows") for path in (*places, tmp_path / "w3" / "model.safetensors")
     )
-    assert here == there and len({here, other, hub}) == 3
+    assert one == copy and len({one, two, gone, kind(**needed).hash("rows")}) == 4
+
+
+def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    from patchgen.train.trainer import train
+
+    for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            train(Config(**{**tiny_settings, "backbone": str(tmp_path / name)}), tmp_path / "runs", quiet=True)

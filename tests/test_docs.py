@@ -20,6 +20,7 @@ from patchgen.cli import COMMANDS, main
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+RESULTS = sorted((DOCS / "results").glob("*.md"))
 WRITTEN = [DOCS / name for name in ("quickstart.md", "reading-masks.md", "troubleshooting.md", "gallery.md")]
 
 
@@ -29,7 +30,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         name, _, anchor = link.partition("#")
@@ -41,6 +42,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_the_index_has_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     assert {page.name for page in PAGES} - {"README.md"} == set(re.findall(r"^- \[([\w-]+\.md)\]", index, re.MULTILINE))
+
+
+def test_the_index_of_results_has_every_page_and_they_lead_back() -> None:
+    index = (DOCS / "results" / "README.md").read_text(encoding="utf-8")
+    pages = [page for page in RESULTS if page.name != "README.md"]
+    assert sorted(re.findall(r"^\| \[[\w-]+\]\(([\w-]+\.md)\)", index, re.MULTILINE)) == [page.name for page in pages]
+    for page in pages:
+        assert "](README.md" in page.read_text(encoding="utf-8"), page.name
 
 
 @cache
@@ -77,15 +86,29 @@ def source() -> str:
 
 
 def test_quoted_messages_are_the_programs() -> None:
-    """Each message in the first column, between the words that vary, stands in the source."""
+    """Each message in the first column, between the words that vary, stands in the source: the longest piece of each,
+    and every piece that is longer than 15 characters."""
     text, page = source(), (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     column = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
     quoted = [quote for cell in column for quote in re.findall(r"`([^`]+)`", cell)]
     assert len(quoted) > 30
-    varying = r"'[^']*'|\.\.\.|\b\d[\d.]*(?:x\d+)?\b|\b[A-Z]+\b|: main\b|config\.json|patchgen: stopped"
+    varying = r"'[^']*'|\.\.\.|\b\d[\d.]*(?:x\d+)?\b|\b[A-Z]+\b|\bstep N\b|: main\b|config\.json|patchgen: stopped"
     for quote in quoted:
-        longest = max((part.strip(" ,;:()") for part in re.split(varying, quote)), key=len)
-        assert len(longest) > 5 and longest in text, (quote, longest)
+        parts = [part.strip(" ,;:()") for part in re.split(varying, quote)]
+        longest = max(parts, key=len)
+        assert len(longest) > 5, quote
+        for part in parts:
+            assert part in text or part != longest and len(part) <= 15, (quote, part)
+
+
+def test_maps_are_described_in_one_way() -> None:
+    """As in reading-masks: attention has mixed the patches before the mask weights them, so none is "what was read"."""
+    files = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("reading-masks", "fit", "viewer", "histology"))]
+    files += [ROOT / "src" / "patchgen" / name for name in ("model_card.py", "viewer/static/page.html")]
+    for file in files:
+        text = re.sub(r"[\s>]+", " ", file.read_text(encoding="utf-8"))
+        assert re.search(r"that the module weighted up, after attention has mixed all of them", text), file
+        assert not re.search(r"what the (?:classifier|model) (?:read|let through)\b", text), file
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -118,7 +141,7 @@ def test_pictures_are_small() -> None:
 
 def test_python_in_the_pages_compiles() -> None:
     found = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    blocks = [(page, block) for page in PAGES for block in found.findall(page.read_text(encoding="utf-8"))]
+    blocks = [(page, block) for page in [*PAGES, *RESULTS] for block in found.findall(page.read_text(encoding="utf-8"))]
     assert len(blocks) > 3  # or the pattern finds nothing and nothing is checked
     for page, block in blocks:
         compile(block, str(page), "exec")

@@ -56,7 +56,7 @@ def test_bad_layout_is_a_failed_check(tmp_path: Path) -> None:
     (check,) = examine(tmp_path / "nowhere")
     assert (check.name, check.status) == ("layout", "fail") and "No such data" in check.detail and check.fix
     (check,) = examine(tmp_path, benchmark="pasc")
-    assert check.status == "fail" and "Did you mean 'pacs'" in check.detail
+    assert check.status == "fail" and "did you mean 'pacs'" in check.detail
 
 
 def test_unreadable_images_are_named(healthy: Path) -> None:
@@ -177,6 +177,20 @@ def test_groups_on_both_sides(healthy: Path) -> None:
     torn = groups("p")  # one patient a domain: certainly on both sides
     assert torn.status == "warn" and "2 of 2 groups" in torn.detail and "--split group" in torn.fix
     assert groups("p{}").status == "pass"
+
+
+@pytest.mark.parametrize("shared", [0, 1, 2])
+def test_groups_in_several_domains(healthy: Path, shared: int) -> None:
+    """Image i of either domain is patient i's; those from `shared` on are told apart by the site's name."""
+    files = [p.relative_to(healthy) for p in sorted(healthy.rglob("*.png"))]
+    site = {p: "" if int(p.stem) < shared else p.parts[0] for p in files}
+    rows = [f"{p},{p.parts[0]},{p.parts[1]},{site[p]}p{p.stem}" for p in files]
+    (healthy / "m.csv").write_text("\n".join(["path,domain,label,group", *rows]))
+    found = by_name(examine(healthy / "m.csv")).get("groups across domains")
+    assert (found is not None) == (shared > 0)
+    if found is not None:
+        assert found.status == "warn" and f"{shared} of {10 - shared} groups" in found.detail
+        assert "such as p0 (a, b)" in found.detail and "join these sites in one domain" in found.fix
 
 
 def test_benchmark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

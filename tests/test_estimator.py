@@ -193,9 +193,7 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.asarray(Image.open(table.file(89))), np.asarray(Image.open(files[-1])))
     assert as_data([*files[:-1], Image.open(files[-1])], y, domains, names, tmp_path) == data
     assert as_data(files, y, domains, None, tmp_path) != data
-    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, split="group", runs=str(tmp_path)).fit(
-        data, unseen="field"
-    )
+    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, runs=str(tmp_path)).fit(data, unseen="field")
     assert (model.model_.about["data"]["groups"], model.model_.about["data"]["split"]) == (21, "group")
 
 

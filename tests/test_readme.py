@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from patchgen.cli import COMMANDS, main
+from patchgen.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 def commands(program: str) -> list[list[str]]:
     """The words behind `program` of each command line in the shell blocks."""
-    lines = [shlex.split(line) for block in blocks("sh") for line in block.splitlines()]
+    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
     return [words[1:] for words in lines if words and words[0] == program]
 
 
@@ -36,16 +37,37 @@ def test_something_is_checked() -> None:
 
 
 @pytest.fixture(scope="module")
-def model(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the README's own line draws (it is run here), with ten images a class instead of a hundred."""
+    write = next(words for words in commands("patchgen") if words[0] == "oracle")
+    home = tmp_path_factory.mktemp("drawn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert main(write) == 0
+    for folder in (home / "sample").glob("*/*/*"):
+        for image in sorted(folder.iterdir())[10:]:
+            image.unlink()
+    return home / "sample" / "images"
+
+
+@pytest.fixture(scope="module")
+def model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("readme")
-    assert main(["fit", str(image_folder), "--out", str(home / "m"), "--runs", str(home / "r"), *EXTRA["fit"]]) == 0
+    assert main(["fit", str(sample), "--out", str(home / "m"), "--runs", str(home / "r"), *EXTRA["fit"]]) == 0
     return home / "m"
 
 
-@pytest.mark.parametrize("words", commands("patchgen"), ids=" ".join)
+def test_the_sample_has_the_names_in_the_text(sample: Path) -> None:
+    domains, classes = re.findall(r"four domains (.+?), each with\s+the\s+classes (.+?)\.", README, re.DOTALL)[0]
+    found = {domain.name: sorted(kind.name for kind in domain.iterdir()) for domain in sample.iterdir()}
+    assert sorted(found) == re.findall(r"`(\w+)`", domains)
+    assert set(map(tuple, found.values())) == {tuple(re.findall(r"`(\w+)`", classes))}
+
+
+@pytest.mark.parametrize("words", [words for words in commands("patchgen") if words[0] != "oracle"], ids=" ".join)
 def test_command_runs(
     words: list[str],
-    image_folder: Path,
+    sample: Path,
     model: Path,
     tiny_run: Callable[..., SimpleNamespace],
     tmp_path: Path,
@@ -58,7 +80,7 @@ def test_command_runs(
         assert stop.value.code == 0
         return
     run = tiny_run().path if "runs/RUN" in words or "runs" in words[1:] else Path()
-    places = {"$PATCHGEN_DATA/photos": image_folder, "configs/": f"{ROOT}/configs/"}
+    places = {"sample/images": sample, "configs/": f"{ROOT}/configs/"}
     places |= {"runs/RUN": run} if "runs/RUN" in words else {}
     for name, place in places.items():
         words = [word.replace(name, str(place)) for word in words]
@@ -68,17 +90,17 @@ def test_command_runs(
     assert main([*words, *EXTRA.get(words[0], [])]) == 0
 
 
-def test_run_folder_holds_what_the_readme_says(tiny_run: Callable[..., SimpleNamespace]) -> None:
+def test_run_folder_holds_what_its_page_says(tiny_run: Callable[..., SimpleNamespace]) -> None:
     run = tiny_run().path
-    table = re.search(r"## What a run folder contains\n(.*?)\n\n(?=The|#)", README, re.DOTALL)
-    assert table
+    page = (ROOT / "docs" / "mdg.md").read_text(encoding="utf-8")
+    table = re.search(r"## The run folder\n(.*?)\n\n(?=Its|#)", page, re.DOTALL)
+    assert table and "docs/mdg.md#the-run-folder" in README
     for pattern in re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE):
         assert list(Path(run).glob(pattern)), pattern
 
 
 def test_names_in_the_text_exist() -> None:
-    from patchgen.methods import METHODS
-
+    assert f"{len(METHODS)} methods and controls" in README
     for name in re.findall(r"`patchgen ([a-z]+)", README):
         assert name in COMMANDS, name
     for name in ("lp-ln", "patchgen-no-losses"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["PatchGen", "PatchGenClassifier", "PatchGenOutput", "load_predictor", "load_run", "read_table"]
 
 _HOME = {

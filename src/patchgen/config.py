@@ -65,7 +65,7 @@ class Config:
     augmentation: Literal["natural", "histology"] = "natural"
     """Which: crop, flip and colours, or for stained tissue quarter turns, mirror images and strength of the stains."""
     split: SplitRule = "domainbed"
-    """How a domain is split: the field's rule, or `group` (a patient is never on both sides)."""
+    """How a domain is split: the field's rule, or `group` (within a domain, a patient is never on both sides)."""
     holdout: float = 0.2
     """Share of each domain that is held out."""
 
@@ -96,6 +96,8 @@ class Config:
     """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
     checkpoint_activations: bool = False
     """Keep of a block of the backbone its input alone and compute it again for the gradients: less memory, slower."""
+    compile: bool = False
+    """Compile the blocks of the backbone for the training step; where that fails, the run goes on without it."""
 
     lambda_ms: float = 1e-3
     """Weight of low-score mask suppression, L_ms."""
@@ -147,11 +149,11 @@ class Config:
 
 
 def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
-    """A digest of settings and data. Of a backbone's path the last part counts: files may move, and a run that is
-    resumed checks what is in them."""
-    backbone = settings.get("backbone", "")
-    if backbone.endswith(".safetensors") or Path(backbone).is_absolute():
-        settings = {**settings, "backbone": Path(backbone).name}
+    """A digest of settings and data. Of a local backbone what is in its files counts, and not where they lie."""
+    from patchgen.model.local import content
+
+    if digest := content(settings.get("backbone", "")):
+        settings = {**settings, "backbone": digest}
     text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -191,6 +191,24 @@ def _check_groups(table: Table) -> Iterator[Check]:
     torn = sum(len(side) == 2 for side in sides.values())
     detail = f"a random split puts {torn:,} of {len(sides):,} groups on both sides"
     yield Check("groups", "warn" if torn else "pass", detail, "Train with --split group." if torn else "")
+    yield from _check_shared_groups(table, sides)
+
+
+def _check_shared_groups(table: Table, sides: Iterable[tuple[int, str]]) -> Iterator[Check]:
+    """Groups in several domains, given as (domain, group): each domain is split by itself, so no rule keeps these on
+    one side; silent where there are none."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for domain, group in sides:
+        places[group].append(table.domains[domain])
+    shared = [f"{group} ({', '.join(names)})" for group, names in places.items() if len(names) > 1]
+    if shared:
+        detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
+        fix = (
+            "A patient of an unseen domain has then been seen, also with --split group: join these sites in one "
+            "domain, or leave the patients out of all domains but one. If only their numbers are alike, put the "
+            "site's name in front of the group's."
+        )
+        yield Check("groups across domains", "warn", detail, fix)
 
 
 def _inspect_files(

@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from patchgen.data.images import ImageStore
-from patchgen.data.splits import read_splits
-from patchgen.data.table import read_table
-from patchgen.diagnose.subjects import Subject
+from patchgen.diagnose.subjects import Subject, check_data
 from patchgen.explain import Checkpoint, load_run
 from patchgen.methods import method_class
 from patchgen.model.weights import cache_dir
 from patchgen.tasks import Fold, make_fold
-from patchgen.tasks.mdg import fingerprint
 from patchgen.train.records import RunFolder
 
 BATCH = 128  # as in a run's own test: what a transductive method says depends on it
@@ -102,7 +99,7 @@ def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[l
     if not fold.test:
         raise ValueError(f"{first.path} was trained on all domains (--unseen none): it has no unseen domain to score")
     for folder in folders:
-        _check_data(folder, fold, data)
+        check_data(folder, fold, data)
     return folders, fold
 
 
@@ -126,22 +123,6 @@ def _finished(run: str | Path) -> RunFolder:
     if method_class(folder.config.method).mask == "true":
         raise ValueError(f"{run}: method {folder.config.method!r} is given the true mask, an upper line; leave it out")
     return folder
-
-
-def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
-    """The run's own list of images must be the one at hand and, where it was trained elsewhere, so must their sizes."""
-    config = folder.config
-    try:
-        read_splits(folder.path / "splits.csv", fold.table)
-        if not data:
-            there = read_table(config.data, benchmark=config.benchmark, options=config.options)
-            if there.root != fold.table.root and fingerprint(there) != fingerprint(fold.table):
-                raise ValueError(f"the images at {there.root} have the same names, but other contents")
-    except ValueError as error:
-        raise ValueError(
-            f"{folder.path} was trained on other data than those at {fold.table.root} ({error}); "
-            "average runs of the same data, and point --data at them where they have moved"
-        ) from error
 
 
 def _subject(folder: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Subject:

@@ -108,14 +108,15 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
                 uint8, or a list of paths or PIL images.
             y: The class of each image of an array or list: names or whole numbers.
             domains: The site of each image of an array or list.
-            groups: Its patient or slide, for `split="group"`.
+            groups: Its patient or slide; the split is then by `group` unless `split` says otherwise.
             unseen: Leave this site alone out, score it, and keep the model that was trained without it.
         """
         from patchgen.fit.procedure import fit
         from patchgen.train.records import RunFolder
 
         config = self.config(as_data(data, y, domains, groups, self.runs), unseen)
-        model = fit(config, self.runs, expecting=self.expect, quiet=self.quiet)
+        chosen = "split" in self._settings
+        model = fit(config, self.runs, expecting=self.expect, split_given=chosen, quiet=self.quiet)
         if y is not None and np.asarray(y).dtype.kind in "iu":
             model.about["labels"] = "int"
         self._take(model)
@@ -185,7 +186,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return [table.file(i) for i in rows], [table.label_name(i) for i in rows]
 
     def explain(self, image: Any) -> Explanation:
-        """Which patches the classifier read of one image (path, PIL image or array), and its likeliest classes."""
+        """Which patches of an image (path, PIL image or array) the module weighted up, and its likeliest classes."""
         return self.predictor.explain(image)
 
     # Handing on

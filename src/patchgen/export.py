@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.data.augment import normalize
 from patchgen.explain import Predictor
+from patchgen.files import replacing
 from patchgen.model.classifier import Classifier
 from patchgen.overlay import NOTICE
 
@@ -64,16 +64,12 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is left then.
     """
     require_extra()
-    temporary = target.with_name(f".{target.stem}.{os.getpid()}.tmp.onnx")
-    try:
+    with replacing(target) as temporary:
         _write(predictor, temporary)
         differences = compare(predictor, temporary, images)
         wrong = [f"{name} by {value:.1e}" for name, value in differences.items() if not value <= TOLERANCE]
         if wrong:
             raise ValueError(f"the ONNX file does not answer as the model does ({', '.join(wrong)}); it was not kept")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return differences
 
 

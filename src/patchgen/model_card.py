@@ -121,7 +121,10 @@ validation did. It does not say that the prediction is wrong, and an image that 
 
 
 def _limits(facts: dict[str, Any]) -> str:
-    mask = f"A mask is a {NOTICE}: it shows what the classifier read, not where something is.\n" * facts["has_mask"]
+    mask = (
+        f"A mask is a {NOTICE}: it shows patches that the module weighted up, after attention has mixed all of them, "
+        "not where something is.\n"
+    ) * facts["has_mask"]
     return f"""## Limits
 
 {mask}The classifier knows the classes above and will name one of them for any image. It was made from the images above

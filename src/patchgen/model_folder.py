@@ -19,23 +19,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchgen import __version__
 from patchgen.config import Config, known_settings
 from patchgen.explain import Predictor
 from patchgen.methods import make_method
+from patchgen.methods.clip import Sentences
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.checkpoint import build_model, build_on, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.confidence import Confidence, Familiar
 from patchgen.model.convert import Loaded, build
 from patchgen.names import did_you_mean
+from patchgen.train.records import under
 
 FORMAT, VERSION = "patchgen-model", 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 FILES = (CONFIG, WEIGHTS, CARD)
-MODEL, FAMILIAR = "model.", "familiar."  # prefixes in the weight file
+MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
 
@@ -115,7 +118,13 @@ def check_target(target: Path) -> None:
 def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
     model, familiar = predictor.model, predictor.confidence.familiar
     tensors = model.state_dict() if with_backbone else trained_tensors(model)
-    found = {MODEL + name: tensor for name, tensor in tensors.items()}
+    found: dict[str, Tensor] = {}
+    if isinstance(model.head, ClipHead):  # its classes as vectors: the text tower and its tokenizer stay behind
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+        with torch.no_grad():
+            facts = {"classes": model.head.sentences(), "projection": model.head.projection.weight}
+        found = {CLIP + name: tensor for name, tensor in (facts | {"scale": model.head.scale}).items()}
+    found |= {MODEL + name: tensor for name, tensor in tensors.items()}
     if familiar:
         found |= {FAMILIAR + "centres": familiar.centres, FAMILIAR + "whitening": familiar.whitening}
     return found
@@ -176,9 +185,9 @@ def read_model(path: str | Path) -> Model:
     tensors = _read_tensors(folder, facts)
     try:
         config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / CONFIG)))
-        model = _build(folder, facts, config, _under(tensors, MODEL))
+        model = _build(folder, facts, config, tensors)
         classes = tuple(map(str, facts["classes"]))
-        confidence = _confidence(facts, _under(tensors, FAMILIAR))
+        confidence = _confidence(facts, under(tensors, FAMILIAR))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{folder / CONFIG} is damaged: {type(error).__name__} {error}; get the folder again"
@@ -233,6 +242,9 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
 
 def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[str, Tensor]) -> Classifier:
     method, count = make_method(config), len(facts["classes"])
+    if isinstance(method, Sentences):
+        method.read = _clip_head(folder, under(tensors, CLIP))
+    tensors = under(tensors, MODEL)
     if not facts["backbone"]["included"]:
         model = build_model(config, method, count)
         if model.backbone.digest() != facts["backbone"]["digest"]:
@@ -243,11 +255,24 @@ def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[st
         load_trained(model, tensors)
         return model
     model = build_on(_backbone(facts["backbone"]), config, method, count)
+    if isinstance(model.head, ClipHead):
+        tensors |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{folder}: the weights do not fit the settings in {CONFIG} ({error})") from error
     return model
+
+
+def _clip_head(folder: Path, tensors: dict[str, Tensor]) -> ClipHead:
+    """The head of `clip` and `coop` from the vectors of its classes (C, E)."""
+    if not tensors:
+        raise ValueError(f"{folder} has no vectors of its classes, as an earlier version wrote it; fit the model again")
+    width, dim = tensors["projection"].shape
+    projection = nn.Linear(dim, width, bias=False)
+    projection.weight.data = tensors["projection"]
+    text = ClipText(None, projection, tensors["scale"])  # type: ignore[arg-type]
+    return ClipHead(text, Written(tensors["classes"]), len(tensors["classes"]))
 
 
 def _backbone(facts: dict[str, Any]) -> Backbone:
@@ -263,10 +288,6 @@ def _confidence(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Confidence
     if threshold is None:
         return Confidence(float(facts["temperature"]))
     return Confidence(float(facts["temperature"]), Familiar(tensors["centres"], tensors["whitening"], float(threshold)))
-
-
-def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _sha256(path: Path) -> str:

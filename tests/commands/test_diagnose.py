@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands import diagnose as command
 from patchgen.data.oracle import Domain, Oracle, OracleSpec
+from patchgen.diagnose import diagnosis
+from patchgen.diagnose.subjects import open_subjects
 from patchgen.train.records import RunFolder
 
 FIGURES = {"perturbation-1", "perturbation-2", "curves", "geometry", "overlays", "cost"}
@@ -39,7 +41,7 @@ def out(runs: dict[str, RunFolder], tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("diagnosis")
     words = [str(runs["patchgen"].path), "--against", str(runs["lp-ln"].path), "--images", "9", "--steps", "4"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "REPEATS", 1)
+        patch.setattr(diagnosis, "REPEATS", 1)
         assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
     return folder
 
@@ -139,7 +141,7 @@ def test_a_baseline_alone_and_data_without_truth(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "REPEATS", 1)
+    monkeypatch.setattr(diagnosis, "REPEATS", 1)
     moved = shutil.copytree(image_folder, tmp_path / "moved")
     words = ["--images", "4", "--operators", "mean", "--rankings", "random", "grad-cam", "--data", str(moved)]
     run = str(tiny_run("lp-ln", pool="mean").path)
@@ -185,6 +187,50 @@ def test_runs_that_cannot_be_diagnosed(
     ):
         assert main(["diagnose", *words]) == 2
         assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("change", "rule"), [("fewer", "not the same data"), ("pixels", "but other contents")])
+def test_other_data_are_refused(
+    change: str, rule: str, tiny_run: TinyRun, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = shutil.copytree(image_folder, tmp_path / "other" / "photos")
+    if change == "fewer":
+        (other / "studio/circle/00.png").unlink()
+    else:
+        Image.new("RGB", (30, 30)).save(other / "studio/circle/00.png")
+    run = tiny_run("lp-ln").path
+    elsewhere = tiny_run("lp-ln", steps=1, data=str(other)).path
+    for words in ([str(run), "--against", str(elsewhere)], [str(run), "--data", str(other)]):
+        assert main(["diagnose", *words]) == 2
+        assert re.search(f"was trained on other data than those at .*{rule}", capsys.readouterr().err)
+
+
+def test_moved_data_are_the_same_data(tiny_run: TinyRun, image_folder: Path, tmp_path: Path) -> None:
+    first = shutil.copytree(image_folder, tmp_path / "first")
+    run = tiny_run("lp-ln", steps=1, data=str(first)).path
+    moved = first.rename(tmp_path / "moved")
+    renamed = shutil.copytree(run, tmp_path / "renamed")  # its name says nothing of the data
+    for folder in (run, renamed):
+        [subject] = open_subjects([str(folder)], str(moved))
+        assert subject.fold.table.root == moved
+    Image.new("RGB", (9, 9)).save(shutil.copytree(image_folder, first) / "studio/circle/00.png")
+    assert open_subjects([str(run)], str(moved))  # now other images lie where the run's were
+    with pytest.raises(ValueError, match="other data"):
+        open_subjects([str(renamed)], str(moved))
+
+
+def test_a_notebook_needs_no_command(runs: dict[str, RunFolder], tmp_path: Path, found: dict[str, Any]) -> None:
+    options = diagnosis.Options(images=9, steps=4, projection="pca")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diagnosis, "REPEATS", 1)
+        opened = diagnosis.prepare([str(runs[name].path) for name in ("patchgen", "lp-ln")], options=options)
+        ticks: list[int] = []
+        made = diagnosis.examine(opened, tick=ticks.append)
+    assert sum(ticks) == opened.work == 2 * 9 + 1 and set(made.figures) == FIGURES
+    assert list(made.found) == list(found) and made.found["runs"] == found["runs"]
+    assert made.write(tmp_path / "a" / "b") == tmp_path / "a" / "b" / "index.html"
+    with pytest.raises(ValueError, match="--images must be at least 2, not 1"):
+        diagnosis.Options(images=1)
 
 
 def test_a_run_given_the_truth_has_no_mask_of_its_own(

@@ -13,6 +13,7 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.config import Config
+from patchgen.doctor import examine
 from patchgen.explain import load_predictor, load_run
 from patchgen.fit.procedure import Clock
 from patchgen.model_folder import FILES
@@ -88,6 +89,35 @@ def test_without_folds(image_folder: Path, home: Path, model: Path, capsys: Capt
     assert json.loads((home / "quick/config.json").read_text())["backbone"]["included"] is False
 
 
+# Patients
+
+
+@pytest.fixture(scope="module")
+def tiles(image_folder: Path, home: Path) -> Path:
+    """A manifest of the shared images with five patients a site."""
+    files = sorted(image_folder.rglob("*.png"))
+    rows = [f"{f},{f.parts[-3]},{f.parts[-2]},{f.parts[-3]}-{int(f.stem) % 5}" for f in files]
+    (home / "tiles.csv").write_text("\n".join(["path,domain,label,group", *rows]))
+    return home / "tiles.csv"
+
+
+@pytest.mark.parametrize(
+    ("given", "split", "stays", "warns"),
+    [([], "group", 1, 0), (["--split", "group"], "group", 0, 0), (["--split=domainbed"], "domainbed", 0, 1)],
+)
+def test_named_groups_decide_the_split_unless_it_is_given(
+    given: list[str], split: str, stays: int, warns: int, tiles: Path, home: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    [warning] = [check for check in examine(tiles, decode=False) if check.name == "groups"]
+    words = ["fit", str(tiles), "--out", str(tmp_path / "model"), "--runs", str(home / "runs"), *CHEAP, "--no-expect"]
+    capsys.readouterr()
+    assert main([*words, "--json", *given]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["data"]["split"] == split
+    assert err.count("patients stay together: --split group, because the manifest names groups\n") == stays
+    assert err.count(f"{warning.detail}. {warning.fix}\n") == warns
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -146,6 +176,18 @@ def test_a_model_folder_is_explained(model: Path, image_folder: Path, tmp_path: 
     index = json.loads((tmp_path / "maps/index.json").read_text())
     [expected] = load_predictor(model).predict([image])
     assert index["images"][0]["confidence"] == pytest.approx(expected.confidence, abs=1e-5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("words", [["diagnose", "{model}"], ["discover", "{model}", "{images}"]])
+def test_a_model_folder_where_a_run_is_needed_names_the_runs_of_its_fit(
+    words: list[str], model: Path, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    given = [word.format(model=model, images=image_folder) for word in words]
+    assert main([*given, "--out", str(tmp_path / "found")]) == 2
+    err = capsys.readouterr().err
+    folds = json.loads((model / "config.json").read_text())["folds"]
+    assert len(folds) == 3 and "patchgen train" not in err
+    assert all(f"{fold['run']} (without {fold['site']})" in err for fold in folds)
 
 
 # Runs that leave nothing out

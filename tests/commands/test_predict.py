@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -163,21 +164,86 @@ def test_a_killed_command_goes_on(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found", "whole"]
 
 
-def test_another_model_begins_anew(run: str, tiny_run: MakeRun, photos: Path, tmp_path: Path) -> None:
-    assert identity(run) == identity(run) != identity(run, "swad") != identity(tiny_run("lp-ln").path)
-    lines = Lines("path\n", lambda found: f"{found.path}\n", str.strip, str)
-    first = Prediction(Path("a.png"), "x", 1.0, np.ones(1), None)
-    with pytest.raises(KeyboardInterrupt), GrowingFile(tmp_path / "f", "one", lines) as file:
-        file.write(first)
-        with pytest.raises(ValueError, match="another process"), GrowingFile(tmp_path / "f", "one", lines):
-            pass
+PLAIN = Lines("path\n", lambda found: f"{found.path}\n", str.strip, str)
+
+
+def stopped(file: GrowingFile, *paths: Path) -> None:
+    """Write these lines, then stop as a kill does."""
+    with pytest.raises(KeyboardInterrupt), file:
+        for path in paths:
+            file.write(Prediction(path, "x", 1.0, np.ones(1), None))
         raise KeyboardInterrupt
-    with GrowingFile(tmp_path / "f", "one", lines) as file:
-        assert Path("a.png") in file and Path("b.png") not in file
-    assert (tmp_path / "f").read_text() == "path\na.png\n"
-    with GrowingFile(tmp_path / "f", "two", lines) as file:
-        assert Path("a.png") not in file
-    assert (tmp_path / "f").read_text() == "path\n"
+
+
+def test_another_model_begins_anew(run: str, tiny_run: MakeRun, tmp_path: Path) -> None:
+    assert identity(run) == identity(run) != identity(run, "swad") != identity(tiny_run("lp-ln").path)
+    target, paths = tmp_path / "f", [Path("a.png"), Path("b.png")]
+    stopped(GrowingFile(target, "one", PLAIN, paths), paths[0])
+    with GrowingFile(target, "one", PLAIN, paths[::-1]) as file:
+        assert paths[0] in file and paths[1] not in file
+        with pytest.raises(ValueError, match="another process"), GrowingFile(target, "one", PLAIN, paths):
+            pass
+    assert target.read_text() == "path\na.png\n"
+    with GrowingFile(target, "two", PLAIN, paths) as file:
+        assert paths[0] not in file
+    assert target.read_text() == "path\n"
+
+
+def test_other_images_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("A", "B"):
+        (tmp_path / place).mkdir()
+        for name in ("1.png", "2.png"):
+            (tmp_path / place / name).write_bytes(b"same size")
+    target, both = tmp_path / "f", [Path("1.png"), Path("2.png")]
+    monkeypatch.chdir(tmp_path / "A")
+    stopped(GrowingFile(target, "one", PLAIN, both), both[0])
+    with GrowingFile(target, "one", PLAIN, both) as file:
+        assert both[0] in file
+    for change in ("place", "fewer", "as typed", "contents"):
+        monkeypatch.chdir(tmp_path / "A")
+        stopped(GrowingFile(target, "one", PLAIN, both), both[0])
+        asked = [Path("../A/1.png"), both[1]] if change == "as typed" else both[1:] if change == "fewer" else both
+        if change == "place":
+            monkeypatch.chdir(tmp_path / "B")
+        if change == "contents":
+            both[0].write_bytes(b"another size")
+        with GrowingFile(target, "one", PLAIN, asked) as file:
+            assert not file.done, change
+        assert target.read_text() == "path\n"
+
+
+def test_what_was_begun_for_other_images_is_removed_unless_it_is_being_filled(tmp_path: Path) -> None:
+    target, a, b = tmp_path / "f", [Path("a.png")], [Path("b.png")]
+    (tmp_path / ".f.csv.0123456789ab.part").touch()  # of another target
+    stopped(GrowingFile(target, "one", PLAIN, a), *a)
+    stopped(GrowingFile(target, "one", PLAIN, b), *b)
+    assert len(list(tmp_path.glob(".f.*.part"))) == 2  # a new file removes what was begun before
+    with GrowingFile(target, "one", PLAIN, a) as first:
+        stopped(GrowingFile(target, "one", PLAIN, b), *b)
+        assert first.partial.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.csv.0123456789ab.part", "f"]
+
+
+def test_a_stopped_command_gives_no_other_folders_predictions(
+    run: str, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, kind in (("A", "circle"), ("B", "cross")):
+        shutil.copytree(image_folder / "studio" / kind, tmp_path / place / "photos")
+    right = Predictor.score
+
+    def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
+        monkeypatch.setattr(Predictor, "score", lambda self, images: sys.exit(130))
+        return right(self, images)
+
+    monkeypatch.chdir(tmp_path / "A")
+    monkeypatch.setattr(Predictor, "score", killed)
+    words, target = ["predict", run, "photos", "--batch", "4", "--csv"], tmp_path / "found.csv"
+    with pytest.raises(SystemExit):
+        main([*words, str(target)])
+    monkeypatch.setattr(Predictor, "score", right)
+    monkeypatch.chdir(tmp_path / "B")
+    assert main([*words, str(target)]) == main([*words, str(tmp_path / "whole.csv")]) == 0
+    assert target.read_text() == (tmp_path / "whole.csv").read_text()
 
 
 @pytest.mark.slow

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
@@ -61,8 +63,37 @@ def test_doctor_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_doctor_refuses_a_wrong_benchmark(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(image_folder), "--benchmark", "pasc"]) == 2
-    assert "Did you mean 'pacs'?" in capsys.readouterr().err
+    assert "did you mean 'pacs'?" in capsys.readouterr().err
     assert main(["doctor", "--benchmark", "pacs"]) == 2
+
+
+def colon(root: Path) -> Path:
+    """The layout of HISTOCOLON: two folds of one of its sites, of two and three images."""
+    places = ("CRC-TP/CRC-TP_data/Fold1/Training", "CRC-TP/CRC-TP_data/Fold2/Training",
+              "K-16/Kather_texture_2016_image_tiles_5000")  # fmt: skip
+    for place, names in zip(places, (("Tumor", "Muscle"), ("Tumor", "Stroma", "Muscle"), ("01_TUMOR",)), strict=True):
+        for name in names:
+            folder = root / "HISTOCOLON" / place / name
+            folder.mkdir(parents=True)
+            for i in range(2):
+                shade = np.full((8, 8, 3), 20 * len(list(root.rglob("*.png"))) + i, np.uint8)
+                Image.fromarray(shade).save(folder / f"{i}.png")
+    return root / "HISTOCOLON"
+
+
+def test_doctor_and_splits_take_the_reading_options_of_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = colon(tmp_path), tmp_path / "s.csv"
+    for fold, images in (("Fold1", 4), ("Fold2", 6)):
+        words = ("--options", "crctp_fold", fold)
+        layout = as_json(capsys, "doctor", data, *words)["checks"]
+        assert any(check["detail"].startswith(f"{images + 2} images, 2 domains") for check in layout)
+        assert sum(as_json(capsys, "splits", data, "--out", out, *words)["counts"]["CRC-TP"].values()) == images
+    assert main(["splits", str(data), "--out", str(out), "--options", "crctp_fol", "Fold1"]) == 2
+    assert "did you mean 'crctp_fold'?" in capsys.readouterr().err
+    assert main(["doctor", "--options", "crctp_fold", "Fold1"]) == 2
+    assert "--options says how DATA is read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -117,7 +148,7 @@ def test_splits_refuses(image_folder: Path, tmp_path: Path, capsys: pytest.Captu
         "needs groups": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--rule", "group"],
         "No such data": [str(tmp_path / "nowhere"), "--out", str(tmp_path / "s.csv")],
         "between 0 and 1": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--holdout", "2"],
-        "Did you mean 'vlcs'": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
+        "did you mean 'vlcs'": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
     }
     for text, words in wrong.items():
         assert main(["splits", *words]) == 2
@@ -230,7 +261,7 @@ def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["bench", "step", "--backbone", "tiny", "--batch", "0"], "batch must be at least 1"),
         (["weights", "fetsh"], "did you mean 'fetch'?"),
         (["weights", "fetch", "registri"], "did you mean 'registry'?"),
-        (["benchmarks", "domainet"], "Did you mean 'domainnet'?"),
+        (["benchmarks", "domainet"], "did you mean 'domainnet'?"),
         (["doctr"], "did you mean 'doctor'?"),
     ],
 )

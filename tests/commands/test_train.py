@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import main
+from patchgen.commands.train import defaults
 from patchgen.train.records import RunFolder
 from patchgen.train.trainer import Trainer
 
@@ -58,3 +59,19 @@ def test_an_interrupted_run_says_where_it_goes_on(
     assert main(words) == 0
     said = capsys.readouterr().err
     assert "resumed at step 2" in said and "finished earlier" not in said and seen == [0, 1, 2, 2]
+
+
+def test_the_published_settings_do_not_depend_on_the_order_of_the_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is the value of another option is not the data."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "PACS/photo/dog", "PACS/sketch/dog"):
+        Path(folder).mkdir(parents=True)
+    options = [["--out", "runs"], ["--unseen", "photo"], ["--method", "gmdg"], ["--backbone", "resnet50"],
+               ["--preset", "paper"], ["--threads=1"], ["PACS"]]  # fmt: skip
+    found = [defaults(sum(options[i:] + options[:i], [])) for i in range(len(options))]
+    assert found[0]["hparams"] == {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 25.0}  # the release's
+    assert all(each == found[0] for each in found)
+    assert "hparams" not in defaults(["runs", *sum(options[:-1], [])])
+    assert "hparams" not in defaults(["--preset", "paper", "--help"])

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
+from patchgen.commands.train_stream import defaults
 
 TINY = [
     "--backbone", "tiny", "--image-size", "28", "--epochs", "2", "--warm-up", "1", "--refit-every", "1", "--batch", "6",
@@ -74,3 +75,19 @@ def test_help_has_the_stream_s_own_options(capsys: pytest.CaptureFixture[str]) -
         main(["train", "--task", "ccd", "--help"])
     printed = capsys.readouterr().out
     assert stop.value.code == 0 and "--schedule" in printed and "--unseen" not in printed
+
+
+def test_the_settings_for_cub_do_not_depend_on_the_order_of_the_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "CUB_200_2011"):
+        Path(folder).mkdir()
+    for name in ("images.txt", "image_class_labels.txt"):
+        Path("CUB_200_2011", name).touch()
+    for preset, lr in (("paper", 0.05), ("small", 0.02)):
+        words = ["--task", "ccd", "--out", "runs", "--preset", preset]
+        for order in ([*words, "CUB_200_2011"], ["CUB_200_2011", *words]):
+            found = defaults(order)
+            assert (found["components"], found["lr"]) == ("half", lr)
+        assert "components" not in defaults(["runs", *words[:2], "--out", "CUB_200_2011"])

@@ -140,7 +140,7 @@ def test_holdout_range(holdout: float) -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="Unknown split rule 'groups'.*Did you mean 'group'"):
+    with pytest.raises(ValueError, match="Unknown split rule 'groups'.*did you mean 'group'"):
         make_splits(table_of((5, 5)), rule="groups")
     with pytest.raises(ValueError, match="'site1' has fewer than 2 images"):
         make_splits(table_of((5, 1)))

@@ -144,7 +144,7 @@ def test_empty_domain_folder_is_named(tmp_path: Path) -> None:
 
 def test_missing_path_suggests_a_neighbour(tmp_path: Path) -> None:
     two_sites(tmp_path / "hospital_sites")
-    with pytest.raises(ValueError, match="Did you mean 'hospital_sites'"):
+    with pytest.raises(ValueError, match="did you mean 'hospital_sites'"):
         read_table(tmp_path / "hospital_site" / "deeper")
 
 
@@ -155,14 +155,14 @@ def test_archive_is_not_data(tmp_path: Path) -> None:
 
 def test_unknown_domain_is_suggested(tmp_path: Path) -> None:
     table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"))
-    with pytest.raises(ValueError, match="Unknown domain 'site-c'.*Did you mean 'site_[ab]'"):
+    with pytest.raises(ValueError, match="Unknown domain 'site-c'.*did you mean 'site_[ab]'"):
         table.rows_of("site-c")
 
 
 ROW = "a/dog/0.tiff,a,dog\n"
 MANIFEST_ERRORS = {
     "column": ("path,site,label\n" + ROW, "no column 'domain' \\(found: path, site, label\\)"),
-    "column suggested": ("paths,domain,label\n" + ROW, "no column 'path'.*Did you mean 'paths'"),
+    "column suggested": ("paths,domain,label\n" + ROW, "no column 'path'.*did you mean 'paths'"),
     "separator": ("path;domain;label\n", "commas, not ';'"),
     "empty file": ("", "no column 'path' \\(found: nothing\\)"),
     "no rows": ("path,domain,label\n", "has no rows"),
@@ -190,6 +190,32 @@ def test_manifest_errors(tmp_path: Path, case: str) -> None:
     text, message = MANIFEST_ERRORS[case]
     with pytest.raises(ValueError, match=message):
         read_table(manifest(tmp_path, text))
+
+
+@pytest.mark.parametrize("spelling", ["absolute", "file link", "folder link", "twice linked"])
+@pytest.mark.parametrize("row", ["b,cat", "a,dog"])
+def test_a_file_that_stands_twice_is_found_under_any_spelling(tmp_path: Path, spelling: str, row: str) -> None:
+    root = two_sites(tmp_path)
+    (root / "link.tiff").symlink_to(root / "a/dog/0.tiff")
+    (root / "linked").symlink_to(root / "a", target_is_directory=True)
+    (root / "again.tiff").symlink_to(root / "linked/dog/0.tiff")
+    names = {"absolute": f"{root}/a/dog/0.tiff", "file link": "link.tiff", "folder link": "linked/dog/0.tiff",
+             "twice linked": "again.tiff"}  # fmt: skip
+    (root / "m.csv").write_text(f"path,domain,label\n{ROW}b/cat/2.jpg,b,cat\n{names[spelling]},{row}\n")
+    what = "in line 2, but domain 'b', label 'cat' in line 4" if row == "b,cat" else "in line 2 and again in line 4"
+    with pytest.raises(ValueError, match=f"the file that line 2 calls 'a/dog/0.tiff',.*{what}"):
+        read_table(root / "m.csv")
+
+
+def test_links_to_several_files_are_several_images(tmp_path: Path) -> None:
+    root = two_sites(tmp_path)
+    for name in ("a/dog/0.tiff", "b/cat/2.jpg"):
+        (root / name.replace("/", "-")).symlink_to(root / name)
+    (root / "m.csv").write_text("path,domain,label\na-dog-0.tiff,a,dog\nb-cat-2.jpg,b,cat\n")
+    assert read_table(root / "m.csv").paths == ("a-dog-0.tiff", "b-cat-2.jpg")  # as they are written
+    (root / "b/cat/2.jpg").unlink()
+    with pytest.raises(ValueError, match=r"1 of 2 files do not exist \(line 3: b-cat-2.jpg\)"):
+        read_table(root / "m.csv")
 
 
 def test_manifest_that_is_not_utf8(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.discovery import mixture as module
-from patchgen.discovery.mixture import SphericalMixture
+from patchgen.discovery.mixture import SphericalMixture, vote
 
 
 def blobs(
@@ -247,8 +247,9 @@ def test_views_vote_with_their_log_responsibilities() -> None:
     pool = SphericalMixture(means, torch.full((2,), 0.1), torch.full((2,), 0.5))
     sure, unsure = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.69, 0.72]])
     assert pool.nearest(sure, 1).item() == 0 and pool.nearest(unsure, 1).item() == 1
-    assert pool.pseudo_labels([sure, unsure]).tolist() == [0] == pool.pseudo_labels([unsure, sure]).tolist()
-    assert pool.pseudo_labels([unsure]).tolist() == [1]
+    first, second = (pool.log_responsibilities(view) for view in (sure, unsure))
+    assert vote([first, second]).tolist() == [0] == vote([second, first]).tolist()
+    assert vote([second]).tolist() == [1]
 
 
 def test_queries_carry_no_gradient() -> None:
@@ -324,7 +325,7 @@ def test_errors_of_queries_and_of_stored_tensors() -> None:
     with pytest.raises(ValueError, match="number of components, 3; got 5"):
         fitted.nearest(rows, 5)
     with pytest.raises(ValueError, match="at least one view"):
-        fitted.pseudo_labels([])
+        vote([])
     with pytest.raises(ValueError, match=r"stored as means, variances and weights, got \['means'\]"):
         SphericalMixture.from_tensors({"means": rows})
     with pytest.raises(ValueError, match=r"must be \(K, D\), \(K,\) and \(K,\), got"):

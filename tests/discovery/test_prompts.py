@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from patchgen.discovery.mixture import SphericalMixture
-from patchgen.discovery.prompts import choose_prompts, prompted
+from patchgen.discovery.prompts import check_promptable, choose_prompts, prompted
 from patchgen.model.backbone import Backbone, Origin
-from patchgen.model.convert import Loaded, build
+from patchgen.model.convert import FAMILIES, Loaded, build
+from patchgen.model.generic import build_generic
 
 VIT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL: dict[str, dict[str, Any]] = {
@@ -20,7 +21,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "vit": VIT | {"intermediate_size": 64},
     "vit_mae": VIT | {"intermediate_size": 64},
     "clip_vision_model": VIT | {"intermediate_size": 64},
+    "dinov3_vit": VIT | {"intermediate_size": 64, "num_register_tokens": 3},  # rotary positions
+    "siglip_vision_model": VIT | {"intermediate_size": 64},  # no CLS
+    "ijepa": VIT | {"intermediate_size": 64},  # no CLS
 }
+RELATIVE = VIT | {"intermediate_size": 64, "use_mean_pooling": False, "use_relative_position_bias": True}
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -28,7 +33,11 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def small(family: str) -> Backbone:
-    model = build(family, SMALL[family])
+    return drawn(SMALL[family], family)
+
+
+def drawn(settings: dict[str, Any], family: str) -> Backbone:
+    model = (build if family in FAMILIES else build_generic)(family, settings)
     with torch.no_grad():
         for i, parameter in enumerate(model.parameters()):
             parameter.copy_(draw(*parameter.shape, seed=i) * 0.2)
@@ -41,6 +50,8 @@ def test_the_prompts_of_an_image_are_the_means_of_its_likeliest_components() -> 
     prompts = choose_prompts(mixture, query.to(torch.bfloat16), k=2)
     assert prompts.dtype == torch.bfloat16 and not prompts.requires_grad
     torch.testing.assert_close(prompts.float(), 0.9 * torch.eye(4)[torch.tensor([[0, 1], [3, 1]])], atol=1e-2, rtol=0)
+    again = choose_prompts(mixture, query.to(torch.bfloat16), 2, mixture.log_responsibilities(query))
+    assert torch.equal(again, prompts)
 
 
 @pytest.mark.parametrize("family", ["dinov2", "dinov2_with_registers"])
@@ -57,6 +68,31 @@ def test_prompts_stand_behind_cls_and_carry_its_position(family: str) -> None:
     tokens = prompted(backbone, images, prompts)
     torch.testing.assert_close(tokens.cls, hidden[:, 0])
     torch.testing.assert_close(tokens.patches, hidden[:, -16:])
+
+
+@pytest.mark.parametrize("family", ["siglip_vision_model", "ijepa"])
+def test_without_cls_prompts_stand_in_front_and_all_patches_stay(family: str) -> None:
+    backbone, images, prompts = small(family), draw(3, 3, 16, 16), draw(3, 5, 32, seed=1)
+    model = backbone.model
+    hidden = torch.cat([prompts, model.embeddings(images)], dim=1)
+    for layer in model.get_submodule(backbone.family.blocks):
+        hidden = layer(hidden) if family == "ijepa" else layer(hidden, attention_mask=None)
+    hidden = model.get_submodule(backbone.family.final_norm)(hidden)
+    tokens = prompted(backbone, images, prompts)
+    torch.testing.assert_close(tokens.patches, hidden[:, -16:])
+    torch.testing.assert_close(tokens.cls, hidden[:, -16:].mean(1))
+
+
+def test_dinov3_turns_its_patches_as_without_prompts() -> None:
+    """Blocks by hand: the rotation is that of the 16 patches, and prompts are not turned, as CLS is not."""
+    backbone, images, prompts = small("dinov3_vit"), draw(2, 3, 16, 16), draw(2, 3, 32, seed=1)
+    model, plain = backbone.model, backbone.model.embeddings(images)
+    hidden = torch.cat([plain[:, :1], prompts, plain[:, 1:]], dim=1)
+    turned = model.rope_embeddings(images)
+    assert turned[0].shape[0] == 16
+    for layer in model.get_submodule(backbone.family.blocks):
+        hidden = layer(hidden, position_embeddings=turned)
+    torch.testing.assert_close(prompted(backbone, images, prompts).patches, model.norm(hidden)[:, -16:])
 
 
 @pytest.mark.parametrize("family", list(SMALL))
@@ -102,3 +138,39 @@ def test_errors_say_the_rule_and_the_value() -> None:
     conv = build("resnet", {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]})
     with pytest.raises(ValueError, match="convolutional: use a vision transformer"):
         prompted(Backbone(Loaded(conv), Origin("small", "small")), images, draw(2, 5, 16))
+
+
+@pytest.mark.parametrize("family", list(SMALL))
+def test_what_takes_prompts_passes_the_check_and_keeps_no_trace_of_it(family: str) -> None:
+    backbone, state = small(family), torch.get_rng_state()
+    before = backbone(draw(2, 3, 16, 16)).patches
+    check_promptable(backbone)
+    assert torch.equal(backbone(draw(2, 3, 16, 16)).patches, before) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("family", ["beit", "data2vec-vision"])
+def test_relative_positions_are_refused_at_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = drawn(RELATIVE, family)
+    with pytest.raises(ValueError, match=rf"'small' \({family}\) takes none \(its attention has relative positions"):
+        check_promptable(backbone)
+    monkeypatch.setattr("patchgen.discovery.prompts._relative", lambda backbone: False)  # under another name, perhaps
+    with pytest.raises(ValueError, match=r"they are a set\); choose another --backbone, .* or --method gcd\+patchgen"):
+        check_promptable(backbone)
+
+
+def test_a_model_that_fails_or_hides_its_tokens_is_refused_in_words() -> None:
+    conv = build("resnet", {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]})
+    with pytest.raises(ValueError, match=r"'small' is convolutional: choose another --backbone, .*gcd\+patchgen"):
+        check_promptable(Backbone(Loaded(conv), Origin("small", "small")))
+    backbone = small("vit")
+    backbone.model.get_submodule(backbone.family.blocks)[0].register_forward_pre_hook(only_its_own)
+    with pytest.raises(ValueError, match=r"takes none \(RuntimeError: 17 tokens, not 19\)"):
+        check_promptable(backbone)
+    backbone.model.embeddings, backbone.model.stem = None, backbone.model.embeddings  # as timm's networks have none
+    with pytest.raises(ValueError, match=r"`embeddings`, which 'small' \(vit\) lacks: choose another --backbone"):
+        check_promptable(backbone)
+
+
+def only_its_own(block: Any, inputs: Any) -> None:
+    if inputs[0].shape[1] != 17:
+        raise RuntimeError(f"17 tokens, not {inputs[0].shape[1]}")

@@ -22,10 +22,11 @@ from patchgen.fit.expect import expect
 from patchgen.model.confidence import Confidence
 
 FOLDS = {"berlin": 0.62, "lyon": 0.71, "turin": 0.66, "graz": 0.7}
+MANY = dict.fromkeys(FOLDS, 10**9)  # images, so that counting them adds nothing
 
 
 def test_intervals_are_students() -> None:
-    found, values = expect(FOLDS), np.array(list(FOLDS.values()))
+    found, values = expect(FOLDS, MANY), np.array(list(FOLDS.values()))
     assert found.mean == pytest.approx(0.6725) == float(found) and found.folds == FOLDS
     assert found.interval == pytest.approx(stats.t.interval(0.95, 3, values.mean(), stats.sem(values)))
     # by hand: t(0.975; 3) = 3.18245, s = 0.041130, so one more site lies within 3.18245 * 0.041130 * sqrt(1.25)
@@ -35,17 +36,42 @@ def test_intervals_are_students() -> None:
 
 
 def test_intervals_stay_within_shares_and_need_two_sites() -> None:
-    assert expect({"a": 0.2, "b": 0.9}).new_site == (0.0, 1.0)
-    alone = expect({"a": 0.5})
+    assert expect({"a": 0.2, "b": 0.9}, {"a": 50, "b": 50}).new_site == (0.0, 1.0)
+    alone = expect({"a": 0.5}, {"a": 50})
     assert alone.interval is None and alone.new_site is None and "no interval" in str(alone)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_sites_that_agree_are_as_uncertain_as_their_images_are_few(accuracy: float) -> None:
+    found = expect(dict.fromkeys("abc", accuracy), dict.fromkeys("abc", 24))
+    # by hand: q = 25 / 26, so e = sqrt(25 / 26 / 26 / 24) = 0.03925464
+    reach = 1.959964 * 0.03925464 * math.sqrt(4 / 3)
+    assert found.new_site == pytest.approx((max(0, accuracy - reach), min(1, accuracy + reach)), abs=1e-6)
+    assert found.interval == pytest.approx((max(0, accuracy - reach / 2), min(1, accuracy + reach / 2)), abs=1e-6)
+
+
+def test_each_site_counts_with_its_own_images() -> None:
+    found = expect({"small": 0.5, "large": 0.5}, {"large": 98, "small": 8})  # e^2 is the mean of 1/32 and 1/392
+    reach = 1.959964 * math.sqrt((1 / 32 + 1 / 392) / 2 * 1.5)
+    assert found.new_site == pytest.approx((0.5 - reach, 0.5 + reach), abs=1e-6)
 
 
 def test_a_new_site_lies_inside_as_often_as_is_said() -> None:
     rng, hits = np.random.default_rng(0), 0
     for draw in rng.normal(0.6, 0.05, (2000, 5)):
-        low, high = expect(dict(zip("abcd", draw[:4], strict=True))).new_site or (1, 0)
+        low, high = expect(dict(zip("abcd", draw[:4], strict=True)), dict.fromkeys("abcd", 10**9)).new_site or (1, 0)
         hits += low <= draw[4] <= high
     assert hits / 2000 == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 0.8, 0.97, 0.99])
+def test_few_images_do_not_make_the_intervals_too_narrow(accuracy: float) -> None:
+    rng, hits = np.random.default_rng(1), np.zeros(3)
+    for right in rng.binomial(24, accuracy, (1000, 4)) / 24:
+        found = expect(dict(zip("abc", right[:3], strict=True)), dict.fromkeys("abc", 24))
+        (low, high), (least, most) = found.new_site or (1, 0), found.interval or (1, 0)
+        hits += low <= accuracy <= high, low <= right[3] <= high, least <= accuracy <= most
+    assert (hits / 1000 > 0.95).all()  # of Student's interval alone, 51 % of the first at an accuracy of 0.99
 
 
 @pytest.fixture

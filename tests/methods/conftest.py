@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from patchgen.config import Config
@@ -50,11 +54,12 @@ def _touched(module: torch.nn.Module) -> set[str]:
     return {name for name, tensor in module.named_parameters() if tensor.grad is not None and tensor.grad.any()}
 
 
-def make_scene(method: str, **changes: Any) -> Scene:
+def make_scene(method: str, sources: tuple[int, ...] = (), **changes: Any) -> Scene:
     config = Config(data="photos", unseen="site_c", backbone="tiny", image_size=28, method=method, **changes)
     chosen = make_method(config)
     model = build_model(config, chosen, 3)
     torch.manual_seed(0)
+    chosen.sources = sources
     chosen.setup(model)
     image = torch.randn(len(LABEL), 3, 28, 28, generator=torch.Generator().manual_seed(1))
     batch = Batch(image, torch.tensor(LABEL), torch.tensor(DOMAIN), torch.arange(len(LABEL)))
@@ -63,8 +68,71 @@ def make_scene(method: str, **changes: Any) -> Scene:
 
 @pytest.fixture
 def scene() -> Callable[..., Scene]:
-    """`scene(method, **settings)`"""
+    """`scene(method, **settings)`; with `sources=(0, 2)` the method knows the domains of the batch."""
     return make_scene
+
+
+# run by each of two processes, and by the test itself
+SHARED = """
+import json
+import os
+import sys
+import torch
+from safetensors.torch import save_file
+from torch import distributed as dist
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import make_method
+from patchgen.model.checkpoint import build_model
+
+
+def gradients(rows, settings):
+    config = Config("photos", "site_c", backbone="tiny", image_size=28, **settings)
+    method = make_method(config)
+    model = build_model(config, method, 3)
+    torch.manual_seed(0)
+    method.sources = (0, 2)
+    method.setup(model)
+    for module in method.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()  # it would draw differently on each device
+    image = torch.randn(8, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    label, domain = torch.tensor([0, 1, -1, -1, 2, 1, 0, -1]), torch.tensor([0, 0, 0, 0, 2, 2, 2, 2])
+    batch = Batch(image[rows], label[rows], domain[rows], torch.tensor(rows))
+    sum(method.losses(model(batch.image), batch).values()).backward()
+    named = [*model.named_parameters(), *method.named_parameters(prefix="method")]
+    found = {name: tensor.grad for name, tensor in named if tensor.grad is not None}
+    return found | {name: tensor for name, tensor in method.named_buffers() if tensor.is_floating_point()}
+
+
+if __name__ == "__main__":
+    rank, folder, settings = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank], settings)
+    for tensor in found.values():  # what DDP does with the model's and the step with the method's
+        dist.all_reduce(tensor)
+        tensor /= 2
+    if rank == 0:
+        save_file(found, f"{folder}/found.safetensors")
+    dist.barrier()
+    os._exit(0)  # the work is saved; gloo's threads may abort an interpreter that ends in the usual way
+"""
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """`two_devices(method=..., **settings)`: gradients and buffers on one device, and on two that share its batch."""
+
+    def run(**settings: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        (tmp_path / "work.py").write_text(SHARED)
+        command, given = [sys.executable, str(tmp_path / "work.py")], json.dumps(settings)
+        ranks = [subprocess.Popen([*command, str(rank), str(tmp_path), given]) for rank in range(2)]
+        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
+        space: dict[str, Any] = {"__name__": "work"}
+        exec(SHARED, space)
+        return space["gradients"](list(range(8)), settings), load_file(tmp_path / "found.safetensors")
+
+    return run
 
 
 @pytest.fixture

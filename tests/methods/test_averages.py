@@ -71,7 +71,8 @@ def test_it_has_no_parameters_and_no_terms_of_its_own(scene: Callable[..., Any])
     ("name", "hparams", "rule"),
     [
         ("sma", {"sma_start": 1.0}, "sma_start is a share of the steps from 0 to below 1, not 1.0"),
-        ("sma+gestur", {}, "Gestur would hide sma's average; put sma last"),
+        ("sma+gestur", {}, "'gestur' would hide what 'sma' predicts with; name 'sma' after 'gestur'"),
+        ("sma+mtl", {}, "Mtl would hide sma's average; put sma last"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name: str, hparams: dict[str, float], rule: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +16,12 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.explain import load_run
+from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
 from patchgen.model.checkpoint import build_model
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, TextTower
+from patchgen.model_folder import read_model, write_model
 from patchgen.train.optim import make_optimizer
 from patchgen.train.records import load_tensors
 from patchgen.train.step import PlainStep
@@ -210,6 +213,26 @@ def test_a_coop_run_learns_its_vectors_and_predicts(
     predictor = load_run(run.path, "swad")
     assert torch.equal(trained_tensors(predictor.model)[VECTORS], tensors[VECTORS])
     assert len(list(predictor.predict(sorted(image_folder.rglob("studio/*/00.png"))))) == 3
+
+
+@pytest.mark.parametrize(("name", "tune"), [("clip", None), ("coop", None), ("coop+sma", "layernorm")])
+@pytest.mark.parametrize("with_backbone", [True, False])
+def test_a_model_folder_keeps_the_sentences_and_no_text_tower(
+    name: str, tune: Any, with_backbone: bool, clip_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**tiny_settings, "method": name, "tune": tune, "unseen": "none"}
+    place = shutil.copytree(clip_folder, tmp_path / "clip")
+    fitted = fit(Config(**{**settings, "backbone": str(place)}), tmp_path / "runs", expecting=False, quiet=True)
+    folder = write_model(tmp_path / "model", fitted, with_backbone=with_backbone)
+    if with_backbone:
+        shutil.rmtree(place)  # the folder is enough
+    found = read_model(folder).predictor
+    pixels = [np.full((56, 56, 3), value, np.uint8) for value in (10, 90, 200)]
+    wanted = [one.probabilities for one in fitted.predictor.score(pixels)]
+    np.testing.assert_allclose([one.probabilities for one in found.score(pixels)], wanted, atol=1e-6)
+    assert not any(isinstance(module, TextTower) for module in found.model.modules())
+    write_model(tmp_path / "again", read_model(folder), with_backbone=with_backbone)
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 # Errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -75,3 +76,10 @@ def test_the_head_starts_with_outputs_of_moderate_length_at_any_width(dim: int, 
     assert 0.5 < float(head.layers(z).detach().norm(dim=1).mean()) < 10
     if dim == 768:
         assert float(head.layers[2].weight.detach().std()) == pytest.approx(0.02, rel=0.05)
+
+
+def test_labels_are_not_counted_on_the_way(asks: Any) -> None:
+    z = unit(6).requires_grad_()
+    with asks:
+        supervised_contrastive(z, torch.tensor([2, -1, 2, 0, -1, 0])).backward()
+    assert not asks.who

@@ -112,7 +112,7 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
     [
         ("mixup", {"hparams": {"mixup_alpha": 0.0}}, "mixup_alpha must be above 0"),
         ("mixup+groupdro", {}, "mixup and groupdro both replace the main loss"),
-        ("groupdro+mixup", {}, "mixup and groupdro both replace the main loss"),
+        ("groupdro+mixup", {}, "groupdro and mixup both replace the main loss"),
         ("patchgen-true-mask+mixup", {}, "a blended image has no true mask"),
         ("lp+mixup", {"augment": False}, "only their features are kept; leave --no-augment out"),
     ],

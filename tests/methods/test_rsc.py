@@ -86,8 +86,8 @@ def test_shares_of_zero_are_plain_cross_entropy(scene: Callable[..., Any]) -> No
     ("name", "hparams", "rule"),
     [
         ("rsc", {"rsc_samples": 1.5}, "rsc_samples is a share from 0 to 1, not 1.5"),
-        ("rsc+groupdro", {}, "what Rsc does to the logits would be lost behind GroupDro; name Rsc after it"),
-        ("rsc+mixup", {}, "name Rsc after it"),
+        ("rsc+groupdro", {}, "what 'rsc' does to the logits would be lost on 'groupdro'; name 'rsc' after"),
+        ("rsc+mixup", {}, "name 'rsc' after 'mixup'"),
     ],
 )
 def test_settings_that_do_not_fit(name: str, hparams: dict[str, float], rule: str) -> None:

@@ -18,6 +18,7 @@ from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.checkpoint import build_model, build_on
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
+from patchgen.model.generic import build_generic
 
 CONV = {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}
 ORDER = torch.tensor([2, 0, 1])
@@ -238,3 +239,31 @@ def test_an_interrupted_run_ends_in_the_same_numbers(
 def test_styles_change_what_is_trained(tiny_run: Callable[..., Any]) -> None:
     plain, mixing = (tiny_run(name).records("evaluation")[-1] for name in ("patchgen", "patchgen+mixstyle"))
     assert plain["train"]["main"] != mixing["train"]["main"]
+
+
+# Blocks that return tuples
+
+
+@pytest.mark.parametrize("method", ["mixstyle", "sagnet", "miro"])
+def test_blocks_that_return_tuples_are_hooked_as_others(method: str) -> None:
+    """data2vec: the step trains, and a block hands on a tuple whose tensor was changed (by MIRO: was not)."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    more = {"patch_size": 4, "image_size": 16, "use_mean_pooling": False, "use_relative_position_bias": True}
+    torch.manual_seed(3)
+    backbone = Backbone(Loaded(build_generic("data2vec-vision", {**sizes, **more})), Origin("small", "small"))
+    hparams = {"mixstyle": 1.0} if method == "mixstyle" else {}
+    config = Config("photos", "site_c", image_size=16, method=method, hparams=hparams)
+    chosen = make_method(config)
+    model = build_on(backbone, config, chosen, 3)
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    place: nn.Module = backbone.model.get_submodule(backbone.family.blocks)[0]
+    [plain] = outputs(place, lambda: model(images))
+    chosen.setup(model)
+    found: list[Any] = []
+    [changed] = outputs(place, lambda: found.append(model(images)))
+    assert isinstance(plain, tuple) and isinstance(changed, tuple) and len(changed) == len(plain)
+    assert torch.equal(changed[0][:, :1], plain[0][:, :1])  # CLS passes as it is
+    assert torch.allclose(changed[0], plain[0], atol=1e-4) == (method == "miro")
+    batch = Batch(images, torch.tensor([0, 1, 2, -1]), torch.tensor([0, 0, 1, 1]), torch.arange(4))
+    torch.stack(list(chosen.losses(found[0], batch).values())).sum().backward()
+    assert all(parameter.grad is not None for parameter in chosen.parameters())

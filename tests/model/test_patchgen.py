@@ -149,6 +149,46 @@ def test_calibration_sets_the_spread_of_the_scores_and_leaves_the_values(scale: 
     assert torch.equal(module.qkv.weight[256:], values)
 
 
+def common_tokens(variation: float, seed: int) -> tuple[PatchGen, torch.Tensor]:
+    """A module, and tokens that differ by this share of what they have in common."""
+    torch.manual_seed(seed)
+    module, common = PatchGen(128, 16), torch.randn(128)
+    return module, common + variation * (torch.randn(8, 16, 128) + 0.5 * torch.randn(8, 1, 128))
+
+
+@pytest.mark.parametrize("variation", [0.3, 0.1, 0.03])
+def test_calibration_starts_at_a_moderate_mask_whatever_tokens_have_in_common(variation: float) -> None:
+    moved = 0
+    for seed in range(4):
+        module, tokens = common_tokens(variation, seed)
+        module.calibrate(tokens)
+        mask = module(tokens).mask.detach()
+        assert 0.2 <= mask.mean() <= 0.8 and mask.logit().std().item() == pytest.approx(0.35, rel=1e-2)
+        if module.qkv.bias.any():
+            moved += 1
+            assert mask.mean().item() == pytest.approx(0.5, abs=0.02) and not module.qkv.bias[128:].any()
+    assert moved  # some seeds start far off, and would stay there without a bias
+
+
+def test_calibration_of_a_moderate_start_is_a_scale_of_queries_and_keys_alone() -> None:
+    module, tokens = common_tokens(1.0, 0)
+    weight = module.qkv.weight.detach().clone()
+    q, k, _ = module._heads(tokens)
+    factor = (0.35 / module._score(q, k).std()).sqrt()
+    module.calibrate(tokens)
+    assert not module.qkv.bias.any()
+    assert torch.equal(module.qkv.weight[:256], weight[:256] * factor) and torch.equal(
+        module.qkv.weight[256:], weight[256:]
+    )
+
+
+def test_blank_images_leave_the_start_as_it_is() -> None:
+    module, tokens = common_tokens(0.0, 0)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.calibrate(tokens)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_a_given_mask_takes_the_place_of_the_learned_one(dtype: torch.dtype) -> None:
     module, tokens = make(), torch.randn(2, 9, 12)

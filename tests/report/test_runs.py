@@ -13,6 +13,7 @@ import pytest
 from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
 from patchgen.report.runs import Run, data_name, find_runs, label_of, paper_backbone, read_run
+from patchgen.report.write import write_report
 
 Make = Callable[..., Path]
 
@@ -98,6 +99,65 @@ def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
     assert all(run.setup != usual.setup for path in other if isinstance(run := read_run(path), Run))
     renamed = read_run(fold(0.8, seed=9, backbone_name="facebook/dinov2-base"))
     assert isinstance(renamed, Run) and renamed.setup != usual.setup
+
+
+def renamed(path: Path, name: str) -> Path:
+    return path.rename(path.with_name(name))
+
+
+def other_rows(path: Path) -> Path:
+    """The same domains, but the files have other names: other data."""
+    splits = path / "splits.csv"
+    splits.write_text(splits.read_text().replace(".png", ".jpg"))
+    return path
+
+
+def datasets(tmp_path: Path) -> dict[str, str]:
+    """Name of the run folder -> what its data is called."""
+    return {run.path.name: run.dataset for run in find_runs([tmp_path])[0]}
+
+
+def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_path: Path) -> None:
+    renamed(other_rows(fold(0.6, data="/x/other/PACS")), "far")
+    renamed(other_rows(fold(0.6, data="/x/other/PACS", seed=2)), "far2")
+    renamed(fold(0.8, data="/x/a/PACS"), "near")
+    renamed(fold(0.8, data="/elsewhere/PACS", seed=3), "moved")  # the same rows at another place
+    named = datasets(tmp_path)
+    assert named == {"near": "PACS", "moved": "PACS", "far": "PACS (2)", "far2": "PACS (2)"}
+    places = {run.dataset: run.place for run in find_runs([tmp_path])[0]}
+    assert places == {"PACS": "/elsewhere/PACS", "PACS (2)": "/x/other/PACS"}
+    runs = find_runs([tmp_path])[0]
+    assert len({run.setup for run in runs}) == 1
+
+
+def test_the_same_settings_with_another_name_tell_equal_rows_apart(fold: Make, tmp_path: Path) -> None:
+    renamed(fold(0.8, data="data/PACS"), "aaa")
+    renamed(fold(0.6, data="other/PACS"), "bbb")  # the name is a digest of settings and data, and settings are the same
+    renamed(fold(0.7, data="other/PACS", seed=2), "a00")
+    renamed(fold(0.7, data="/x/PACS", seed=3), "ccc")  # nothing is known against it
+    assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "a00": "PACS (2)", "ccc": "PACS"}
+
+
+def test_one_data_set_needs_no_number(fold: Make, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        fold(0.8, seed=seed, holdout=0.1 * seed)
+    splits = sorted((tmp_path / "runs").glob("*/splits.csv"))[0]
+    splits.write_text(splits.read_text().replace(",in,", ",out,"))  # another split of the same rows
+    runs, _ = find_runs([tmp_path])
+    assert {(run.dataset, run.place) for run in runs} == {("PACS", "")}
+
+
+def test_both_data_sets_are_in_the_report(fold: Make, tmp_path: Path) -> None:
+    renamed(fold(0.8, data="data/PACS"), "aaa")
+    other_rows(renamed(fold(0.6, data="other/PACS"), "bbb"))
+    made = write_report([tmp_path / "runs"], tmp_path / "out")
+    cells = {grid.title: grid.lines[0].entries[-2].number for grid in made.grids if grid.name.startswith("mdg-pacs")}
+    assert {title: number and number.mean for title, number in cells.items()} == {
+        "Unseen domains: PACS": pytest.approx(80), "Unseen domains: PACS (2)": pytest.approx(60)
+    }  # fmt: skip
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "PACS (2) are the images of other/PACS." in text and "PACS are the images of data/PACS." in text
+    assert (tmp_path / "out/tables/mdg-pacs_2.csv").is_file() and "(figures/mdg-pacs_2.svg)" in text
 
 
 def test_backbones_in_the_papers_words() -> None:

@@ -307,6 +307,31 @@ def test_whole_path_from_the_shell(
     assert "begun with other settings (min_tissue 0.5, now 0.9)" in capsys.readouterr().err
 
 
+def test_another_calibration_is_another_model(
+    planted: Planted, tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from patchgen.cli import main
+    from patchgen.config import Config
+    from patchgen.fit.procedure import fit
+    from patchgen.model.confidence import Confidence
+    from patchgen.model_folder import write_model
+
+    config = Config(**{**tiny_settings, "method": "lp-ln", "unseen": "none", "swad": False})
+    model = fit(config, tmp_path / "runs", expecting=False, quiet=True)
+    [run] = (tmp_path / "runs").iterdir()
+    calibrated = write_model(tmp_path / "model", model)
+    model.predictor.confidence = Confidence(3.0, model.predictor.confidence.familiar)
+    cooler = write_model(tmp_path / "cooler", model)
+    words = [str(planted.path), "--out", str(tmp_path / "out"), "--tile", str(STEP)]
+    assert main(["slide", str(calibrated), *words]) == 0
+    before = (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes()
+    for other in (run, cooler):
+        assert main(["slide", str(other), *words]) == 2
+        assert "begun with other settings (model '" in capsys.readouterr().err
+    assert main(["slide", str(calibrated.rename(tmp_path / "moved")), *words]) == 0
+    assert (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

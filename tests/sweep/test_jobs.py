@@ -69,6 +69,27 @@ def test_a_wrong_domain_or_folder_is_told_before_anything_starts(
         plan([read_recipe(write_recipe("data: /nowhere/at/all\nunseen: a\ngrid: {seed: [1]}"))], tmp_path)
 
 
+def test_a_run_may_leave_no_domain_out(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    path = tiny_recipe("grid: {seed: [1]}")
+    path.write_text(path.read_text().replace("unseen: studio", "unseen: none"))
+    [job] = plan([read_recipe(path)], tmp_path)
+    assert isinstance(job.config, Config) and job.config.unseen == "none" and perform(job) == "done"
+    assert job.folder.records("test") == []
+    path.write_text(path.read_text() + "\nselect: oracle\n")
+    with pytest.raises(ValueError, match="seed 1: --select oracle looks at an unseen domain"):
+        plan([read_recipe(path)], tmp_path)
+
+
+def test_weights_of_one_name_in_two_folders_are_two_runs(tiny_recipe: Recipe, tmp_path: Path) -> None:
+    files = [tmp_path / name / "model.safetensors" for name in ("w1", "w2")]
+    for file in files:
+        file.parent.mkdir()
+        file.write_bytes(file.parent.name.encode())
+    path = tiny_recipe(f"grid: {{backbone: [{files[0]}, {files[1]}, {files[0]}]}}")
+    path.write_text(path.read_text().replace("backbone: tiny\n", ""))
+    assert [job.config.backbone for job in plan([read_recipe(path)], tmp_path)] == [str(file) for file in files]
+
+
 @pytest.mark.parametrize("config", [Config("a", "x", hparams={"miro": 0.5}), StreamConfig("b", method="gcd")])
 def test_a_job_goes_through_json(config: Config | StreamConfig, tmp_path: Path) -> None:
     job = Job(("a", "b"), ("",), config, tmp_path, "abc", 7, kind="no-op", track=True)

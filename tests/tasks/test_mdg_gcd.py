@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from patchgen.data.table import Table
 from patchgen.tasks import make_fold
 from patchgen.tasks.mdg_gcd import DiscoveryFold, known_classes, output_names
 from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.step import Step
 from patchgen.train.trainer import train
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
@@ -109,6 +111,13 @@ def test_the_mixed_pool_hides_a_share_of_known_images_too() -> None:
         assert (fold.target[rows[fold.truth[rows] >= 3]] == -1).all()
     again, other = fold_of(unlabelled="mixed"), fold_of(unlabelled="mixed", seed=2)
     assert (again.target == fold_of(unlabelled="mixed").target).all() and (again.target != other.target).any()
+
+
+def test_patients_on_both_sides_are_noted_here_too() -> None:
+    table = replace(table_of(), group=tuple(f"patient {i % 12}" for i in range(180)))
+    shared = make_fold(Config(data="zoo", unseen="wood"), table).notes
+    assert any("12 of 12 groups of wood also occur in the sources" in note for note in shared)
+    assert fold_of(table).notes == (*shared, *fold_of().notes)
 
 
 def test_only_the_named_upper_bound_sees_all_labels() -> None:
@@ -212,6 +221,27 @@ def test_hidden_labels_change_nothing_bit_for_bit(run_on: Any, method: str) -> N
 def test_the_upper_bound_does_see_them(run_on: Any) -> None:
     tensors, others = (tensors_of(run_on(data, method="all-labels")) for data in ("plain", "permuted"))
     assert not all(torch.equal(tensors[k], others[k]) for k in tensors)
+
+
+def test_micro_batches_have_the_main_gradient_of_the_step(run_on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their shares of the labelled images; one of them may have none."""
+    seen: list[dict[str, torch.Tensor]] = []
+    apply = Step.apply
+
+    def keep(self: Step) -> None:
+        named = self.model.named_parameters()
+        seen.append({name: tensor.grad.clone() for name, tensor in named if tensor.grad is not None})
+        apply(self)
+
+    monkeypatch.setattr(Step, "apply", keep)
+    runs = [run_on("plain", method="lp-ln", steps=1, batch_per_domain=4, accumulate=count) for count in (1, 2, 4)]
+    wanted, *others = seen
+    for found in others:
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-6)
+    values = [run.records("evaluation")[0]["train"]["main"] for run in runs]
+    assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-4)
 
 
 def test_a_run_reports_all_known_unknown(run_on: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.data.table import Table
+from patchgen.doctor import examine
 from patchgen.explain import Prediction, load_run
 from patchgen.tasks.mdg import make_fold
 from patchgen.train.patients import PatientTally
@@ -107,6 +110,17 @@ def test_a_match_of_outputs_to_classes_has_no_patients(
     settings = {**tiny_settings, "data": str(manifest), "task": "mdg_gcd", "known": "circle,cross", "swad": False}
     [record] = train(Config(**settings), tmp_path, quiet=True).records("test")
     assert "patients" not in record
+
+
+def test_a_split_that_tears_patients_says_so_in_the_doctors_words(
+    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [found] = [check for check in examine(manifest, decode=False) if check.name == "groups"]
+    words = shlex.split("--unseen studio --method lp --backbone tiny --image-size 28 --steps 1 --batch-per-domain 2")
+    assert main(["train", str(manifest), *words, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.count(f"{found.detail}. {found.fix}") == 1
+    assert main(["train", str(manifest), *words, "--split", "group", "--out", str(tmp_path)]) == 0
+    assert found.fix not in capsys.readouterr().err
 
 
 def test_a_patient_of_two_domains_is_named() -> None:

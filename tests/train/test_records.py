@@ -18,8 +18,10 @@ from safetensors.torch import save_file
 
 from patchgen.config import Config
 from patchgen.data.table import Table
+from patchgen.files import write_text
+from patchgen.model_folder import FORMAT
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors, write_text
+from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
 from patchgen.train.summary import summarize
 from patchgen.train.trainer import _first_process
 
@@ -45,6 +47,22 @@ def test_create_writes_the_settings_once(run: RunFolder, tmp_path: Path) -> None
 
 def test_open_says_what_is_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a run folder .*`patchgen train` prints one"):
+        RunFolder.open(tmp_path)
+
+
+def test_open_names_the_runs_behind_a_model_folder(tmp_path: Path) -> None:
+    facts = {"format": FORMAT, "run": "aaa", "folds": [{"site": "lyon", "run": "bbb"}, {"site": "graz", "run": "ccc"}]}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    with pytest.raises(ValueError, match=r"is a model folder: .*: bbb \(without lyon\), ccc \(without graz\)$"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"folds": []}))
+    with pytest.raises(ValueError, match=r"`patchgen runs` lists them\): aaa$"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "folds": [1]}))
+    with pytest.raises(ValueError, match=r"`patchgen runs` lists them\)$"):
+        RunFolder.open(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"format": "of another"}))
+    with pytest.raises(ValueError, match="`patchgen train` prints one"):
         RunFolder.open(tmp_path)
 
 

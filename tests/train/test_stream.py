@@ -16,14 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from patchgen.config_stream import StreamConfig
+from patchgen.discovery.mixture import SphericalMixture
 from patchgen.train import stream as stream_module
 from patchgen.train import stream_close
 from patchgen.train.records import RunFolder, load_tensors
 from patchgen.train.stream import StreamTrainer, train_stream
 from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
+from patchgen.train.stream_pool import MixturePool
 
 COLOURS = {
     "blue": (30, 30, 200),
@@ -303,3 +306,61 @@ def test_selection_needs_held_out_images(settings: dict[str, Any], tmp_path: Pat
         StreamConfig(**{**settings, "holdout": 0.0, "selection": "last", "epochs": 2}), tmp_path, quiet=True
     )
     assert "held_out" not in run.records("stage")[2]
+
+
+@pytest.mark.parametrize("more", [{}, {"method": "simgcd"}], ids=["promptccd+patchgen", "simgcd"])
+def test_a_step_asks_the_device_for_nothing(
+    more: dict[str, Any], settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any
+) -> None:
+    whole, prompted = StreamTrainer._step, []
+
+    def watched(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        prompted.append(self.pool.mixture is not None)
+        with asks:
+            values = whole(self, rows, images)
+        if self.stage:
+            raise KeyboardInterrupt  # one step without labels is enough
+        return values
+
+    monkeypatch.setattr(StreamTrainer, "_step", watched)
+    with pytest.raises(KeyboardInterrupt):
+        train_stream(StreamConfig(**{**settings, "epochs": 1, "warm_up": 0, **more}), tmp_path, quiet=True)
+    assert not asks.who and any(prompted) == (not more)
+
+
+def test_the_mixture_is_asked_once_a_step_and_both_answers_are_those_of_asking_twice(settings: dict[str, Any]) -> None:
+    pool = MixturePool(StreamConfig(**settings), known=2)
+    query = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    assert pool.likely(query) is None and pool.prompts(query) is None and pool.labels(query).tolist() == [-1] * 12
+    pool.mixture = SphericalMixture.fit(query, 4)
+    likely = pool.likely(query)
+    apart = [pool.mixture.log_responsibilities(view) for view in query.chunk(2)]
+    assert likely is not None
+    torch.testing.assert_close(likely, torch.cat(apart))
+    assert torch.equal(pool.labels(query, likely), torch.stack(apart).mean(0).argmax(1).repeat(2))
+    prompts = pool.prompts(query, likely)
+    assert prompts is not None and torch.equal(prompts, pool.mixture.means[pool.mixture.nearest(query, 2)])
+
+
+def test_a_backbone_without_prompts_is_refused_before_the_first_epoch(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamTrainer, "fit", lambda self: None)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 64}
+    more = {"patch_size": 14, "image_size": 28, "use_mean_pooling": False, "use_relative_position_bias": True}
+    config = transformers.AutoConfig.for_model("beit", **sizes, **more)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "beit")
+    chosen = {**settings, "backbone": str(tmp_path / "beit")}
+    with pytest.raises(ValueError, match=r"beit.* takes none .*--method gcd\+patchgen"):
+        train_stream(StreamConfig(**chosen), tmp_path / "runs", quiet=True)
+    assert not list(tmp_path.glob("runs/*/records.jsonl"))
+    train_stream(StreamConfig(**{**chosen, "method": "gcd+patchgen"}), tmp_path / "runs", quiet=True)  # has none
+
+
+def test_the_backbone_is_named_with_what_there_is_to_know_about_it(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StreamTrainer, "fit", lambda self: None)
+    train_stream(StreamConfig(**settings), tmp_path)
+    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("backbone:")]
+    assert line == "backbone: tiny architecture, random weights (seed 0) (random weights: for tests and timing)"

@@ -33,6 +33,21 @@ def option(argv: list[str], name: str, default: str) -> str:
     return default
 
 
+def before_preset(kind: type[T], name: str, argv: list[str]) -> T | None:
+    """The command's words with the plain defaults, in whatever order they stand: what a preset is chosen by.
+
+    None where help is asked for, which shows the defaults that the preset gives.
+    """
+    import tyro
+
+    if {"-h", "--help"} & {*argv}:
+        return None
+    nothing = dataclasses.MISSING
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    required = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
+    return parse(kind, name, argv, default=kind(**dict.fromkeys(required, tyro.MISSING)))
+
+
 def announce(quiet: bool = False) -> None:
     """Tell a person at a terminal that the command has begun: importing torch takes seconds."""
     if not quiet and sys.stderr.isatty():

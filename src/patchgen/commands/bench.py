@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as to_json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from patchgen.commands import choose, parse, print_table
@@ -15,10 +14,12 @@ from patchgen.commands.bench_table import (
     bench_grouping,
     bench_growth,
     bench_input,
+    bench_modes,
     bench_probe,
     bench_rate,
     bench_start,
 )
+from patchgen.files import write_text
 
 
 def bench_step(
@@ -254,7 +255,7 @@ def bench_methods(
     ]  # fmt: skip
     if csv is not None:
         lines = ["method,ratio", *(f"{row[0]},{row[1]}" for row in rows)]
-        Path(csv).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(csv, "\n".join(lines) + "\n")
     if json:
         print(to_json.dumps(found, indent=2))
         return
@@ -289,6 +290,7 @@ SUBJECTS: dict[str, Callable[..., None]] = {
     "all": bench_all,
     "step": bench_step,
     "rate": bench_rate,
+    "modes": bench_modes,
     "input": bench_input,
     "fold": bench_fold,
     "probe": bench_probe,

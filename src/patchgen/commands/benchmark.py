@@ -86,7 +86,9 @@ def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float
     """Of the hyper-parameters given, those that this method has."""
     from patchgen.methods import method_class
 
-    known = method_class(method).all_defaults()
+    known = set(method_class(method).all_defaults())
+    if any(name.endswith("lr_mult") for name in known):
+        known.add("lr_mult")  # the common name of all of them
     return {name: value for name, value in arguments.hparams.items() if name in known}
 
 

@@ -37,8 +37,9 @@ NEXT = """<p>The same, with your own images in folders <code>site/class/*.jpg</c
 patchgen benchmark my_images --methods lp-ln patchgen
 patchgen train my_images --unseen site_c
 patchgen explain runs/RUN my_images/site_c --out maps</pre>
-<p>What decides a label there is not known, so there is no truth to put beside the masks. Read them as what the
-classifier let through: selection maps are not annotations, and not a diagnosis.</p>"""
+<p>What decides a label there is not known, so there is no truth to put beside the masks. Read them as patches
+that the module weighted up, after attention has mixed all of them: selection maps are not annotations, and not a
+diagnosis.</p>"""
 
 
 def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False) -> None:
@@ -48,7 +49,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         out: Folder for the runs and the page.
         backbone: Pretrained weights; those of the package registry by default.
         seed: Seed of splits, batches and initial weights.
-        smoke: A minute instead of ten, with a tiny random backbone: shows that everything works, and no result.
+        smoke: A quick try with a tiny random backbone: shows that everything works, and no result.
         json: Print the scores as JSON instead of tables.
     """
     from patchgen.data.oracle import suite_folder, suite_spec

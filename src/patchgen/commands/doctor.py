@@ -21,6 +21,7 @@ LINE_EVERY = 2000  # files between two lines of progress where there is no termi
 def examine(
     data: Annotated[str | None, tyro.conf.Positional] = None,
     benchmark: str | None = None,
+    options: dict[str, str] | None = None,
     decode: bool = True,
     json: bool = False,
 ) -> int:
@@ -29,6 +30,7 @@ def examine(
     Args:
         data: Folder `domain/class/*.jpg` or CSV manifest; the machine alone when left out.
         benchmark: Read DATA as this registered benchmark; recognised by the folder name when left out.
+        options: Reading options of a benchmark, such as `crctp_fold Fold1`.
         decode: Decode every image; without it files are only read, and damage goes unseen.
         json: Print JSON instead of a table.
     """
@@ -39,9 +41,10 @@ def examine(
         require_data(data)
     if benchmark is not None:
         get_benchmark(benchmark)  # a misspelt option is no finding about the data
-        if data is None:
-            raise ValueError("--benchmark says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
-    checks = examine_machine() + (_examine_data(data, benchmark, decode) if data is not None else [])
+    for name, value in {"--benchmark": benchmark, "--options": options}.items():
+        if value is not None and data is None:
+            raise ValueError(f"{name} says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
+    checks = examine_machine() + (_examine_data(data, benchmark, options, decode) if data is not None else [])
     verdict = worst(checks)
     if json:
         print(to_json.dumps({"worst": verdict, "checks": [asdict(check) for check in checks]}, indent=2))
@@ -51,7 +54,7 @@ def examine(
     return int(verdict == "fail")
 
 
-def _examine_data(data: str, benchmark: str | None, decode: bool) -> list[Check]:
+def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | None, decode: bool) -> list[Check]:
     from patchgen.doctor import examine
     from patchgen.train.progress import Progress
 
@@ -65,7 +68,7 @@ def _examine_data(data: str, benchmark: str | None, decode: bool) -> list[Check]
             if done % LINE_EVERY == 0 and not bars[0].live:
                 bars[0].say("")
 
-        return examine(data, benchmark=benchmark, decode=decode, progress=progress)
+        return examine(data, benchmark=benchmark, options=options, decode=decode, progress=progress)
 
 
 def main(argv: list[str]) -> int:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.files import replacing, write_text
 
 if TYPE_CHECKING:
     from patchgen.explain import Explanation, Predictor, Unreadable
@@ -48,24 +48,15 @@ def output_names(paths: Sequence[Path]) -> list[str]:
     return [f"{i:0{digits}}_{stem}" for i, stem in enumerate(stems, 1)]
 
 
-def write_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write under a temporary name in the same folder, then rename."""
-    temporary = path.with_name(f".{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as handle:
-            write(handle)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _write_one(found: Explanation, name: str, out: Path, relative: bool) -> dict[str, Any]:
     """Picture and mask of one image; returns its entry in the index."""
     import numpy as np
 
     picture = found.overlay(relative=relative)
-    write_file(out / f"{name}.png", lambda handle: picture.save(handle, "PNG"))
-    write_file(out / f"{name}.npy", lambda handle: np.save(handle, found.mask.astype(np.float32), allow_pickle=False))
+    with replacing(out / f"{name}.png") as temporary:
+        picture.save(temporary, "PNG")
+    with replacing(out / f"{name}.npy") as temporary, temporary.open("wb") as handle:
+        np.save(handle, found.mask.astype(np.float32), allow_pickle=False)
     label, confidence = found.top[0]
     return {
         "path": str(found.path),
@@ -121,7 +112,7 @@ def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -
 </head>
 <body>
 <header><h1>{html.escape(title)}</h1>
-<p>{len(entries)} images. {NOTICE.capitalize()}: it shows what the model read, not where something is.
+<p>{len(entries)} images. {NOTICE.capitalize()}: it shows which patches the module weighted up, not where something is.
 The colour scale is {scale}.</p></header>
 <main>
 {figures}
@@ -167,7 +158,7 @@ def main(argv: list[str]) -> int:
     index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
     text = json.dumps({**index, "unreadable": unreadable}, indent=2) + "\n"
     page = render_page(title, entries, arguments.relative)
-    write_file(out / "index.json", lambda handle: handle.write(text.encode()))
-    write_file(out / "index.html", lambda handle: handle.write(page.encode("utf-8", "backslashreplace")))
+    write_text(out / "index.json", text)
+    write_text(out / "index.html", page, "backslashreplace")
     print(out)
     return report_unreadable(failed, len(paths), arguments.strict)

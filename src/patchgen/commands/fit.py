@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, option, parse, print_table, require_data, settings_of
-from patchgen.config import NO_DOMAIN, Config, Task, preset_settings
+from patchgen.config import NO_DOMAIN, Config, SplitRule, Task, preset_settings
 
 if TYPE_CHECKING:
     from patchgen.model_folder import Model
@@ -30,6 +30,8 @@ class FitArguments(Config):
     """The model folder to write; an older model there is replaced."""
     unseen: str = NO_DOMAIN
     """Leave this site alone out, score it, and keep the model that was trained without it."""
+    split: SplitRule = "domainbed"
+    """How a site is split; where a manifest names groups it is `group` (a patient is never on both sides of a site)."""
     task: tyro.conf.Suppress[Task] = "mdg"
     expect: bool = True
     """Leave each site out in turn first; without, nothing is known of a new site."""
@@ -60,7 +62,8 @@ def main(argv: list[str]) -> int:
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
     check_target(Path(arguments.out))
-    model = fit(config, arguments.runs, expecting=arguments.expect, quiet=arguments.quiet)
+    chosen = bool(option(argv, "--split", ""))
+    model = fit(config, arguments.runs, expecting=arguments.expect, split_given=chosen, quiet=arguments.quiet)
     folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
     if arguments.json:
         print(json.dumps({"model": str(folder), **_known(model)}, indent=2))
@@ -76,7 +79,7 @@ def _known(model: Model) -> dict[str, Any]:
 
 
 def _print(model: Model) -> None:
-    from patchgen.fit.expect import expect
+    from patchgen.fit.expect import Expected
 
     about, found = model.about, model.about["calibration"]
     if about["folds"]:
@@ -87,7 +90,7 @@ def _print(model: Model) -> None:
         ]  # fmt: skip
         print_table(("site left out", "accuracy there", "images", "at the others", "classes only there"), rows)
         what = "expected accuracy at a new site" if len(about["folds"]) > 1 else "accuracy at the one site left out"
-        print(f"{what}: {expect(about['expected']['folds'])}")
+        print(f"{what}: {Expected(**about['expected'])}")
     else:
         print("expected accuracy at a new site: not known (--no-expect)")
     print(

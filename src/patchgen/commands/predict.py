@@ -198,8 +198,8 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
     from patchgen.commands.predict_lines import GrowingFile
     from patchgen.explain import identity
 
-    target = Path(str(arguments.csv or arguments.jsonl))
-    with GrowingFile(target, identity(arguments.run, arguments.checkpoint), _lines(arguments, predictor)) as file:
+    target, model = Path(str(arguments.csv or arguments.jsonl)), identity(arguments.run, arguments.checkpoint)
+    with GrowingFile(target, model, _lines(arguments, predictor), paths) as file:
         left = [path for path in paths if path not in file]
         if len(left) < len(paths):
             bar.advance(len(paths) - len(left))

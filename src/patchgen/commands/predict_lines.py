@@ -1,19 +1,25 @@
 """The file that `predict` fills: one line an image, appended as it is found, and taken up again after a kill.
 
-Until all is there, the lines stand in a hidden file beside the target whose name carries the model's digest: another
-model never goes on with the lines of this one, and what stands under the target's own name is always whole.
+Until all is there, the lines stand in a hidden file beside the target. Its name carries a digest of the model and of
+the images (where they lie, size, time): another model, other images and changed ones never go on with these lines, and
+what stands under the target's own name is always whole.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+from patchgen.train.records import lock
 
 if TYPE_CHECKING:
     from patchgen.explain import Prediction
@@ -35,28 +41,48 @@ class Lines:
     name: Callable[[Path], str]  # a path as `key` gives it
 
 
+def work_digest(model: str, head: str, paths: Sequence[Path]) -> str:
+    """Twelve hex digits of what decides a file's lines: model, format and images."""
+    digest = hashlib.sha256(f"{model}\n{head}".encode("utf-8", "surrogateescape"))
+    for name, path in sorted((str(path), path) for path in paths):
+        try:
+            size, time = path.stat().st_size, path.stat().st_mtime_ns
+        except OSError:  # reported as unreadable when its turn comes
+            size = time = -1
+        # as typed too: that is how a line names its image
+        digest.update(os.fsencode(f"{name}\0{os.path.abspath(path)}\0{size}\0{time}\0"))
+    return digest.hexdigest()[:12]
+
+
 class GrowingFile:
-    """``with GrowingFile(target, digest, lines) as file: file.write(prediction)``; renamed when the block ends well.
+    """``with GrowingFile(target, digest, lines, paths) as file: file.write(prediction)``; renamed when all went well.
+
+    What was begun for the same target with another model or other images is removed at the start of a new file and at
+    the end of every one, unless a process is filling it.
+
+    Args:
+        model: Digest of the model.
+        paths: All images of the file.
 
     Raises:
-        ValueError: another process is filling the same file with the same model.
+        ValueError: another process is filling the same file with the same model and images.
     """
 
-    def __init__(self, target: Path, model: str, lines: Lines) -> None:
+    def __init__(self, target: Path, model: str, lines: Lines, paths: Sequence[Path]) -> None:
         self.target, self.lines = target, lines
-        self.partial = target.with_name(f".{target.name}.{model[:12]}.part")
+        self.partial = target.with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.part")
 
     def __contains__(self, path: Path) -> bool:
         return self.lines.name(path) in self.done
 
     def __enter__(self) -> Self:
-        from patchgen.train.records import lock
-
         self.handle = open(self.partial, "a+b")  # noqa: SIM115  closed in __exit__
         if not lock(self.handle.fileno()):
             self.handle.close()
             raise ValueError(f"{self.target} is being written by another process; wait for it, or end it")
         self.done = self._read()
+        if not self.done:
+            self._remove_others()
         return self
 
     def _read(self) -> set[str]:
@@ -85,3 +111,13 @@ class GrowingFile:
             os.fsync(self.handle.fileno())
             if kind is None:
                 os.replace(self.partial, self.target)
+                self._remove_others()
+
+    def _remove_others(self) -> None:
+        """Parts of this target that belong to other work, and to no process."""
+        name = re.compile(re.escape(f".{self.target.name}.") + r"[0-9a-f]{12}\.part")
+        for path in self.target.absolute().parent.iterdir():
+            if name.fullmatch(path.name) and path.name != self.partial.name:
+                with suppress(OSError), path.open("rb") as handle:
+                    if lock(handle.fileno()):
+                        path.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import report_unreadable, shown, ticker
+from patchgen.files import write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,15 +70,6 @@ def _check(arguments: SlideArguments) -> None:
         raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
 
 
-def weights_digest(predictor: Predictor) -> str:
-    """Digest of every parameter: the same model at another place is the same model."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(predictor.model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
 def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
     """What decides the tiles and their predictions."""
     return {
@@ -90,7 +81,7 @@ def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, dig
         "min_tissue": arguments.min_tissue,
         "image_size": predictor.config.image_size,
         "classes": list(predictor.classes),
-        "weights": digest,
+        "model": digest,
     }
 
 
@@ -112,10 +103,7 @@ def _claim(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
-    from patchgen.slides.files import replacing
-
-    with replacing(file) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(file, json.dumps(content, indent=2) + "\n")
 
 
 def process(arguments: SlideArguments, predictor: Predictor, path: Path, digest: str) -> Path:
@@ -174,12 +162,12 @@ def main(argv: list[str]) -> int:
     arguments = parse(SlideArguments, "slide", argv)
     _check(arguments)
     announce()
-    from patchgen.explain import load_predictor
+    from patchgen.explain import identity, load_predictor
     from patchgen.slides.slide import UnreadableSlide, require_openslide
 
     require_openslide()
     predictor = load_predictor(arguments.model, arguments.checkpoint)
-    digest, failed = weights_digest(predictor), list["UnreadableSlide"]()
+    digest, failed = identity(arguments.model, arguments.checkpoint)[:16], list["UnreadableSlide"]()
     for word in arguments.slides:
         try:
             print(process(arguments, predictor, Path(word), digest), flush=True)

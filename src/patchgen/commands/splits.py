@@ -20,6 +20,7 @@ def write(
     seed: int = 1,
     holdout: float = 0.2,
     benchmark: str | None = None,
+    options: dict[str, str] | None = None,
     json: bool = False,
 ) -> None:
     """Write the splits of a data set; the last line printed is the file.
@@ -27,10 +28,11 @@ def write(
     Args:
         data: Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group).
         out: The .csv file to write.
-        rule: The field's rule, or `group` (a patient is never on both sides).
+        rule: The field's rule, or `group` (within a domain, a patient is never on both sides).
         seed: Seed of the split.
         holdout: Share of each domain that is held out.
         benchmark: Read DATA as this registered benchmark; recognised by the folder name when left out.
+        options: Reading options of a benchmark, such as `crctp_fold Fold1`.
         json: Print the counts and the file as one JSON object instead.
     """
     from patchgen.data.splits import make_splits, write_splits
@@ -38,7 +40,7 @@ def write(
 
     require_data(data)
     target = _checked(out, data)
-    table = read_table(data, benchmark=benchmark)
+    table = read_table(data, benchmark=benchmark, options=options)
     splits = make_splits(table, rule=rule, seed=seed, holdout=holdout)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_splits(target, table, splits)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json as to_json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from patchgen.commands import announce, parse, print_table
+from patchgen.files import replacing, write_text
 
 HEADER = ("s", "result", "quantity", "case", "measured", "bound", "verdict", "tightness")
 TITLES = {
@@ -101,19 +101,13 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 def write(found: Mapping[str, Any], out: Path) -> None:
     """theory.json, theory.md, theory.png and theory.svg, each complete or not at all."""
-    from patchgen.commands.explain import write_file
-
     out.mkdir(parents=True, exist_ok=True)
-    texts = {"theory.json": to_json.dumps(found, indent=2) + "\n", "theory.md": page(found)}
-    for name, text in texts.items():
-        write_file(out / name, partial(_write_text, text))
+    write_text(out / "theory.json", to_json.dumps(found, indent=2) + "\n")
+    write_text(out / "theory.md", page(found))
     picture = figure(found["rows"])
     for kind in ("png", "svg"):
-        write_file(out / f"theory.{kind}", partial(picture.savefig, format=kind, dpi=150))
-
-
-def _write_text(text: str, handle: BinaryIO) -> None:
-    handle.write(text.encode())
+        with replacing(out / f"theory.{kind}") as temporary:
+            picture.savefig(temporary, format=kind, dpi=150)
 
 
 def page(found: Mapping[str, Any]) -> str:

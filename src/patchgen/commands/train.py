@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, option, parse, require_data, settings_of, train_stream
+from patchgen.commands import announce, before_preset, option, parse, require_data, settings_of, train_stream
 from patchgen.config import Config, load_config, preset_settings
 
 
@@ -57,11 +57,10 @@ def _published(argv: list[str]) -> dict[str, Any]:
     """What the method's authors used on this benchmark, where they said so."""
     from patchgen.methods.presets import published
 
-    data = next((word for word in argv if not word.startswith("-") and Path(word).is_dir()), "")
-    method, backbone = option(argv, "--method", Config.method), option(argv, "--backbone", Config.backbone)
-    task = option(argv, "--task", Config.task)
-    return dict(published(data, option(argv, "--benchmark", "") or None, method, backbone, task=task,
-                          swad="--swad" in argv))  # fmt: skip
+    words = before_preset(TrainArguments, "train", argv)
+    if words is None:
+        return {}
+    return dict(published(words.data, words.benchmark, words.method, words.backbone, task=words.task, swad=words.swad))
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, option, parse, require_data, settings_of
+from patchgen.commands import announce, before_preset, option, parse, require_data, settings_of
 from patchgen.config import read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config, stream_preset
 
@@ -53,8 +53,8 @@ def defaults(argv: list[str]) -> dict[str, Any]:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if path:
         return vars(load_stream_config(path))
-    data = next((word for word in argv if not word.startswith("-") and Path(word).is_dir()), "")
-    return {"data": tyro.MISSING, **stream_preset(preset or "small", data)}
+    words = before_preset(StreamArguments, "train", argv)
+    return {"data": tyro.MISSING, **stream_preset(preset or "small", words.data if words else "")}
 
 
 def main(argv: list[str]) -> int:

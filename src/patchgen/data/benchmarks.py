@@ -9,13 +9,14 @@ nobody could confirm is left out rather than guessed: a version lists the domain
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from patchgen.names import did_you_mean, name_key
 
 if TYPE_CHECKING:
     from patchgen.data.table import Table
@@ -24,18 +25,6 @@ if TYPE_CHECKING:
 def is_visible(name: str) -> bool:
     """Whether a file or folder counts: not hidden, and no leftover of an archive."""
     return not name.startswith(".") and name != "__MACOSX"
-
-
-def name_key(name: str) -> str:
-    """Letters and digits only, lower case: `Real World`, `Real_World` and `RealWorld` share one key."""
-    return re.sub(r"[\W_]", "", name.casefold())
-
-
-def nearest(name: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the closest of the choices, or an empty text when none is close."""
-    by_key = {name_key(choice): choice for choice in choices}
-    found = difflib.get_close_matches(name_key(name), by_key, n=1)
-    return f" Did you mean '{by_key[found[0]]}'?" if found else ""
 
 
 def visible_folders(folder: Path) -> list[Path]:
@@ -135,8 +124,8 @@ class Benchmark:
         """The defaults with the given values on top; a name that is not an option is an error."""
         for name in given or {}:
             if name not in self.options:
-                known, hint = ", ".join(self.options) or "none", nearest(name, self.options)
-                raise ValueError(f"{self.name} has no reading option '{name}' (known: {known}).{hint}")
+                known, hint = ", ".join(self.options) or "none", did_you_mean(name, self.options)
+                raise ValueError(f"{self.name} has no reading option '{name}'{hint} (known: {known})")
         return {**self.options, **(given or {})}
 
     def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
@@ -295,7 +284,8 @@ def get_benchmark(name: str) -> Benchmark:
     for benchmark in BENCHMARKS.values():
         if benchmark.is_called(name):
             return benchmark
-    raise ValueError(f"Unknown benchmark '{name}' (known: {', '.join(BENCHMARKS)}).{nearest(name, BENCHMARKS)}")
+    hint = did_you_mean(name, BENCHMARKS)
+    raise ValueError(f"Unknown benchmark '{name}'{hint} (known: {', '.join(BENCHMARKS)})")
 
 
 def match_benchmark(folder: Path) -> Benchmark | None:
@@ -313,7 +303,7 @@ def uncovered_classes(table: Table, unseen: str | Sequence[str]) -> list[str]:
     held_out = {unseen} if isinstance(unseen, str) else set(unseen)
     counts = table.counts()
     for name in held_out - set(counts):
-        raise ValueError(f"Unknown domain '{name}' (known: {', '.join(counts)}).{nearest(name, counts)}")
+        raise ValueError(f"Unknown domain '{name}'{did_you_mean(name, counts)} (known: {', '.join(counts)})")
     sources = {c for domain, row in counts.items() if domain not in held_out for c, n in row.items() if n}
     targets = {c for domain in held_out for c, n in counts[domain].items() if n}
     return [c for c in table.classes if c in targets - sources]

@@ -28,6 +28,7 @@ class Batch:
     domain: Tensor  # (B,)
     index: Tensor  # (B,)  row of the table
     draw: AugmentDraw | HistologyDraw | None = None
+    num_domains: int | None = None  # where samples stand domain after domain, by rising id, in equal shares; else None
 
 
 class DomainBatches:
@@ -74,7 +75,8 @@ class DomainBatches:
             chosen = self.augment.draw(len(rows), generator)[torch.from_numpy(mine)]
         image = self._image(step, part, parts) if images else torch.empty(0)
         label = torch.from_numpy(self.label[rows[mine]])
-        return Batch(image, label, torch.from_numpy(domain[mine]), torch.from_numpy(rows[mine]), chosen)
+        place = torch.from_numpy(domain[mine]), torch.from_numpy(rows[mine])
+        return Batch(image, label, *place, chosen, num_domains=len(self.rows))
 
     def expect(self, step: int, part: int = 0, parts: int = 1) -> None:
         """Read a coming batch's pixels in the background."""

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.data.benchmarks import nearest
 from patchgen.data.table import Table, read_csv, write_csv
+from patchgen.names import did_you_mean
 
 GROUP_ATTEMPTS = 32
 COLUMNS = ("path", "domain", "label", "group", "part", "rule", "seed", "holdout")
@@ -104,7 +104,8 @@ SPLIT_RULES: dict[str, SplitRule] = {"domainbed": _by_domainbed, "group": _by_gr
 def make_splits(table: Table, *, rule: str = "domainbed", seed: int = 1, holdout: float = 0.2) -> Splits:
     """Hold out a share of every domain by a named rule of `SPLIT_RULES`; the domain's index in the table is its env."""
     if rule not in SPLIT_RULES:
-        raise ValueError(f"Unknown split rule '{rule}' (known: {', '.join(SPLIT_RULES)}).{nearest(rule, SPLIT_RULES)}")
+        hint = did_you_mean(rule, SPLIT_RULES)
+        raise ValueError(f"Unknown split rule '{rule}'{hint} (known: {', '.join(SPLIT_RULES)})")
     if not 0 < holdout < 1:
         raise ValueError(f"holdout is the share of images kept for validation, between 0 and 1; got {holdout}.")
     part = np.zeros(len(table), dtype=bool)

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.data.table import Table, read_csv, write_csv
+from patchgen.data.table import Table, write_csv
 from patchgen.names import did_you_mean
 
 COLUMNS = ("path", "label", "stage")
@@ -185,29 +185,6 @@ def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
     if len(stages.stage) != len(table):
         raise ValueError(f"the stages cover {len(stages.stage)} rows and the table has {len(table)}")
     write_csv(path, COLUMNS, ((*_described(table, i), str(stages.stage[i])) for i in range(len(table))))
-
-
-def read_stages(path: str | Path, table: Table) -> Stages:
-    """Read stages back; an error says where the file was written for other data than this table."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"no stages file '{path}'")
-    header, lines = read_csv(Path(path))
-    if tuple(header) != COLUMNS:
-        raise ValueError(f"'{path}' is no stages file: its columns are {', '.join(header)}, not {', '.join(COLUMNS)}")
-    if len(lines) != len(table):
-        raise ValueError(f"'{path}' has {len(lines)} images and the data has {len(table)}: not the same data")
-    numbers: list[int] = []
-    for i, (line, cells) in enumerate(lines):
-        found, wanted = (cells["path"], cells["label"]), _described(table, i)
-        if found != wanted:
-            raise ValueError(f"'{path}', line {line}: for {found}, but the data has {wanted} there: not the same data")
-        if cells["stage"] != "-1" and not (cells["stage"].isdecimal() and cells["label"]):
-            raise ValueError(f"'{path}', line {line}: a stage is 0, 1, ... or, for none, -1; got '{cells['stage']}'")
-        numbers.append(int(cells["stage"]))
-    present = sorted(set(numbers) - {UNUSED})
-    if not present or present[-1] != len(present) - 1:
-        raise ValueError(f"'{path}': stages must be 0, 1, ... without a gap, found {present}")
-    return _counted(np.array(numbers, dtype=np.int64), table.label, table.classes, len(present))
 
 
 def _counted(stage: np.ndarray, label: np.ndarray, names: tuple[str, ...], number: int) -> Stages:

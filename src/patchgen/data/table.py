@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, nearest, visible_folders
+from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
+from patchgen.files import replacing
+from patchgen.names import did_you_mean
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
@@ -55,8 +58,8 @@ class Table:
     def rows_of(self, domain_name: str) -> np.ndarray:
         """Row indices of a domain, in table order."""
         if domain_name not in self.domains:
-            known = ", ".join(self.domains)
-            raise ValueError(f"Unknown domain '{domain_name}' (known: {known}).{nearest(domain_name, self.domains)}")
+            hint = did_you_mean(domain_name, self.domains)
+            raise ValueError(f"Unknown domain '{domain_name}'{hint} (known: {', '.join(self.domains)})")
         return np.flatnonzero(self.domain == self.domains.index(domain_name))
 
     def label_name(self, i: int) -> str:
@@ -111,7 +114,7 @@ def read_table(data: str | Path, *, benchmark: str | None = None, options: Mappi
         parent = next(p for p in where.parents if os.path.exists(p))
         lost = where.relative_to(parent).parts[0]
         there = [p.name for p in parent.iterdir()] if parent.is_dir() else []
-        raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}').{nearest(lost, there)}")
+        raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}'){did_you_mean(lost, there)}")
     if where.is_dir():
         return _read_folder(where, entry, options)
     if where.suffix.lower() != ".csv":
@@ -136,15 +139,10 @@ def list_images(folder: Path) -> list[str]:
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Write a CSV file under a temporary name in the same folder, then rename it."""
-    temporary = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header)
-            writer.writerows(rows)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
 
 
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
@@ -221,8 +219,8 @@ def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
     if known is None and entry:
         classes = entry.classes or ()
         raise ValueError(
-            f"'{name}' in domain '{domain}' is not a class of {entry.name} ({', '.join(classes)})."
-            f"{nearest(name, classes)} If the data is not {entry.name}, give its folder another name."
+            f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
+            f"({', '.join(classes)}). If the data is not {entry.name}, give its folder another name."
         )
     return known or name
 
@@ -268,31 +266,31 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
     for column in ("path", "domain", "label"):
         if column not in header:
             separator = next((s for s in (";", "\t", "|") if s in "".join(header)), None)
-            hint = f" Separate cells with commas, not {separator!r}." if separator else nearest(column, header)
-            raise ValueError(f"'{path}' has no column '{column}' (found: {', '.join(header) or 'nothing'}).{hint}")
+            hint = f"; separate cells with commas, not {separator!r}" if separator else did_you_mean(column, header)
+            raise ValueError(f"'{path}' has no column '{column}' (found: {', '.join(header) or 'nothing'}){hint}")
     if len(set(header)) < len(header):
         raise ValueError(f"'{path}' has a column twice: {', '.join(header)}.")
 
 
 def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> None:
-    """Files must exist, cells must be filled (a label may be empty), and a path must always mean the same thing."""
+    """Files must exist, cells must be filled (a label may be empty), and a file must stand there once."""
     needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
-    seen: dict[str, tuple[int, str]] = {}
+    seen: dict[str, tuple[int, str, str]] = {}
     lost: list[str] = []
+    find = _finder(path.parent)
     for line, cells in lines:
         empty = [column for column in needed if not cells[column]]
         if empty:
             raise ValueError(f"'{path}', line {line}: the cell '{empty[0]}' is empty. Only a label may be left empty.")
         name = os.path.normpath(cells["path"])
+        file, exists = find(cells["path"])
         meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
-        first = seen.setdefault(name, (line, meaning))
-        if first[1] != meaning:
-            raise ValueError(f"'{path}': '{name}' is {first[1]} in line {first[0]}, but {meaning} in line {line}.")
-        if first[0] != line:  # the same file would stand on both sides of a split
-            raise ValueError(f"'{path}': '{name}' stands in line {first[0]} and again in line {line}; remove one.")
+        first = seen.setdefault(file, (line, meaning, name))
+        if first[0] != line:  # the same file would stand on both sides of a split, or in two domains
+            raise ValueError(f"'{path}': {_twice((line, meaning, name), first)}")
         if not is_image(os.path.basename(name)):
             raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
-        if not os.path.isfile(path.parent / name):
+        if not exists:
             lost.append(f"line {line}: {name}")
     if lost:
         examples = "; ".join(lost[:3] + ["..."] * (len(lost) > 3))
@@ -302,13 +300,45 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
         )
 
 
+def _finder(root: Path) -> Callable[[str], tuple[str, bool]]:
+    """A function that gives the one true path of a file, through links, and whether it exists.
+
+    A folder is resolved once for all files in it, and a file costs the one look that tells whether it exists.
+    """
+    folders: dict[str, str] = {}
+
+    def find(name: str) -> tuple[str, bool]:
+        file = os.path.join(root, name)
+        folder, base = os.path.split(file)
+        try:
+            if folder not in folders:
+                folders[folder] = os.path.realpath(folder)
+            mode = os.lstat(file).st_mode
+        except (OSError, ValueError):  # not there, or no path at all
+            return os.path.join(folders.get(folder, folder), base), False
+        if stat.S_ISLNK(mode):
+            return os.path.realpath(file), os.path.isfile(file)
+        return os.path.join(folders[folder], base), stat.S_ISREG(mode)
+
+    return find
+
+
+def _twice(row: tuple[int, str, str], first: tuple[int, str, str]) -> str:
+    """What to say of a file that two lines name: (line, meaning, name) of both."""
+    (line, meaning, name), (before, other, spelt) = row, first
+    again = "" if spelt == name else f", the file that line {before} calls '{spelt}',"
+    if other != meaning:
+        return f"'{name}'{again} is {other} in line {before}, but {meaning} in line {line}."
+    return f"'{name}'{again} stands in line {before} and again in line {line}; remove one."
+
+
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
     """Domain and class of a row, in the benchmark's spelling when there is one."""
     domain = entry.domain_of(cells["domain"]) if entry else cells["domain"]
     if domain is None:
         known = entry.domains if entry else ()
-        hint = nearest(cells["domain"], known)
-        raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}.{hint}")
+        hint = did_you_mean(cells["domain"], known)
+        raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}{hint}")
     return domain, _class_name(cells["label"], domain, entry) if cells["label"] else ""
 
 

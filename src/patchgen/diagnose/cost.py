@@ -37,7 +37,7 @@ from patchgen.model.patchgen import PatchGen, PatchGenOutput, default_heads
 from patchgen.train.optim import make_optimizer
 
 BASELINE, MEASURED = "lp-ln", "patchgen"
-TARGET = 1.08  # the largest time ratio wanted at 224 px
+TARGET = 1.06  # the largest time ratio wanted at 224 px
 MEMORY_TARGET = 0.1  # the largest share of the explicit version's bytes wanted at the largest P
 NUM_CLASSES = 7
 MODULE_DIM = 384  # of the memory comparison: ViT-S, 6 heads

@@ -68,9 +68,11 @@ def measure_folds(
     """`measure_fold` with the settings of each policy, the others as given."""
     found = {}
     for name, policy in policies.items():
-        found[name] = measure_fold(
-            **policy._asdict(), **settings, report=lambda line, name=name: report(f"{name}: {line}")
-        )
+
+        def say(line: str, name: str = name) -> None:
+            report(f"{name}: {line}")
+
+        found[name] = measure_fold(**policy._asdict(), **settings, report=say)
     return {"policies": found, "target": TARGET}
 
 

@@ -77,7 +77,7 @@ class Probe:
 
     def one_pass(self, room: int) -> float:
         """Processor seconds of a pass with so many bytes for features."""
-        self.reader.room = room
+        self.reader.memory.room = room
         self.forwards.append(0)
         start = time.process_time()
         for first in range(0, len(self.rows), BATCH):

@@ -1,8 +1,8 @@
 """Seconds that a command needs to answer: `import patchgen` and `patchgen --help`, each in a fresh process.
 
-    found = measure_start()
-    found["seconds"]["patchgen --help"]          # on the clock; beside it what Python alone takes
-    found["processor"]["patchgen --help"]        # without what other programs took meanwhile
+found = measure_start()
+found["seconds"]["patchgen --help"]          # on the clock; beside it what Python alone takes
+found["processor"]["patchgen --help"]        # without what other programs took meanwhile
 """
 
 from __future__ import annotations

@@ -15,11 +15,14 @@ from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
+from patchgen.data.splits import read_splits
+from patchgen.data.table import read_table
 from patchgen.explain import Checkpoint, Predictor, load_run
 from patchgen.methods import method_class
 from patchgen.model.classifier import Classifier
 from patchgen.model.weights import cache_dir
 from patchgen.tasks import Fold, make_fold
+from patchgen.tasks.mdg import fingerprint
 from patchgen.train.records import RunFolder
 
 
@@ -86,8 +89,10 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
     names = _names(folders)
     subjects = []
     for folder, name in zip(folders, names, strict=True):
+        _check_same_domain(folder, folders[0])
+        check_data(folder, fold, data)
         predictor = load_run(folder.path, checkpoint)
-        _check_same_fold(folder, predictor, folders[0], fold)
+        _check_classes(folder, predictor, fold)
         config = _config(folder, data)
         store = ImageStore(
             [fold.table.file(i) for i in range(len(fold.table))], config.image_size, _cache(config.cache)
@@ -116,12 +121,39 @@ def _cache(wanted: bool) -> Path | None:
     return cache_dir() if wanted else None
 
 
-def _check_same_fold(folder: RunFolder, predictor: Predictor, first: RunFolder, fold: Fold) -> None:
-    if folder.config.unseen != fold.unseen:
+def _check_same_domain(folder: RunFolder, first: RunFolder) -> None:
+    if folder.config.unseen != first.config.unseen:
         raise ValueError(
-            f"{folder.path} left out {folder.config.unseen!r}, but {first.path} left out {fold.unseen!r}; "
+            f"{folder.path} left out {folder.config.unseen!r}, but {first.path} left out {first.config.unseen!r}; "
             "only runs of one fold can be compared"
         )
+
+
+def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
+    """The images at hand must be those of the run: its own list of them and, where that can be told, their sizes.
+
+    Args:
+        data: Where the user says the data lie now; the run's own data may be gone then.
+
+    Raises:
+        ValueError: they are others.
+    """
+    config = folder.config
+    try:
+        read_splits(folder.path / "splits.csv", fold.table)
+        known = folder.path.resolve().name == config.hash(fingerprint(fold.table))  # no need to look at its own data
+        if not known and not (data and not Path(config.data).expanduser().exists()):
+            there = read_table(config.data, benchmark=config.benchmark, options=config.options)
+            if there.root != fold.table.root and fingerprint(there) != fingerprint(fold.table):
+                raise ValueError(f"the images at {there.root} have the same names, but other contents")
+    except ValueError as error:
+        raise ValueError(
+            f"{folder.path} was trained on other data than those at {fold.table.root} ({error}); "
+            "take runs of the same data, and point --data at them where they have moved"
+        ) from error
+
+
+def _check_classes(folder: RunFolder, predictor: Predictor, fold: Fold) -> None:
     if predictor.classes != fold.classes:
         raise ValueError(
             f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "

@@ -2,7 +2,8 @@
 
     mixture = SphericalMixture.fit(features, components=80, start=last.means, replay=last.sample(100, generator))
     mixture.nearest(features, 5)               # (N, 5): whose means become the prompts of an image
-    mixture.pseudo_labels([first, second])     # (N,): one label for both views of an image
+    likely = mixture.log_responsibilities(features)
+    vote([likely, of_the_other_views])         # (N,): one pseudo-label for both views of an image
 
 Features are L2-normalised in one place (`unit`), for the fit and for every query alike. A query that skips it compares
 a vector of norm 45 with means of norm 1: the widest components then win for every image, and all get the same prompts.
@@ -102,9 +103,9 @@ class SphericalMixture:
         return replace(mixture.to(torch.float32), history=tuple(history))
 
     @torch.no_grad()
-    def log_responsibilities(self, features: Tensor) -> Tensor:
-        """log p(component | x): (N, K), float32."""
-        rows = unit(features, self.means.shape[1])
+    def log_responsibilities(self, features: Tensor, *, check: bool = True) -> Tensor:
+        """log p(component | x): (N, K), float32; without ``check`` a row that is not finite gives one."""
+        rows = unit(features, self.means.shape[1], check=check)
         return torch.cat([self._log_joint(x).log_softmax(1).float() for x in _chunks(rows, self.components)])
 
     @torch.no_grad()
@@ -117,12 +118,6 @@ class SphericalMixture:
         if not 1 <= k <= self.components:
             raise ValueError(f"k must be between 1 and the number of components, {self.components}; got {k}")
         return self.log_responsibilities(features).topk(k, dim=1).indices
-
-    def pseudo_labels(self, views: list[Tensor]) -> Tensor:
-        """One component id per image, (N,): the views (each (N, D)) vote with their log-responsibilities."""
-        if not views:
-            raise ValueError("pseudo-labels need at least one view, got an empty list")
-        return torch.stack([self.log_responsibilities(view) for view in views]).mean(0).argmax(1)
 
     def sample(self, per_component: int, generator: torch.Generator) -> Tensor:
         """Replay: (K, per_component, D) draws, the same number from every component however small its weight.
@@ -160,9 +155,22 @@ class SphericalMixture:
         return normaliser - squared_distances(x, means) / (2 * variances)
 
 
-def unit(features: Tensor, dim: int | None = None) -> Tensor:
-    """L2-normalised rows (N, D) in float32 or float64; the one place where features of fit and query are normalised."""
-    rows = check_features(features, "features")
+def vote(views: list[Tensor]) -> Tensor:
+    """One component id per image, (N,): its views vote with their log-responsibilities, each (N, K)."""
+    if not views:
+        raise ValueError("pseudo-labels need at least one view, got an empty list")
+    return torch.stack(views).mean(0).argmax(1)
+
+
+def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Tensor:
+    """L2-normalised rows (N, D) in float32 or float64; the one place where features of fit and query are normalised.
+
+    Without ``check`` nothing is looked at that would make the device catch up.
+    """
+    if check:
+        rows = check_features(features, "features")
+    else:
+        rows = features.detach().to(torch.promote_types(features.dtype, torch.float32))
     if dim is not None and rows.shape[1] != dim:
         raise ValueError(f"features have {rows.shape[1]} dimensions, but {dim} were expected: use the same backbone")
     return F.normalize(rows, dim=1)

@@ -1,57 +1,109 @@
 """Prompts from a mixture: the means of an image's likeliest components join its tokens at the input.
 
+    check_promptable(backbone)                                        # once: a ValueError where it takes no prompts
     with torch.no_grad():
         query = backbone(images).cls                                  # prompt-free
     prompts = choose_prompts(mixture, query, k=5)                     # (B, 5, D), constants
     tokens = prompted(backbone, images, prompts)                      # the same contract as backbone(images)
 
 The sequence is [CLS, prompts, registers if any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV
-2024), and no norm or projection of its own; without prompts the backbone sees its plain sequence.
+2024), and no norm or projection of its own; without prompts the backbone sees its plain sequence. Where CLS has no
+position (DINOv3 turns its patches alone) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.model.backbone import Backbone, Tokens
+from patchgen.model.hooks import on_tensor
+
+SIDE = 4  # patches, of the image that tries prompts
 
 
-def choose_prompts(mixture: SphericalMixture, query: Tensor, k: int = 5) -> Tensor:
-    """The means (B, k, D) of the k components most responsible for each query (B, D), the first one first."""
-    return mixture.means[mixture.nearest(query, k)].to(query.dtype)
+def choose_prompts(mixture: SphericalMixture, query: Tensor, k: int = 5, likely: Tensor | None = None) -> Tensor:
+    """The means (B, k, D) of the k components most responsible for each query (B, D), the first one first.
+
+    Args:
+        likely: (B, K) log-responsibilities of the query, where they are known.
+    """
+    chosen = mixture.nearest(query, k) if likely is None else likely.topk(k, dim=1).indices
+    return mixture.means[chosen].to(query.dtype)
 
 
 def prompted(backbone: Backbone, images: Tensor, prompts: Tensor) -> Tokens:
     """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped."""
     _check_prompts(backbone, images, prompts)
-    embeddings: nn.Module = backbone.model.embeddings
-    position = _cls_position(embeddings)  # (D,)
+    embeddings = _embeddings(backbone)
+    has_cls = min(backbone.num_prefix_tokens, 1)
+    position = _cls_position(embeddings) if has_cls else 0.0  # (D,)
 
-    def insert(module: nn.Module, arguments: Any, output: Any) -> Any:
-        sequence = output[0] if isinstance(output, tuple) else output  # (B, 1 + R + P, D); MAE adds its mask and order
+    def insert(sequence: Tensor) -> Tensor:  # (B, prefix + P, D)
         placed = (prompts + position).to(sequence.dtype)
-        longer = torch.cat([sequence[:, :1], placed, sequence[:, 1:]], dim=1)
-        return (longer, *output[1:]) if isinstance(output, tuple) else longer
+        return torch.cat([sequence[:, :has_cls], placed, sequence[:, has_cls:]], dim=1)
 
-    with embeddings.register_forward_hook(insert):
+    with on_tensor(embeddings, insert):
         tokens = backbone(images)
     # the backbone drops as many leading tokens as it has prefix tokens of its own; the patches are the last P
-    return tokens._replace(patches=tokens.patches[:, prompts.shape[1] :])
+    patches = tokens.patches[:, prompts.shape[1] :]
+    return Tokens(patches, tokens.cls if has_cls else patches.mean(1), tokens.grid)
 
 
-def _cls_position(embeddings: nn.Module) -> Tensor:
-    """The position vector (D,) that the backbone adds to its CLS token."""
+def check_promptable(backbone: Backbone) -> None:
+    """ValueError unless prompts can join the tokens of this backbone: one black image tells."""
+    fix = "choose another --backbone, such as DINOv2, ViT or CLIP, or --method gcd+patchgen, which has no prompts"
+    _embeddings(backbone, fix)
+    odd = "its attention has relative positions, which a prompt has none of" if _relative(backbone) else _try(backbone)
+    if odd:
+        name = f"{backbone.source!r} ({backbone.model_type})"
+        raise ValueError(f"prompts stand between a backbone's own tokens, and {name} takes none ({odd}); {fix}")
+
+
+def _relative(backbone: Backbone) -> bool:
+    """BEiT and its like would stretch their table over the longer sequence, and each patch would lose its place."""
+    return any("relative_position" in name for name, _ in backbone.model.named_parameters())
+
+
+@torch.no_grad()
+def _try(backbone: Backbone) -> str:
+    """What is odd about two prompts and one image; empty if nothing is."""
+    weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
+    images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
+    prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator
+    try:
+        one, other = (prompted(backbone, images, given).patches for given in (prompts, prompts.flip(1)))
+    except Exception as error:  # whatever a model raises on more tokens than it expects, it means this
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if one.shape[1] != SIDE**2:
+        return f"of {SIDE**2} patches there are {one.shape[1]} behind it"
+    return "" if torch.allclose(one, other, rtol=1e-3, atol=1e-3) else "it gives them places, but they are a set"
+
+
+def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of transformers") -> nn.Module:
+    """The part that makes the sequence of tokens."""
+    if backbone.family.convolutional:
+        raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: {fix}")
+    found = getattr(backbone.model, "embeddings", None)
+    if not isinstance(found, nn.Module):
+        raise ValueError(
+            f"prompts join the tokens behind a model's part `embeddings`, which {backbone.source!r} "
+            f"({backbone.model_type}) lacks: {fix}"
+        )
+    return found
+
+
+def _cls_position(embeddings: nn.Module) -> Tensor | float:
+    """The position vector (D,) that the backbone adds to its CLS token; 0 where it adds none."""
     learned = getattr(embeddings, "position_embeddings", None)  # (1, 1 + P, D)
-    return learned[0, 0] if learned is not None else embeddings.get_parameter("position_embedding.weight")[0]  # CLIP
+    if isinstance(learned, Tensor):
+        return learned[0, 0]
+    table = getattr(embeddings, "position_embedding", None)  # CLIP
+    return table.weight[0] if isinstance(table, nn.Embedding) else 0.0
 
 
 def _check_prompts(backbone: Backbone, images: Tensor, prompts: Tensor) -> None:
-    if backbone.family.convolutional:
-        raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: use a vision transformer")
     if prompts.ndim != 3 or prompts.shape[0] != images.shape[0] or prompts.shape[2] != backbone.dim:
         expected = f"({images.shape[0]}, k, {backbone.dim})"
         raise ValueError(f"prompts must be {expected}, one set for each image, got {tuple(prompts.shape)}")

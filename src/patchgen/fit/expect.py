@@ -1,14 +1,21 @@
 """What to expect at a new site: every site was new once, and the spread between them is the honest error bar.
 
-    expected = expect({"berlin": 0.81, "lyon": 0.74, "turin": 0.90})
+    expected = expect({"berlin": 0.81, "lyon": 0.74, "turin": 0.90}, {"berlin": 240, "lyon": 96, "turin": 310})
     expected.mean, expected.interval, expected.new_site
 
-Two intervals, both of Student's t over the K sites (mean m, standard deviation s, quantile t of K - 1 degrees):
+Two intervals over the K sites, from their mean m and a reach r:
 
-    interval    m +- t s / sqrt(K)          where the mean over many such sites lies
-    new_site    m +- t s sqrt(1 + 1/K)      where ONE further site lies, if it is drawn as these were
+    interval    m +- r / sqrt(K)          where the mean over many such sites lies
+    new_site    m +- r sqrt(1 + 1/K)      where ONE further site lies, if it is drawn as these were
 
-The second is the one to plan with. Neither covers a site of another kind than these.
+    r = max(t s, 1.96 e)    s^2 = variance of the site accuracies, t = Student's quantile of K - 1 degrees
+                            e^2 = mean over sites of q (1 - q) / n,  q = (right + 1) / (n + 2),  n images each
+
+t s is Student's interval. e is the error that few images alone make: sites whose accuracies agree, by chance or because
+all are perfect, have s near 0, and that is no certainty. q, Laplace's rule, keeps e above 0 at 0 % and 100 %; with e a
+normal quantile goes, since the variance of counts is known and not estimated from K values.
+
+`new_site` is the one to plan with. Neither covers a site of another kind than these.
 """
 
 from __future__ import annotations
@@ -45,19 +52,26 @@ class Expected:
         )
 
 
-def expect(folds: Mapping[str, float]) -> Expected:
-    """Mean and intervals of the accuracies at left-out sites, cut to [0, 1]."""
+def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
+    """Mean and intervals of the accuracies at left-out sites, cut to [0, 1]; `images` says how many were scored."""
     values = np.array(list(folds.values()), dtype=float)
-    mean = float(values.mean())
-    if len(values) < 2:
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
         return Expected(mean, None, None, dict(folds))
-    from scipy.stats import t
-
-    reach = float(t.ppf((1 + COVERAGE) / 2, len(values) - 1) * values.std(ddof=1))
-    count = len(values)
+    reach = _reach(values, np.array([images[site] for site in folds], dtype=float))
     return Expected(
         mean, _within(mean, reach / math.sqrt(count)), _within(mean, reach * math.sqrt(1 + 1 / count)), dict(folds)
     )
+
+
+def _reach(values: np.ndarray, images: np.ndarray) -> float:
+    """r of the module's text: values, images (K,)."""
+    from scipy.stats import norm, t
+
+    level = (1 + COVERAGE) / 2
+    q = (values * images + 1) / (images + 2)
+    counted = math.sqrt((q * (1 - q) / images).mean())
+    return max(float(t.ppf(level, len(values) - 1) * values.std(ddof=1)), float(norm.ppf(level) * counted))
 
 
 def _within(mean: float, reach: float) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
 from patchgen.explain import Checkpoint, load_run
 from patchgen.fit.calibrate import calibrate, calibration_images
-from patchgen.fit.expect import expect
+from patchgen.fit.expect import Expected, expect
 from patchgen.model.weights import cache_dir
 from patchgen.model_folder import Model, backbone_facts
 from patchgen.tasks import Fold, make_fold
@@ -67,13 +67,16 @@ class Clock:
             self.seconds, self.trained = self.seconds + seconds, self.trained + self.work[number]
 
 
-def fit(config: Config, runs: str | Path, *, expecting: bool = True, quiet: bool = False) -> Model:
+def fit(
+    config: Config, runs: str | Path, *, expecting: bool = True, split_given: bool = True, quiet: bool = False
+) -> Model:
     """Train a model to hand on.
 
     Args:
         config: With `unseen` "none" the model is trained on all sites, after each was left out once (`expecting`);
             with a site's name it is trained without that site and scored on it.
         runs: Parent of the run folders.
+        split_given: False where `config.split` is nobody's choice: a manifest's groups then decide.
 
     Raises:
         ValueError: settings or data that cannot be trained with; found before the first training where possible.
@@ -83,10 +86,16 @@ def fit(config: Config, runs: str | Path, *, expecting: bool = True, quiet: bool
     table = read_table(config.data, benchmark=config.benchmark, options=config.options)
     if config.unseen == NO_DOMAIN and NO_DOMAIN in table.domains:
         raise ValueError(f"a site is called {NO_DOMAIN!r}, which here means that no site is left out; rename it")
+    say = _say(quiet)
+    if not split_given and _names_groups(config, table):
+        say("patients stay together: --split group, because the manifest names groups")
+        config = replace(config, split="group")
     final = make_fold(config, table)
+    for note in final.notes:
+        say(f"data: {note}")
     left_out = list(table.domains) if expecting and not final.test else []
     sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}  # may refuse: before any work
-    clock = Clock([len(fold.train) for fold in (*sites.values(), final)], _say(quiet))
+    clock = Clock([len(fold.train) for fold in (*sites.values(), final)], say)
     folds = []
     for site, fold in sites.items():
         with clock.training(f"without {site}, to be scored on it"):
@@ -108,7 +117,7 @@ def finish(run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = Fals
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, report = calibrate(predictor, whole, store, bar.advance)
     header = load_tensors(run.checkpoint(checkpoint))[1]
-    scores = expect({one.site: one.accuracy for one in folds}) if folds else None
+    scores = _expected(folds) if folds else None
     about: dict[str, Any] = {
         "data": data_facts(fold),
         "expected": asdict(scores) if scores else None,
@@ -146,6 +155,15 @@ def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
     chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
     validation = sum(site["accuracy"] for site in chosen) / len(chosen)
     return SiteFold(fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name)
+
+
+def _expected(folds: list[SiteFold]) -> Expected:
+    return expect({one.site: one.accuracy for one in folds}, {one.site: one.images for one in folds})
+
+
+def _names_groups(config: Config, table: Table) -> bool:
+    """Groups in a manifest are the user's own words; those of a benchmark's file names leave its protocol as it is."""
+    return table.group is not None and not Path(config.data).expanduser().is_dir()
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

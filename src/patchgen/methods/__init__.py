@@ -19,6 +19,7 @@ from patchgen.methods.clip import CoOp, ZeroShot
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
 from patchgen.methods.gmdg import Gmdg
+from patchgen.methods.guards import check_parts
 from patchgen.methods.invariance import GroupDro, Irm, Vrex
 from patchgen.methods.lreg import LReg
 from patchgen.methods.mdsdi import Mdsdi
@@ -98,6 +99,7 @@ def method_class(name: str) -> type[Method]:
             raise ValueError(f"method {name!r}: {a!r} has the terms of {b!r} already; leave {b!r} out")
     if not more:
         return first
+    check_parts(name, {_name(part): part for part in (first, *more)})
     parts = (*reversed(more), first)  # later parts call the earlier ones by super()
     return type(name, parts, {"summary": " + ".join(part.summary for part in reversed(parts))})
 

@@ -12,7 +12,7 @@ reversed for the features as well:
 What differs from DomainBed's code: there network and features take turns, each with an optimiser of its own. Here one
 pass serves both and the gradient is reversed on its way back, as in the paper: the fixed points are the same, and no
 step is lost to the network, so that budgets stay equal. Both learn in the common optimiser (DomainBed's two have beta_1
-0.5), the network at `--lr` times `lr_mult`. CDANN's mean is over the classes present, not over all ids up to the
+0.5), the network at `--lr` times `dann_lr_mult`. CDANN's mean is over the classes present, not over all ids up to the
 highest. On several devices it spans the global batch; under accumulation, a micro-batch. Where nothing can move the
 features (tune 'head' with pool cls or mean) both methods are refused.
 """
@@ -42,7 +42,7 @@ class Dann(Method):
     summary = "DANN: features from which a network cannot tell the source domains"
     reference = "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016"
     addable = True
-    defaults = {"dann": 1.0, "penalty": 0.0, "lr_mult": 1.0}
+    defaults = {"dann": 1.0, "penalty": 0.0, "dann_lr_mult": 1.0}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -53,25 +53,25 @@ class Dann(Method):
         self.discriminator = domain_network(model.backbone.dim, len(self.sources))
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.discriminator, self.config.lr * self.hparams["lr_mult"])]
+        return [*super().rates(), (self.discriminator, self.config.lr * self.hparams["dann_lr_mult"])]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
         target = pseudo_labels(out.logits, batch.label)
-        read = self.read(reverse_gradient(out.features.float(), self.hparams["dann"]), target)
+        read = self.domain_input(reverse_gradient(out.features.float(), self.hparams["dann"]), target)
         told = self.discriminator(read)  # (B, K)
         each = F.cross_entropy(told, positions(batch.domain, self.sources), reduction="none")  # (B,)
-        found["L_dann"] = self.average(each, target, out.logits.shape[1])
+        found["L_dann"] = self.domain_loss(each, target, out.logits.shape[1])
         if self.hparams["penalty"]:
             [slope] = torch.autograd.grad(each.sum(), read, create_graph=True)  # (B, D)
             found["L_slope"] = self.hparams["penalty"] * slope.square().sum(1).mean()
         return found
 
-    def read(self, features: Tensor, target: Tensor) -> Tensor:
+    def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
         """What the network reads of features (B, D) whose classes are (B,)."""
         return features
 
-    def average(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    def domain_loss(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
         """The term, of each image's CE (B,)."""
         return each.mean()
 
@@ -85,12 +85,12 @@ class Cdann(Dann):
         self.class_vectors = nn.Embedding(model.head.out_features, model.backbone.dim)
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.class_vectors, self.config.lr * self.hparams["lr_mult"])]
+        return [*super().rates(), (self.class_vectors, self.config.lr * self.hparams["dann_lr_mult"])]
 
-    def read(self, features: Tensor, target: Tensor) -> Tensor:
+    def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
         return features + cast(Tensor, self.class_vectors(target))
 
-    def average(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    def domain_loss(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
         return mean_of_classes(each, target, num_classes)
 
 

@@ -14,8 +14,6 @@ refused.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -62,8 +60,8 @@ class Mmd(Method):
 
 def domain_features(out: Output, batch: Batch) -> list[Tensor]:
     """Features (n, D) of each source domain in the global batch."""
-    features = gather_over_ranks(out.features.float())
-    return [features[rows] for rows in by_domain(replace(batch, domain=gather_over_ranks(batch.domain)))]
+    features = out.features.float()
+    return [gather_over_ranks(features[rows]) for rows in by_domain(batch)]
 
 
 def moment_distance(one: Tensor, other: Tensor) -> Tensor:

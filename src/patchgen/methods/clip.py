@@ -37,6 +37,7 @@ class Sentences(Method):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.read: ClipHead | None = None  # a head whose sentences were read before: no text tower is needed then
         if config.task != "mdg":
             raise ValueError(
                 f"method {config.method!r} reads the name of every class, and task {config.task!r} hides some"
@@ -46,6 +47,9 @@ class Sentences(Method):
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
+        if self.read is not None:
+            model.head = self.read  # type: ignore[assignment]
+            return
         if not self.class_names:
             raise ValueError(f"method {self.config.method!r} needs names: set `class_names` before the model is built")
         names = [name.replace("_", " ") for name in self.class_names]

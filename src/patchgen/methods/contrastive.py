@@ -36,11 +36,12 @@ def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float 
         projected: (N, E) unit vectors.
         label: (N,) class ids; rows with -1 take no part at all. Nothing labelled gives a differentiable 0.
     """
-    rows, ids = projected[label >= 0], label[label >= 0]
-    log_p = _without_self(rows @ rows.T / temperature).log_softmax(1)
-    positive = (ids[:, None] == ids[None, :]).fill_diagonal_(False)
+    labelled = label >= 0
+    similarity = _without_self(projected @ projected.T / temperature)
+    log_p = similarity.masked_fill(~labelled, torch.finfo(similarity.dtype).min).log_softmax(1)  # their columns
+    positive = ((label[:, None] == label) & labelled).fill_diagonal_(False)
     number = positive.sum(1)
-    found = torch.where(positive, log_p, 0).sum(1) / number.clamp(min=1)  # (n,)
+    found = torch.where(positive, log_p, 0).sum(1) / number.clamp(min=1)  # (N,)
     return -found.sum() / (number > 0).sum().clamp(min=1)
 
 

@@ -12,12 +12,20 @@ from patchgen.data.loaders import Batch
 from patchgen.model.losses import cross_entropy
 
 
-def by_domain(batch: Batch) -> list[Tensor]:
+def by_domain(batch: Batch, device: torch.device | str | None = None) -> list[Tensor]:
     """Positions of each source domain's samples in the batch, in the order of the domains' ids.
 
-    Every part of a step's batch holds the same share of each domain, so the list is as long on every device.
+    Every part of a step's batch holds the same share of each domain, so the list is as long on every device. Where the
+    batch says how it is arranged, nothing waits for the device.
+
+    Args:
+        device: Where the positions are wanted; that of the batch when left out.
     """
-    return [torch.nonzero(batch.domain == domain).squeeze(1) for domain in torch.unique(batch.domain)]
+    device = device or batch.domain.device
+    if batch.num_domains is not None:
+        return list(torch.arange(len(batch.domain), device=device).view(batch.num_domains, -1))
+    ids = batch.domain.to(device)
+    return [torch.nonzero(ids == domain).squeeze(1) for domain in torch.unique(ids)]
 
 
 def domain_risks(logits: Tensor, batch: Batch) -> Tensor:

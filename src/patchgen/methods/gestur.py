@@ -30,6 +30,7 @@ class Gestur(Method):
     summary = "GESTUR: gradients held near a moving average of the weights, which predicts"
     reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
     addable = True
+    predicts_alone = True
     defaults = {"gestur": 0.01, "decay": 0.999}
 
     def __init__(self, config: Config) -> None:

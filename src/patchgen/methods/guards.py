@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier
+
+ON_LOGITS = ("", "read", "shift", "replace")  # parts of a sum stand in this order; the first word may be anywhere
 
 
 def refuse_fixed_features(method: Method) -> None:
@@ -15,15 +20,22 @@ def refuse_fixed_features(method: Method) -> None:
         )
 
 
-def refuse_behind(part: type[Method], method: Method, *others: type[Method]) -> None:
-    """Where ``part`` changes the logits, others that start again from the model's must stand before it in a sum."""
-    order = type(method).__mro__  # the last part of a sum comes first
-    lost = [other.__name__ for other in others if other in order and order.index(other) < order.index(part)]
-    if lost:
-        raise ValueError(
-            f"method {method.config.method!r}: what {part.__name__} does to the logits would be lost behind "
-            f"{' and '.join(lost)}; name {part.__name__} after it"
-        )
+def check_parts(name: str, parts: Mapping[str, type[Method]]) -> None:
+    """Refuse a sum in which a part would be lost; ``parts`` are its classes by their names, in the order of the sum.
+
+    The last part is asked first and hands the logits on, to the first one at the end: what changes them must be named
+    after what reads them, and what starts again from the features after what only shifts them.
+    """
+    main = [part for part, method in parts.items() if method.replaces_main]
+    if len(main) > 1:
+        raise ValueError(f"method {name!r}: {' and '.join(main)} both replace the main loss; leave one out")
+    for (early, one), (late, other) in itertools.combinations(parts.items(), 2):
+        fix = f"name {early!r} after {late!r}"
+        if other.on_logits and ON_LOGITS.index(one.on_logits) > ON_LOGITS.index(other.on_logits):
+            lost, on = (early, late) if other.on_logits == "read" else (late, early)
+            raise ValueError(f"method {name!r}: what {lost!r} does to the logits would be lost on {on!r}; {fix}")
+        if other.predicts_alone and one.predicting is not Method.predicting:
+            raise ValueError(f"method {name!r}: {late!r} would hide what {early!r} predicts with; {fix}")
 
 
 def require_linear_head(method: Method, model: Classifier) -> None:

@@ -116,8 +116,9 @@ def risk_after_a_step(head: TwoPartHead, features: Tensor, batch: Batch, rate: f
     fixed = {"invariant.weight": head.invariant.weight.detach()}
     start = {name: tensor for name, tensor in head.named_parameters() if name not in fixed}
     risks = []
-    for held_out in by_domain(batch):
-        rest = torch.ones_like(batch.label, dtype=torch.bool).index_fill(0, held_out, False)
+    groups = by_domain(batch)
+    for held_out in groups:
+        rest = torch.cat([held_out[:0], *(rows for rows in groups if rows is not held_out)])  # none of a single one
         risk = cross_entropy(functional_call(head, start | fixed, features[rest]), batch.label[rest])
         slopes = torch.autograd.grad(risk, list(start.values()))
         moved = {name: tensor - rate * slope for (name, tensor), slope in zip(start.items(), slopes, strict=True)}

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
+from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
 from patchgen.methods.method import Method
@@ -78,7 +79,7 @@ class Mldg(DomainByDomain):
 
     def update(self, step: Step) -> None:
         [batch] = step.batches()
-        domains = [rows_of(batch, rows) for rows in by_domain(batch)]
+        domains = [rows_of(batch, rows) for rows in by_domain(batch, "cpu")]
         random = np.random.default_rng([self.config.seed, step.number])  # the same on every device
         total: dict[str, Tensor] = {}
         for train, test in meta_pairs(len(domains), int(self.hparams["meta_test"]), random):
@@ -109,7 +110,7 @@ class Fish(DomainByDomain):
     def update(self, step: Step) -> None:
         [batch] = step.batches()
         start = copies(step.model)
-        for rows in by_domain(batch):
+        for rows in by_domain(batch, "cpu"):
             self.gradients(step, rows_of(batch, rows))
             self.adjust_gradients(step.model)
             step.apply()
@@ -129,8 +130,9 @@ def meta_pairs(count: int, num_test: int, random: np.random.Generator) -> list[t
 
 
 def rows_of(batch: Batch, rows: Tensor) -> Batch:
-    """Some samples of a batch."""
-    return Batch(batch.image[rows], batch.label[rows], batch.domain[rows], batch.index[rows.cpu()])
+    """Some samples of a batch, at positions that are on the CPU."""
+    there = send(rows, batch.image.device)
+    return Batch(batch.image[there], batch.label[there], batch.domain[there], batch.index[rows])
 
 
 def copies(model: Classifier) -> dict[str, Tensor]:

@@ -43,6 +43,9 @@ class Method(nn.Module):
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
     addable: ClassVar[bool] = False  # may stand behind a "+"
+    on_logits: ClassVar[str] = ""  # what `losses` does with them, a word of `guards.ON_LOGITS`: the order in a sum
+    replaces_main: ClassVar[bool] = False  # "main" is another loss than the mean cross-entropy of the labelled
+    predicts_alone: ClassVar[bool] = False  # `predicting` asks no part that is named before
     compared: ClassVar[bool] = True  # one of `--methods all`: not an upper bound, a variant, or for one backbone alone
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
 
@@ -67,6 +70,10 @@ class Method(nn.Module):
 
     def _hparams(self, given: Mapping[str, float]) -> dict[str, float]:
         own = self.all_defaults()
+        rates = [name for name in own if name.endswith("lr_mult")]
+        if rates and "lr_mult" in given:  # the common name: for each part that has no value under its own
+            others = {name: value for name, value in given.items() if name != "lr_mult"}
+            given = dict.fromkeys(rates, given["lr_mult"]) | others
         for name, value in given.items():
             if name not in own:
                 known = f"it has {', '.join(own)}" if own else "it has none"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from patchgen.methods.kept import Kept
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
+from patchgen.model.hooks import on_tensor
 
 LEAST_VARIANCE = 1e-5
 FIRST_VARIANCE = 0.1
@@ -139,10 +139,10 @@ class Taps:
         self._seen: dict[int, Tensor] = {}
         self._compared: dict[int, Tensor] | None = None  # a reference pass is under way
         self._half: torch.dtype | None = None  # number format of the training pass, where it is not its weights' own
-        self._handles = [module.register_forward_hook(self._hook(i)) for i, module in enumerate(modules)]
+        self._handles = [on_tensor(module, self._note(i)) for i, module in enumerate(modules)]
 
-    def _hook(self, i: int) -> Callable[[nn.Module, Any, Tensor], None]:
-        def note(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def _note(self, i: int) -> Callable[[Tensor], None]:
+        def note(output: Tensor) -> None:
             if self._compared is not None:
                 self._compared[i] = output
             elif torch.is_grad_enabled():

@@ -27,7 +27,6 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
-from patchgen.methods.invariance import GroupDro
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Output
 from patchgen.model.ranks import mean_over_ranks
@@ -46,14 +45,14 @@ class Mixup(Method):
     summary = "Mixup: images of different domains are blended, with their labels"
     reference = "Yan et al., Improve Unsupervised Domain Adaptation with Mixup Training, 2020"
     addable = True
+    on_logits = "read"
+    replaces_main = True
     defaults = {"mixup_alpha": 0.2}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if not self.hparams["mixup_alpha"]:
             raise ValueError("mixup_alpha must be above 0; the usual one is 0.2")
-        if isinstance(self, GroupDro):
-            raise ValueError(f"method {config.method!r}: mixup and groupdro both replace the main loss; leave one out")
         if self.mask == "true":
             raise ValueError(f"method {config.method!r}: a blended image has no true mask; mixup needs a learned one")
         if self.chosen_tune == "head" and not config.augment:
@@ -74,13 +73,13 @@ class Mixup(Method):
 
 def mix(batch: Batch, alpha: float) -> MixedBatch:
     """Blend every domain with its neighbour in a random circle; draws from torch's own generator."""
-    partner, share = draw_partners(by_domain(batch), alpha)
-    share = send(share.to(batch.image.dtype), batch.image.device)
+    partner, share = draw_partners(by_domain(batch, "cpu"), alpha)
+    partner, share = send(partner, batch.image.device), send(share.to(batch.image.dtype), batch.image.device)
     of_image = share.view(-1, *[1] * (batch.image.ndim - 1))
     image = of_image * batch.image + (1 - of_image) * batch.image[partner]
     labels = torch.stack([batch.label, batch.label[partner]])
     label = torch.where(share >= 0.5, labels[0], labels[1])
-    return MixedBatch(image, label, batch.domain, batch.index, labels=labels, share=share)
+    return MixedBatch(image, label, batch.domain, batch.index, None, batch.num_domains, labels=labels, share=share)
 
 
 def draw_partners(groups: list[Tensor], alpha: float) -> tuple[Tensor, Tensor]:
@@ -91,7 +90,7 @@ def draw_partners(groups: list[Tensor], alpha: float) -> tuple[Tensor, Tensor]:
     share = torch.empty(len(partner))
     for own, other, value in zip(order, [*order[1:], order[0]], shares, strict=True):
         partner[groups[own]] = groups[other]
-        share[groups[own].cpu()] = value
+        share[groups[own]] = value
     return partner, share
 
 

@@ -22,11 +22,8 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.gestur import Gestur
-from patchgen.methods.guards import refuse_behind, require_linear_head
-from patchgen.methods.invariance import GroupDro
+from patchgen.methods.guards import require_linear_head
 from patchgen.methods.method import Method
-from patchgen.methods.mixup import Mixup
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.ranks import sum_over_ranks
 
@@ -35,6 +32,7 @@ class Mtl(Method):
     summary = "MTL: the head also reads the mean feature of the image's domain"
     reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
     addable = True
+    on_logits = "shift"
     defaults = {"ema": 0.99}
     sums: Tensor  # (K, D) moving sums of the domains' mean features
     mass: Tensor  # () of their weights; sums / mass are the embeddings
@@ -44,7 +42,6 @@ class Mtl(Method):
         super().__init__(config)
         if not self.hparams["ema"] < 1:
             raise ValueError(f"ema is a share from 0 to below 1, not {self.hparams['ema']}; the usual one is 0.99")
-        refuse_behind(Mtl, self, Gestur, GroupDro, Mixup)
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

@@ -35,6 +35,7 @@ class MarginalEntropy(Method):
     summary = "the mean prediction is kept spread over all classes"
     reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
     addable = True
+    on_logits = "read"
     compared = False  # of unlabelled images
     defaults = {"marginal": 1.0}
 
@@ -55,15 +56,16 @@ class PimLReg(Method):
     summary = "pseudo-labels weighted by a learned confidence (PIM as L-Reg's code has it)"
     reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
     addable = True
+    on_logits = "read"
     compared = False
-    defaults = {"confidence": 0.1, "lr_mult": 10.0}
+    defaults = {"confidence": 0.1, "pim_lreg_lr_mult": 10.0}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.predictor = ErrorPredictor(model.head.out_features)
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.predictor, self.config.lr * self.hparams["lr_mult"])]
+        return [*super().rates(), (self.predictor, self.config.lr * self.hparams["pim_lreg_lr_mult"])]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         error: Tensor = self.predictor(out.logits.detach())  # (B, C)

@@ -7,7 +7,8 @@ of the other method (PatchGen's z+ is muted like any features; L_sim still sees 
 
 What differs from DomainBed's code: the head is linear, so the slope is its weight and is not differentiated for; shares
 are whole numbers of dimensions and images, rounded, not percentiles; the fall is measured without dropout. Images
-without a label take their arg-max as their class. The images are ranked over this device's part of the batch.
+without a label take their arg-max as their class. The images are ranked over this device's part of the batch, and of it
+over a micro-batch under accumulation; DomainBed knows one device, and ranks the whole batch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from torch.nn import functional as F
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.guards import refuse_behind, require_linear_head
-from patchgen.methods.invariance import GroupDro
+from patchgen.methods.guards import require_linear_head
 from patchgen.methods.method import Method
-from patchgen.methods.mixup import Mixup
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import pseudo_labels
 
@@ -30,11 +29,11 @@ class Rsc(Method):
     summary = "RSC: the feature dimensions that a decision leans on most are muted"
     reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     addable = True
+    on_logits = "replace"
     defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        refuse_behind(Rsc, self, GroupDro, Mixup)
         for name in ("rsc_features", "rsc_samples"):
             if not self.hparams[name] <= 1:
                 raise ValueError(f"{name} is a share from 0 to 1, not {self.hparams[name]}; the usual one is a third")

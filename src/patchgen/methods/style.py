@@ -25,7 +25,6 @@ tuning mode's choice; SagNet's own adversary moves norms alone, as `--tune layer
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +37,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
+from patchgen.model.hooks import on_tensor
 from patchgen.model.losses import cross_entropy
 
 LEAST_VARIANCE = 1e-6
@@ -179,7 +179,7 @@ def style_places(backbone: Backbone, stages: tuple[int, ...]) -> list[nn.Module]
 def channels_at(place: nn.Module, model: Classifier) -> int:
     """How many channels a place has: one black image tells."""
     found: list[Tensor] = []
-    handle = place.register_forward_hook(lambda module, inputs, output: found.append(output))
+    handle = on_tensor(place, found.append)
     side = model.backbone.patch_size
     with torch.no_grad():
         model.backbone(torch.zeros(1, 3, model.grid[0] * side, model.grid[1] * side, device=_device(model)))
@@ -195,7 +195,7 @@ def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[T
     """Let ``change`` work on the positions (B, N, C), in float32, of what a place says while gradients are kept."""
     prefix = backbone.num_prefix_tokens
 
-    def act(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+    def act(output: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():
             return None
         with torch.autocast(output.device.type, enabled=False):
@@ -205,4 +205,4 @@ def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[T
             changed = change(output[:, prefix:].float())
         return torch.cat([output[:, :prefix], changed.to(output.dtype)], 1)
 
-    place.register_forward_hook(act)
+    on_tensor(place, act)

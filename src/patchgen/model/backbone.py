@@ -107,6 +107,11 @@ class Backbone(nn.Module):
         self.requires_grad_(False).eval()
 
     @property
+    def description(self) -> str:
+        """What was taken, and what there is to know about it."""
+        return f"{self.resolved} ({self.note})" if self.note else self.resolved
+
+    @property
     def frozen(self) -> bool:
         """True when nothing in the backbone learns."""
         return not any(parameter.requires_grad for parameter in self.parameters())

@@ -57,9 +57,9 @@ class Classifier(nn.Module):
         self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(backbone.dim, num_classes)
 
-    def read(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> (B, D) for the plain pools, (B, P, D) for PatchGen."""
-        tokens: Tokens = self.backbone(images)
+    def read(self, images: Tensor | Tokens) -> Tensor:
+        """Normalised images (B, 3, H, W), or their tokens -> (B, D) for the plain pools, (B, P, D) for PatchGen."""
+        tokens: Tokens = images if isinstance(images, Tokens) else self.backbone(images)
         if self.pool == "cls":
             return tokens.cls
         return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.convert import first_line
+from patchgen.model.generic import quiet_loading
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 FIRST_DEVIATION = 0.02  # of learned prompt vectors, as in CoOp
@@ -163,7 +164,7 @@ def load_text(backbone: Backbone) -> ClipText:
     if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
         raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
     try:
-        with torch.random.fork_rng(devices=[]):
+        with quiet_loading(), torch.random.fork_rng(devices=[]):
             loader: Any = CLIPModel
             clip, info = loader.from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True

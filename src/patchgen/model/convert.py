@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.model import timm
-from patchgen.model.generic import Family, adopt, build_generic, open_folder
+from patchgen.model.generic import Family, adopt, build_generic, open_folder, quiet_loading
 from patchgen.model.weights import has_weights
 
 State = Mapping[str, Tensor]
@@ -75,7 +75,7 @@ def read_folder(folder: Path) -> Loaded:
     if family is None:
         return _read_generic(folder, model_type)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with quiet_loading(), torch.random.fork_rng(devices=[]):
             model, info = getattr(transformers, family.model).from_pretrained(
                 folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **_attention(family)
             )

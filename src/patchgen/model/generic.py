@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +65,22 @@ def _resizes(kind: type[nn.Module]) -> bool:
     return "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
 
 
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No bars and reports of transformers meanwhile: what is missing or does not fit, we say in words of our own."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def open_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """The vision model in a transformers folder (of two towers, the one for images), and what loading says of it."""
     import transformers
@@ -70,7 +88,7 @@ def open_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     config = getattr(config, "vision_config", config)
     _sizes(config)
-    with torch.random.fork_rng(devices=[]):
+    with quiet_loading(), torch.random.fork_rng(devices=[]):
         return transformers.AutoModel.from_pretrained(
             folder,
             config=config,

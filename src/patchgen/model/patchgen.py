@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 REFINE = ("linear", "ln-linear", "linear-ln")
+MODERATE = (0.2, 0.8)  # where the mean mask may start
 
 
 class PatchGenOutput(NamedTuple):
@@ -87,12 +88,26 @@ class PatchGen(nn.Module):
         """Scale the queries and keys so that the mask's scores start with this standard deviation on real tokens.
 
         Backbones differ in the scale of their final LayerNorm; without this the same Xavier start gives DINOv2 masks
-        of 0.35 to 0.65 and a supervised ViT-Ti masks that are saturated before the first step.
+        of 0.35 to 0.65 and a supervised ViT-Ti masks that are saturated before the first step. Tokens that are nearly
+        the same everywhere have nearly the same score, which that scale can make large: where the mean mask would
+        start outside ``MODERATE``, the queries' bias takes the mean token away, and the scores have a mean near 0.
         """
+        dim = tokens.shape[-1]
+        mean = self._scale_scores(tokens, spread)
+        if not MODERATE[0] <= mean <= MODERATE[1]:
+            self.qkv.bias[:dim] = -self.qkv.weight[:dim] @ tokens.flatten(0, 1).mean(0)
+            self._scale_scores(tokens, spread)
+
+    def _scale_scores(self, tokens: Tensor, spread: float) -> float:
+        """Give the scores this deviation, unless the images are blank, which say nothing of it; the mean mask then."""
         q, k, _ = self._heads(tokens)
-        found = self._score(q, k).std()
-        if found > 1e-3:  # blank images say nothing about the scale
-            self.qkv.weight[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
+        score = self._score(q, k)
+        found = score.std()
+        if not found > 1e-3:
+            return 0.5
+        for tensor in (self.qkv.weight, self.qkv.bias):
+            tensor[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
+        return float((score * spread / found).sigmoid().mean())
 
     def forward(
         self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
@@ -108,9 +123,7 @@ class PatchGen(nn.Module):
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
         mask = self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
         context = self._context(q, k, v)  # (B, P, D)
-        selected, rest = self._aggregate(context, mask, rho)  # (B, D) each
-        gate = self.gate(selected)  # (B, D)
-        return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
+        return self._represent(mask, *self._aggregate(context, mask, rho))
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)
@@ -134,6 +147,11 @@ class PatchGen(nn.Module):
             weighted = _wide(context) * _wide(rho).T  # (B, P, D)
             selected = (mask.to(weighted.dtype).unsqueeze(1) @ weighted).squeeze(1)
             return selected.to(rho.dtype), (weighted.sum(1) - selected).to(rho.dtype)
+
+    def _represent(self, mask: Tensor, selected: Tensor, rest: Tensor) -> PatchGenOutput:
+        """z+ and z- of the aggregates r+ and r-, (B, D) each: both pass the gate that r+ opens."""
+        gate = self.gate(selected)  # (B, D)
+        return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
 
     def _grid_of(self, num_patches: int) -> tuple[int, int]:
         return self.grid if num_patches == self.rho.shape[1] else square_grid(num_patches)

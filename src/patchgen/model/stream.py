@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from patchgen.config_stream import StreamConfig
 from patchgen.discovery.prompts import prompted
 from patchgen.methods.contrastive import ProjectionHead
-from patchgen.model.backbone import IMAGENET, Backbone, load_backbone, set_tuning
+from patchgen.model.backbone import IMAGENET, Backbone, Tokens, load_backbone, set_tuning
 from patchgen.model.patchgen import PatchGen
 
 
@@ -46,7 +46,10 @@ class StreamModel(nn.Module):
 
         The module sees patch tokens alone: prompts act on it through the backbone's attention.
         """
-        tokens = self.backbone(images) if prompts is None else prompted(self.backbone, images, prompts)
+        return self.pooled(self.backbone(images) if prompts is None else prompted(self.backbone, images, prompts))
+
+    def pooled(self, tokens: Tokens) -> Seen:
+        """One vector an image, of its tokens."""
         if self.select is not None:
             chosen = self.select(tokens.patches)
             return Seen(chosen.selected, chosen.mask, chosen.complementary)

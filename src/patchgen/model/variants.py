@@ -45,11 +45,6 @@ class Variant(PatchGen):
         variant.load_state_dict(own | {name: value for name, value in whole.state_dict().items() if name in own})
         return variant
 
-    def _represent(self, mask: Tensor, selected: Tensor, rest: Tensor) -> PatchGenOutput:
-        """Gate and refinement, as in PatchGen: aggregates (B, D) each in, z+ and z- out."""
-        gate = self.gate(selected)  # (B, D)
-        return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
-
 
 class WithoutAttention(Variant):
     """Reads the backbone's tokens Z as they are."""

@@ -5,13 +5,13 @@ Colours are Okabe and Ito's, and nothing is told by colour alone: lines differ i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchgen.data.table import write_csv
+from patchgen.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,11 +38,9 @@ class Drawn:
         from matplotlib import rc_context
 
         for ending, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
-            target = folder / f"{self.name}.{ending}"
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            with rc_context({"svg.hashsalt": self.name}):  # the same figure gives the same bytes
+            salt = rc_context({"svg.hashsalt": self.name})  # the same figure gives the same bytes
+            with salt, replacing(folder / f"{self.name}.{ending}") as temporary:
                 self.figure.savefig(temporary, format=ending, **options)  # type: ignore[arg-type]
-            os.replace(temporary, target)
         write_csv(folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows])
 
 

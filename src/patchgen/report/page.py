@@ -178,7 +178,7 @@ def svg(figure: Figure, description: str) -> str:
 
 
 def write_page(path: Path, html: str) -> Path:
-    from patchgen.train.records import write_text
+    from patchgen.files import write_text
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html)

@@ -4,13 +4,14 @@
 
 A run belongs to a *setup*: everything that decides its numbers except what tables compare (method, data, unseen domain,
 seed) and what is chosen on source validation (learning rates, loss weights of the grid, hyper-parameters). Numbers of
-two setups never share a table.
+two setups never share a table. Nor do those of two data sets with one name: the second is called `name (2)`.
 """
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.report.datasets import name_apart
 from patchgen.report.table import cells_of
 from patchgen.train.records import RunFolder
 from patchgen.train.summary import backbone_of
@@ -35,6 +37,9 @@ BACKBONES = (  # what the name of the weights holds -> the paper's (backbone, pr
     ("dinov2-large", "ViT-L/14", "DINOv2"), ("dino-vitb16", "ViT-B/16", "DINO"), ("vit-mae-base", "ViT-B/16", "MAE"),
     ("clip-vit-base-patch16", "ViT-B/16", "CLIP"), ("vit_tiny_patch16_224", "ViT-Ti/16", "ImageNet"),
 )  # fmt: skip
+
+
+ROW = ("path", "domain", "label", "group", "stage")  # what of splits.csv and stages.csv is the data's own
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class Run:
     domains: tuple[str, ...]  # all that the data has; the sessions of a stream
     backbone: str  # the weights that were taken
     scores: tuple[Score, ...]
+    rows: str  # digest of the data's rows: paths, domains, classes, groups
     validation: float = 0.0  # source validation of the chosen checkpoint
+    place: str = ""  # where the data lay, where others have the same name
 
     @property
     def label(self) -> str:
@@ -70,7 +77,7 @@ class Run:
         """What two runs must share to stand in one table."""
         kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
         kept |= {"task": self.config.task, "backbone": self.backbone}
-        entry = BENCHMARKS.get(self.dataset.lower())
+        entry = BENCHMARKS.get(data_name(self.config).lower())
         if entry is not None and kept.get("steps") == entry.steps:  # DomainNet has 15001 where others have 5001
             kept |= {"steps": "the data set's own", "eval_every": "the data set's own"}
         return tuple((name, str(value)) for name, value in kept.items())
@@ -115,7 +122,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     if not runs and not skipped:
         named = ", ".join(map(str, given)) or "nothing was given"
         raise ValueError(f"no run folder (with a config.yaml) lies below {named}; `patchgen train` makes one")
-    return runs, skipped
+    return name_apart(runs), skipped
 
 
 def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
@@ -159,7 +166,9 @@ def _read_fold(run: RunFolder, config: Config) -> Run:
     if "iou" in masks:  # the truth is known
         scores += [Score(chosen.unseen, f"mask: {name}", "selected", "all", value, chosen.images)
                    for name, value in masks.items()]  # fmt: skip
-    found = data_name(config), _domains(run.path / "splits.csv"), chosen.backbone, tuple(scores)
+    rows = _rows(run.path / "splits.csv")
+    domains = tuple(dict.fromkeys(row["domain"] for row in rows))
+    found = data_name(config), domains, chosen.backbone, tuple(scores), _digest(rows)
     return Run(run.path, config, *found, validation=chosen.validation)
 
 
@@ -173,13 +182,20 @@ def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
                        for metric, cell in cells.items()]  # fmt: skip
     if not scores:
         raise ValueError("no stage of the stream is recorded")
-    return Run(run.path, config, data_name(config), tuple(sessions), backbone_of(run), tuple(scores))
+    stages = run.path / "stages.csv"
+    rows = _digest(_rows(stages) if stages.is_file() else [])
+    return Run(run.path, config, data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows)
 
 
-def _domains(path: Path) -> tuple[str, ...]:
-    """The domains of the data, in the order of the splits."""
+def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as stream:
-        return tuple(dict.fromkeys(line["domain"] for line in csv.DictReader(stream)))
+        return list(csv.DictReader(stream))
+
+
+def _digest(rows: list[dict[str, str]]) -> str:
+    """Of what the data is, and not of how it was split."""
+    lines = ["\0".join(row.get(name, "") for name in ROW) for row in rows]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def data_name(config: Config | StreamConfig) -> str:

@@ -8,7 +8,6 @@ Drawn with Pillow alone, 1200 pixels wide. Masks have the fixed colour scale of 
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from patchgen.files import replacing
 from patchgen.overlay import NOTICE, OPACITY, upsample
 
 WIDTH = 1200
@@ -68,12 +68,8 @@ def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle:
 
 def write_sheet(path: Path, sheet: Image.Image) -> None:
     """A PNG, under a temporary name first."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def viridis(values: np.ndarray) -> np.ndarray:

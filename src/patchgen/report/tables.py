@@ -5,6 +5,7 @@ The ablation and the sensitivity tables are in `report/ablation.py`.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -244,10 +245,13 @@ def make_grid(
     kind: str, dataset: str, title: str, runs: Sequence[Run], columns: Sequence[Column], lines: Sequence[Line],
     part: str, reference: str, figure: str,
 ) -> Grid:  # fmt: skip
-    name = "-".join(filter(None, (kind, dataset.lower().replace(", ", "-").replace(" ", "-"))))
+    plain = re.sub(r" \((\d+)\)$", r"_\1", dataset.lower())  # `data (2)`: brackets end a link in Markdown
+    name = "-".join(filter(None, (kind, plain.replace(", ", "-").replace(" ", "-"))))
     notes = [f"Accuracy in per cent on {SPLITS[part]}; ± is the standard error over seeds."]
     if reference:
         table = TABLES[reference]
         notes.append(f"Grey: the paper's numbers (its Table {table.number}); * marks what its authors ran again.")
         notes.append(f"About those numbers: {table.note}")
+    places = {run.dataset: run.place for run in runs if run.place}
+    notes += [f"Several data sets have this name; {name} are the images of {place}." for name, place in places.items()]
     return Grid(name, title, runs[0].in_words(), tuple(columns), tuple(lines), part, tuple(notes), figure)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from patchgen.explain import DECODERS, Predictor, Scores
-from patchgen.slides.files import replacing
+from patchgen.files import replacing
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import Grid
 

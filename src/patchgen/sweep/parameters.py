@@ -17,10 +17,11 @@ from typing import Any
 
 from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
+from patchgen.files import write_text
 from patchgen.report.table import markdown
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe
-from patchgen.train.records import environment, write_text
+from patchgen.train.records import environment
 
 MANIFESTS = ("splits.csv", "stages.csv")
 

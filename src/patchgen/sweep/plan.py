@@ -15,7 +15,6 @@ from typing import Any
 
 from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
-from patchgen.names import did_you_mean
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe, Settings, expand
 
@@ -56,13 +55,13 @@ class DataSets:
 
     def name_and_size(self, config: Config | StreamConfig) -> tuple[str, int]:
         """The run's name, and how many steps (of a stream: epochs of all stages) it has."""
+        from patchgen.tasks.mdg import leaves_out
+
         if isinstance(config, StreamConfig):
             digest, stages = self._stream(config)
             return config.hash(digest), config.epochs * stages
         domains, digest = self._table(config.data, config.benchmark, config.options)
-        if config.unseen not in domains:
-            near = did_you_mean(config.unseen, domains)
-            raise ValueError(f"unseen {config.unseen!r} is not a domain of {config.data}{near} ({', '.join(domains)})")
+        leaves_out(config, domains)
         return config.hash(digest), config.steps
 
     def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:

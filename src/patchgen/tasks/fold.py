@@ -10,6 +10,7 @@ import numpy as np
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
 from patchgen.data.splits import Splits
 from patchgen.data.table import Table
+from patchgen.doctor import _check_groups
 from patchgen.train.metrics import per_class_accuracy, scores
 
 
@@ -47,7 +48,7 @@ class Fold:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the summary must know of this fold."""
-        return _shared_groups(self)
+        return (*_torn_groups(self), *_shared_groups(self))
 
     @property
     def num_known(self) -> int:
@@ -66,6 +67,14 @@ class Fold:
             covered = [name not in self.uncovered for name in self.table.classes]
             found["covered"] = {"without": self.uncovered, **scores(confusion * np.array(covered)[:, None])}
         return found
+
+
+def _torn_groups(fold: Fold) -> tuple[str, ...]:
+    """The doctor's words, where the split does not look at groups."""
+    if fold.table.group is None or fold.splits.rule == "group":
+        return ()
+    found = [check for check in _check_groups(fold.table) if (check.name, check.status) == ("groups", "warn")]
+    return tuple(f"{check.detail}. {check.fix}" for check in found)
 
 
 def _shared_groups(fold: Fold) -> tuple[str, ...]:

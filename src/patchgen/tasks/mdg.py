@@ -7,6 +7,7 @@ because the field reports it so, on its "in" part (80 %). With no unseen domain 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,11 +21,7 @@ from patchgen.tasks.fold import Fold
 def make_fold(config: Config, table: Table | None = None) -> Fold:
     """Read, check and split the data of a run."""
     table = table or read_table(config.data, benchmark=config.benchmark, options=config.options)
-    leaves_out = config.unseen != NO_DOMAIN or NO_DOMAIN in table.domains
-    if leaves_out:
-        check_domain(table, config.unseen)
-    elif config.select == "oracle":
-        raise ValueError("--select oracle looks at an unseen domain, and --unseen none leaves none out")
+    scores = leaves_out(config, table.domains)
     splits = make_splits(table, rule=config.split, seed=config.seed, holdout=config.holdout)
     labelled = table.label >= 0
     train, validation = {}, {}
@@ -38,7 +35,7 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
                 raise ValueError(
                     f"domain {name!r} has {len(rows)} labelled images: too few for a training and a validation part"
                 )
-    test = _test_rows(table, splits, config.unseen) if leaves_out else {}
+    test = _test_rows(table, splits, config.unseen) if scores else {}
     return Fold(table, splits, config.unseen, train, validation, test, table.label, table.label, table.classes)
 
 
@@ -52,11 +49,29 @@ def _test_rows(table: Table, splits: Splits, unseen: str) -> dict[str, np.ndarra
     return test
 
 
+def leaves_out(config: Config, domains: Sequence[str]) -> bool:
+    """Whether one of the domains is unseen; `none` leaves none out, unless one is called so.
+
+    Raises:
+        ValueError: there is no such domain, or the checkpoint is to be chosen on a domain that is not left out.
+    """
+    if config.unseen != NO_DOMAIN or NO_DOMAIN in domains:
+        _check_name(config.unseen, domains)
+        return True
+    if config.select == "oracle":
+        raise ValueError("--select oracle looks at an unseen domain, and --unseen none leaves none out")
+    return False
+
+
 def check_domain(table: Table, name: str) -> None:
-    if name in table.domains:
-        return
-    hint = did_you_mean(name, table.domains)
-    raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(table.domains)})")
+    """Refuse a name that is no domain of the table."""
+    _check_name(name, table.domains)
+
+
+def _check_name(name: str, domains: Sequence[str]) -> None:
+    if name not in domains:
+        hint = did_you_mean(name, domains)
+        raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(domains)})")
 
 
 def fingerprint(table: Table) -> str:

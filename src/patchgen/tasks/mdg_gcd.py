@@ -38,6 +38,7 @@ class DiscoveryFold(Fold):
     def notes(self) -> tuple[str, ...]:
         seen = " - BUT THIS METHOD IS GIVEN THEM: an upper bound" if (self.target == self.truth).all() else ""
         return (
+            *super().notes,
             f"known classes: {', '.join(self.known)}",
             f"unknown classes, whose labels training does not see{seen}: {', '.join(self.unknown)}",
             "accuracy is that of all classes under one match of outputs to classes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +17,13 @@ from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
+from patchgen.model.prefix import Memory, Prefix, find_prefix
 from patchgen.train.metrics import mask_recovery, scores
 from patchgen.train.patients import PatientTally
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
-MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
+MEMORY = 2 << 30  # bytes of features kept for a frozen backbone, or of what leaves its frozen part
 
 
 @dataclass
@@ -43,17 +45,23 @@ class Reader:
 
     def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore) -> None:
         self.fabric, self.model, self.store = fabric, model, store
-        self.memory: dict[int, Tensor] = {}
-        self.room = MEMORY if model.backbone.frozen else 0
+        self.memory = Memory(MEMORY if model.backbone.frozen else 0)
+
+    @cached_property
+    def prefix(self) -> Prefix | None:
+        """Looked for when first asked for: a method may have put hooks into the backbone by then."""
+        return find_prefix(self.model.backbone, self.model.grid[0] * self.model.backbone.patch_size, MEMORY)
 
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
         if not self.model.backbone.frozen:
-            return self.images(rows)
+            images = self.images(rows)
+            return self.model.read(self.prefix.tokens(rows, images)) if self.prefix else images
         new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)
         fresh = dict(zip(new.tolist(), self._read(new), strict=True)) if len(new) else {}
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])
-        self._remember(fresh)
+        for row, tensor in fresh.items():
+            self.memory.keep(row, tensor)
         return self.fabric.to_device(result)
 
     def images(self, rows: np.ndarray) -> Tensor:
@@ -64,13 +72,6 @@ class Reader:
     def _read(self, rows: np.ndarray) -> Tensor:
         with self.fabric.autocast():
             return self.model.read(self.images(rows)).float().cpu()
-
-    def _remember(self, fresh: dict[int, Tensor]) -> None:
-        for row, tensor in fresh.items():
-            size = tensor.numel() * tensor.element_size()
-            if size <= self.room:
-                self.room -= size
-                self.memory[row] = tensor.clone()
 
 
 class Evaluator:
@@ -99,7 +100,7 @@ class Evaluator:
         self.truth, self.mask = truth, mask
         self.num_known = num_classes if num_known is None else num_known
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(
         self,
         rows: np.ndarray,

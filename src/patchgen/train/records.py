@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import secrets
 import sys
 import time
 import zlib
@@ -25,6 +24,8 @@ from torch import Tensor
 
 from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
+from patchgen.files import replacing, write_text
+from patchgen.model.local import local_path
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
@@ -54,6 +55,8 @@ class RunFolder:
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
         now, then = config.deciding(), run.settings.deciding()
+        if local_path(config.backbone) is not None:  # what is in it is in the name: it may lie elsewhere now
+            del now["backbone"]
         odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
         if odd:
             raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
@@ -65,7 +68,7 @@ class RunFolder:
     def open(cls, path: str | Path) -> RunFolder:
         """An existing run folder; an error that says what was found instead."""
         if not (Path(path) / "config.yaml").is_file():
-            raise ValueError(f"{path} is not a run folder (it has no config.yaml); `patchgen train` prints one")
+            raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
         return cls(path)
 
     @property
@@ -205,16 +208,19 @@ class RunFolder:
                 self.checkpoint(name).unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    temporary = _temporary(path)
+def _nearest_run(path: str | Path) -> str:
+    """Which run folder to take instead: of a model folder the runs of its fit, which it names."""
+    from patchgen.model_folder import CONFIG, is_model_folder  # which reads runs itself
+
+    if not is_model_folder(path):
+        return "`patchgen train` prints one"
+    facts = json.loads((Path(path) / CONFIG).read_text(encoding="utf-8"))
+    advice = "it is a model folder: take a run of its fit, below --runs (`patchgen runs` lists them)"
     try:
-        with open(temporary, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]
+        return f"{advice}: {', '.join(runs)}"
+    except (KeyError, TypeError):  # damaged: whoever reads the model is told
+        return advice
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -225,18 +231,13 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = _temporary(path)
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    facts = {"crc32": _checksum(whole, meta), **meta}
     try:
-        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        facts = {"crc32": _checksum(whole, meta), **meta}
-        save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
     except SafetensorError as error:  # what a full disk raises there
         raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -256,6 +257,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
             "run, or delete the run's folder and train again"
         ) from error
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name begins with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
@@ -289,11 +295,6 @@ def environment(threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "packages": packages,
     }
-
-
-def _temporary(path: Path) -> Path:
-    # of this process alone, also where machines share the folder and threads the process
-    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

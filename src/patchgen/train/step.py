@@ -28,11 +28,13 @@ class Step:
     def __init__(self, trainer: Trainer, number: int) -> None:
         self.number, self.model, self.optimizer = number, trainer.model, trainer.optimizer
         self._trainer, self._parts = trainer, trainer.config.accumulate
+        self._weights, self._weight = main_weights(trainer, number), 1.0
 
     def batches(self) -> Iterator[Batch]:
         """The step's micro-batches; gradients are exchanged between devices with the last of them."""
         trainer = self._trainer
         for micro in range(self._parts):
+            self._weight = self._weights[micro]
             with trainer.fabric.no_backward_sync(trainer.parallel, enabled=micro < self._parts - 1):
                 yield trainer.batch(self.number, micro)
 
@@ -43,6 +45,8 @@ class Step:
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, add their gradients, and keep their values for the next record."""
+        if self._weight != 1:
+            losses = {name: self._weight * value if name == "main" else value for name, value in losses.items()}
         self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
         self.note(losses | (watched or {}))
 
@@ -66,6 +70,20 @@ class Step:
             torch.nn.utils.clip_grad_norm_(trained, longest)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def main_weights(trainer: Trainer, step: int) -> list[float]:
+    """For each micro-batch, the weight with which the mean of their `main` is that of the step's labelled images.
+
+    All are 1 where every image has a label, and for a `main` that is no mean over labelled images.
+    """
+    count = trainer.config.accumulate
+    if count == 1 or trainer.method.replaces_main:
+        return [1.0] * count
+    label = trainer.batches.label[trainer.batches.rows_at(step)[0]]
+    parts = (label >= 0).reshape(len(trainer.batches.rows), trainer.fabric.world_size, count, -1)
+    labelled = parts.sum((0, 1, 3))  # (count,)
+    return [float(weight) for weight in count * labelled / max(labelled.sum(), 1)]
 
 
 class PlainStep(Step):

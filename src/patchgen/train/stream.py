@@ -24,22 +24,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.config_stream import StreamConfig
+from patchgen.data.augment import send
 from patchgen.data.stages import write_stages
 from patchgen.discovery import SemiSupervisedKMeans
+from patchgen.discovery.prompts import check_promptable
 from patchgen.methods.stream import Gcd, Views, make_stream_method
 from patchgen.model.checkpoint import load_trained
 from patchgen.model.classifier import trained_tensors
+from patchgen.model.prefix import find_prefix
 from patchgen.model.stream import Seen, StreamModel, build_stream_model
 from patchgen.model.weights import cache_dir
 from patchgen.tasks.ccd import class_means, entered, halve_held_out, stream_fingerprint, validation_score
 from patchgen.tasks.ccd_data import Stream, read_stream
 from patchgen.tasks.mdg import at_most
+from patchgen.train.evaluate import MEMORY
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
-from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
+from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors, under
+from patchgen.train.stream_data import BATCH, StreamImages, epoch_parts, num_steps
 from patchgen.train.stream_optim import make_stream_optimizer, set_rate
-from patchgen.train.stream_pool import MixturePool, under
+from patchgen.train.stream_pool import MixturePool
 from patchgen.train.stream_summary import epoch_line
 from patchgen.train.track import Tracker
 from patchgen.train.values import StepValues, diverged, not_finite
@@ -93,12 +97,15 @@ class StreamTrainer:
         total = len(stream.stages.entered(len(stream.stages) - 1))
         pool = config.pool or self.method.pool
         self.model: StreamModel = build_stream_model(config, pool, total if self.method.prototypes else 0, self.say)
+        if self.method.prompts:
+            check_promptable(self.model.backbone)
         self.device = _device(config)
         self.about = self._about()
-        self.say(f"backbone: {self.model.backbone.resolved}")
+        self.say(f"backbone: {self.model.backbone.description}")
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
         self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
+        self.prefix = find_prefix(self.model.backbone, config.image_size, MEMORY)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
@@ -194,18 +201,20 @@ class StreamTrainer:
 
     def _see(self, rows: np.ndarray, images: Tensor) -> Views:
         """The views' features, prompted where there are prompts; labels, or pseudo-labels where there are none."""
-        query, prompts = None, None
+        query, likely, prompts = None, None, None
         if self.method.prompts and self.pool.mixture is not None:
             with torch.no_grad():
                 query = self.model.read(images).features
-            prompts = self.pool.prompts(query)
+            likely = self.pool.likely(query)
+            prompts = self.pool.prompts(query, likely)
         seen: Seen = self.model.read(images, prompts)
-        target = torch.from_numpy(self.target[rows]).to(self.device).repeat(2)
+        target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
         if self.stage and self.method.pool == "patchgen":
-            pseudo = self.pool.labels(seen.features if query is None else query)
+            pseudo = self.pool.labels(seen.features if query is None else query, likely)
         centres = self.pool.centres(self.stage)
-        return Views(seen, target, pseudo, centres, len(self.stream.stages.entered(self.stage)), self.epoch)
+        classes = len(self.stream.stages.entered(self.stage))
+        return Views(seen, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
 
     def _check_finite(self, values: StepValues, means: dict[str, float], parts: list[np.ndarray]) -> None:
         bad = not_finite(means, self.model)
@@ -221,8 +230,9 @@ class StreamTrainer:
     def features(self, rows: np.ndarray, prompts: bool = False) -> Features:
         """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
         found, masks = [], []
-        for images in self.images.plain(rows):
-            seen = self.model.read(images)
+        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        for part, images in zip(parts, self.images.plain(rows), strict=True):
+            seen = self.model.pooled(self.prefix.tokens(part, images)) if self.prefix else self.model.read(images)
             if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
                 seen = self.model.read(images, chosen)
             found.append(F.normalize(seen.features.float(), dim=1))

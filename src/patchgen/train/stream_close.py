@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from patchgen.files import write_text
 from patchgen.model.checkpoint import load_trained
 from patchgen.model.classifier import trained_tensors
 from patchgen.model.losses import mask_health
 from patchgen.report.stage import StageImages, write_assignments, write_sheets
 from patchgen.tasks.ccd import Found, class_means, discover, entered, forgetting, nearest_centre, score
-from patchgen.train.records import load_tensors, save_tensors, write_text
+from patchgen.train.records import load_tensors, save_tensors
 from patchgen.train.stream_summary import averages, stage_line, summarize_stream
 
 if TYPE_CHECKING:

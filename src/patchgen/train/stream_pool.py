@@ -15,8 +15,9 @@ from torch import Tensor
 
 from patchgen.config_stream import StreamConfig
 from patchgen.discovery.grow import grow
-from patchgen.discovery.mixture import SphericalMixture
+from patchgen.discovery.mixture import SphericalMixture, vote
 from patchgen.discovery.prompts import choose_prompts
+from patchgen.train.records import under
 
 GROW_BY = 0.07  # new components of a stage that may grow, per labelled class: the host's 5 of 70 and 10 of 140
 
@@ -80,15 +81,30 @@ class MixturePool:
     def _prompts(self) -> int:
         return min(self.config.prompts, self.mixture.components) if self.mixture is not None else 0
 
-    def prompts(self, query: Tensor) -> Tensor | None:
-        """Prompts (B, k, D) of prompt-free features (B, D); None before the mixture is active."""
-        return None if self.mixture is None else choose_prompts(self.mixture, query, self._prompts())
+    def likely(self, query: Tensor) -> Tensor | None:
+        """log p(component | x) of prompt-free features, (B, D) -> (B, K); None before the mixture is active.
 
-    def labels(self, query: Tensor) -> Tensor:
+        What is not finite shows in the losses: to look for it here would make the device catch up at every step.
+        """
+        return None if self.mixture is None else self.mixture.log_responsibilities(query, check=False)
+
+    def prompts(self, query: Tensor, likely: Tensor | None = None) -> Tensor | None:
+        """Prompts (B, k, D) of prompt-free features (B, D); None before the mixture is active.
+
+        Args:
+            likely: What `likely` says of them, where it was asked before.
+        """
+        likely = self.likely(query) if likely is None else likely
+        if self.mixture is None or likely is None:
+            return None
+        return choose_prompts(self.mixture, query, self._prompts(), likely)
+
+    def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
         """Pseudo-labels (2B,) of two views (2B, D): one an image, -1 before the mixture is active."""
-        if self.mixture is None or self.config.pseudo_labels == "none":
+        likely = self.likely(query) if likely is None else likely
+        if likely is None or self.config.pseudo_labels == "none":
             return torch.full((len(query),), -1, device=query.device)
-        return self.mixture.pseudo_labels(list(query.detach().chunk(2))).repeat(2)
+        return vote(list(likely.chunk(2))).repeat(2)
 
     def centres(self, stage: int) -> Tensor | None:
         """What labels and pseudo-labels count: (K, D)."""
@@ -109,8 +125,3 @@ class MixturePool:
         self.mixture, self.last = made["mixture"], made["last"]
         means = tensors.get("class_means")
         self.class_means = None if means is None else means.to(device)
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose name begins with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -43,7 +44,7 @@ from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
-from patchgen.train.records import ProcessDied, RunFolder, environment, load_tensors, save_tensors
+from patchgen.train.records import ProcessDied, RunFolder, environment, load_tensors, save_tensors, under
 from patchgen.train.selection import RULES
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line
@@ -114,8 +115,7 @@ class Trainer:
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self._say)
-        backbone = self.model.backbone
-        self._say(f"backbone: {backbone.resolved}" + (f" ({backbone.note})" if backbone.note else ""))
+        self._say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
 
@@ -242,7 +242,7 @@ class Trainer:
 
     def _on_device(self, batch: Batch, image: torch.Tensor) -> Batch:
         move = self.fabric.to_device
-        return Batch(image, move(batch.label), move(batch.domain), batch.index)
+        return replace(batch, image=image, label=move(batch.label), domain=move(batch.domain), draw=None)
 
     def _predicting(self) -> dict[str, torch.Tensor]:
         """The tensors that predict: those that are trained, unless the method has others."""
@@ -331,11 +331,11 @@ class Trainer:
                 f"{self.run.path} was begun with another backbone ({facts['backbone']['resolved']}); "
                 "give that one with --backbone, or train into another folder"
             )
-        load_trained(self.model, _under(tensors, "model."))
-        self.method.load_state_dict(_under(tensors, "method."))
-        restore_optimizer(self.optimizer, _under(tensors, "optimizer."))
+        load_trained(self.model, under(tensors, "model."))
+        self.method.load_state_dict(under(tensors, "method."))
+        restore_optimizer(self.optimizer, under(tensors, "optimizer."))
         if self.swad:
-            self.swad.load_state(self.fabric.to_device(_under(tensors, "swad.")), facts["swad"])
+            self.swad.load_state(self.fabric.to_device(under(tensors, "swad.")), facts["swad"])
         self.start, self.best = facts["step"] + 1, facts["best"]
         self.fabric.barrier()
         if self.fabric.is_global_zero:
@@ -347,7 +347,3 @@ class Trainer:
             images = self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64])
             with torch.no_grad():
                 self.model.select.calibrate(self.model.read(images).float())
-
-
-def _under(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""The viewer: one local page that shows what a model answers, what it read, and what its run recorded.
+"""The viewer: one local page that shows what a model answers, its maps, and what its run recorded.
 
 guard      who may ask: hosts, origins, sizes, deadlines, headers
 impatient  connections whose request does not come

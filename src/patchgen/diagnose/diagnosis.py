@@ -1,0 +1,184 @@
+"""A whole diagnosis: runs are opened, shown perturbed images, put on a map, costed, judged and drawn.
+
+opened = prepare(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"], options=Options(images=50))
+made = examine(opened)
+made.found["claims"], made.figures["curves"].figure
+made.write("diagnosis")                       # records.jsonl, diagnosis.json, index.html, the figures
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from patchgen.diagnose import figures, geometry
+from patchgen.diagnose.attribution import available, check_rankings
+from patchgen.diagnose.claims import Claim, claims
+from patchgen.diagnose.efficiency import efficiency
+from patchgen.diagnose.faithfulness import OPERATORS
+from patchgen.diagnose.measure import Plan, Record, measure
+from patchgen.diagnose.shown import shown
+from patchgen.diagnose.subjects import Subject, geometry_rows, open_subjects, unseen_rows
+from patchgen.diagnose.summary import summarise
+from patchgen.explain import Checkpoint
+from patchgen.files import write_text
+from patchgen.names import did_you_mean
+from patchgen.report.drawing import Drawn
+
+SHOWN_IMAGES = 6
+REPEATS = 5  # timed steps of each method in part E
+PART = 32  # images a forward pass
+Say = Callable[[str], None]
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a diagnosis; the words of `patchgen diagnose --help`."""
+
+    images: int = 200
+    steps: int = 8
+    operators: tuple[str, ...] = tuple(OPERATORS)
+    rankings: tuple[str, ...] = ()
+    projection: Literal["auto", "umap", "pca"] = "auto"
+    checkpoint: Checkpoint = "selected"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 2), ("steps", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        if not self.operators:
+            raise ValueError(f"--operators needs at least one of {', '.join(OPERATORS)}")
+        for name in self.operators:
+            if name not in OPERATORS:
+                hint = did_you_mean(name, OPERATORS)
+                raise ValueError(f"--operators has no {name!r}{hint} (known: {', '.join(OPERATORS)})")
+
+
+class Opened(NamedTuple):
+    """Runs with all that was chosen for them; nothing is measured yet."""
+
+    subjects: list[Subject]  # the first is the one in question
+    plans: list[Plan]  # one a subject
+    rows: np.ndarray  # (N,) unseen images that are perturbed
+    around: np.ndarray  # (M,) images of all domains for the geometry
+    options: Options
+
+    @property
+    def work(self) -> int:
+        """What `examine` ticks in all: every image of every run, and the cost."""
+        return len(self.subjects) * len(self.rows) + 1
+
+
+class Diagnosis(NamedTuple):
+    found: dict[str, Any]  # what diagnosis.json holds
+    records: dict[str, list[Record]]  # run -> one record an image
+    figures: dict[str, Drawn]
+
+    def write(self, out: str | Path) -> Path:
+        """Everything into one folder; returns the page."""
+        from patchgen.diagnose.webpage import render
+        from patchgen.report.page import write_page
+
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(record) for of_run in self.records.values() for record in of_run]
+        write_text(folder / "records.jsonl", "\n".join(lines) + "\n")
+        write_text(folder / "diagnosis.json", json.dumps(self.found, indent=2) + "\n")
+        for drawn in self.figures.values():
+            drawn.save(folder)
+        judged = [Claim(**claim) for claim in self.found["claims"]]
+        return write_page(folder / "index.html", render(self.found, judged, self.figures))
+
+
+def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None) -> Opened:
+    """Open the runs and choose images and rankings; what cannot be diagnosed is refused here.
+
+    Args:
+        runs: The run in question, then those it is compared with.
+        data: Where the data lie now, if not where the runs were trained.
+
+    Raises:
+        ValueError: runs that are not finished, do not belong together, or lack what is asked for.
+    """
+    options = options or Options()
+    subjects = open_subjects(runs, data, options.checkpoint)
+    fold = subjects[0].fold
+    rows = unseen_rows(fold, options.images, options.seed)
+    around = geometry_rows(fold, options.images, options.seed)
+    plans = [_plan(subject, options, asked=subject is subjects[0]) for subject in subjects]
+    return Opened(subjects, plans, rows, around, options)
+
+
+def _plan(subject: Subject, options: Options, asked: bool) -> Plan:
+    """All rankings of the run, or those asked for; a run to compare with has those of them that it can have."""
+    if options.steps > subject.patches:
+        raise ValueError(f"--steps must be at most the {subject.patches} patches of an image, not {options.steps}")
+    has = available(subject.model)
+    if asked:
+        check_rankings(subject.model, options.rankings, f"{subject.name} ({subject.run})")
+    names = tuple(name for name in has if name in options.rankings) if options.rankings else has
+    return Plan(names or ("random",), tuple(dict.fromkeys(options.operators)), options.steps, options.seed)
+
+
+def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda count: None) -> Diagnosis:
+    """Measure, judge and draw; `say` hears of each run, `tick` of the images that are done."""
+    subjects, options, fold = opened.subjects, opened.options, opened.subjects[0].fold
+    share, rule = selection_share(subjects, opened.rows)
+    label = np.array(fold.classes)[fold.truth[opened.around]]
+    domain = np.array(fold.table.domains)[fold.table.domain[opened.around]]
+    records, points, runs, way = {}, {}, {}, ""
+    for subject, plan in zip(subjects, opened.plans, strict=True):
+        say(f"{subject.name}: {', '.join(plan.rankings)}")
+        records[subject.name] = list(measure(subject, opened.rows, plan, share, tick))
+        features = np.concatenate([subject.features(part) for part in _parts(opened.around)])
+        points[subject.name], way = geometry.flat(features, options.projection, options.seed)
+        runs[subject.name] = {
+            "run": subject.run,
+            **summarise(records[subject.name], subject.patches),
+            "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
+        }
+    cost = efficiency(subjects[0].predictor.config, repeats=REPEATS)
+    tick(1)
+    found = {**_asked(opened), "size_rule": rule, "runs": runs, "cost": cost}
+    found["claims"] = [claim._asdict() for claim in claims(found, records, subjects[0].name)]
+    drawn = [*_charts(opened, found), figures.geometry(points, label, domain, fold.unseen, way)]
+    return Diagnosis(found, records, {one.name: one for one in drawn})
+
+
+def _asked(opened: Opened) -> dict[str, Any]:
+    options, first = opened.options, opened.subjects[0]
+    return {
+        "main": first.name, "unseen": first.fold.unseen, "images": len(opened.rows), "checkpoint": options.checkpoint,
+        "seed": options.seed, "steps": options.steps, "operators": list(opened.plans[0].operators),
+    }  # fmt: skip
+
+
+def _charts(opened: Opened, found: dict[str, Any]) -> list[Drawn]:
+    """The figures of parts A, B, D and E."""
+    runs = found["runs"]
+    return [
+        *(figures.perturbation(name, run, f"perturbation-{i}") for i, (name, run) in enumerate(runs.items(), 1)),
+        figures.curves(runs, opened.plans[0].operators[0]),
+        figures.overlays(shown(opened.subjects, opened.plans, opened.rows[:SHOWN_IMAGES])),
+        figures.costs(found["cost"]),
+    ]
+
+
+def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.ndarray, str]:
+    """How many patches a run without a mask selects in each image (N,), as a share, and the rule in words."""
+    masked = next((subject for subject in subjects if subject.has_mask), None)
+    if masked is None:
+        return np.full(len(rows), 0.5), "No run here has a mask: half of the patches are selected."
+    share = np.concatenate([masked.selected_share(part) for part in _parts(rows)])
+    return share, f"A run without a mask selects the share of patches that {masked.name} selects in the same image."
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+    return [rows[start : start + PART] for start in range(0, len(rows), PART)]

@@ -1,0 +1,56 @@
+"""Data sets that are called alike, told apart: by the rows that each run folder lists, and by the runs' own names.
+
+    name_apart(runs)      # `data` and `other/data` with other images: "data" and "data (2)", each with its place
+
+Different rows are different data, wherever they lie. The same rows in two places are one data set that was moved,
+unless two runs of the same settings have different names there: a run's name is a digest of its settings and its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from patchgen.report.runs import Run
+
+
+def name_apart(runs: Iterable[Run]) -> list[Run]:
+    """The runs in their order; where a name stands for several data sets, all but the first get a number behind it.
+
+    The first is the one whose path comes first in the alphabet.
+    """
+    found = list(runs)
+    places: dict[tuple[str, str, str], list[Run]] = {}  # of one name, list of images and path
+    sets: dict[str, list[list[Run]]] = {}
+    for run in sorted(found, key=lambda run: (run.config.data, str(run.path))):
+        places.setdefault((run.dataset, run.rows, _place(run)), []).append(run)
+    for (name, *_), mine in places.items():
+        alike = sets.setdefault(name, [])
+        home = next((one for one in alike if _same_data(one, mine)), None)
+        if home is None:
+            alike.append(home := [])
+        home += mine
+    named = {run.path: run for run in found}
+    for name, alike in ((name, alike) for name, alike in sets.items() if len(alike) > 1):
+        for number, group in enumerate(alike, 1):
+            title, place = name if number == 1 else f"{name} ({number})", group[0].config.data
+            named |= {run.path: replace(run, dataset=title, place=place) for run in group}
+    return list(named.values())
+
+
+def _same_data(some: Sequence[Run], others: Sequence[Run]) -> bool:
+    """Whether the runs of two places are of the same data, as far as their folders tell."""
+    names: dict[str, set[str]] = {}
+    for run in some:
+        names.setdefault(str(run.config.deciding()), set()).add(run.path.name)
+    known = [(run.path.name, names.get(str(run.config.deciding()))) for run in others]
+    return some[0].rows == others[0].rows and all(there is None or name in there for name, there in known)
+
+
+def _place(run: Run) -> str:
+    """Where the data lay; a relative path means something beside its run alone."""
+    data = PurePath(run.config.data)
+    return str(data if data.is_absolute() else run.path.parent.resolve() / data)

@@ -1,0 +1,220 @@
+"""Compiled blocks: the same training, one shape and no evaluation compiled, and a run that goes on where it fails.
+
+The back end here is `aot_eager`, which traces and differentiates as the usual one does and leaves out the machine code.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.config import Config
+from patchgen.model import compiled
+from patchgen.model.backbone import Backbone, load_backbone, set_tuning
+from patchgen.model.compiled import compile_blocks
+from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.trainer import Trainer, train
+
+
+class Traced:
+    """A back end that counts what it is given, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, example: Any) -> Any:
+        from torch._dynamo.backends.debugging import aot_eager
+
+        self.graphs += 1
+        return aot_eager(graph, example)
+
+
+@pytest.fixture()
+def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
+    torch.compiler.reset()
+    backend = Traced()
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    return backend
+
+
+def tuned(tune: str = "layernorm") -> Backbone:
+    backbone = load_backbone("tiny")
+    set_tuning(backbone, tune)
+    return backbone
+
+
+def images(count: int = 2) -> torch.Tensor:
+    return torch.randn(count, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+
+
+def gradients(backbone: Backbone) -> list[torch.Tensor]:
+    learned = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+    return list(torch.autograd.grad(backbone(images()).patches.square().sum(), learned))
+
+
+def ignore(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("tune", ["layernorm", "last_block", "full"])
+def test_gradients_and_names_are_the_same(tune: str, traced: Traced) -> None:
+    plain, backbone = tuned(tune), tuned(tune)
+    state = torch.random.get_rng_state()
+    assert compile_blocks(backbone, images(), ignore) and traced.graphs
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+    assert backbone.state_dict().keys() == plain.state_dict().keys() and backbone.digest() == plain.digest()
+    torch.testing.assert_close(gradients(backbone), gradients(plain), rtol=1e-5, atol=1e-5)
+
+
+def test_one_shape_is_compiled_and_no_evaluation(traced: Traced) -> None:
+    backbone = tuned()
+    compile_blocks(backbone, images(), ignore)
+    first = traced.graphs
+    assert first == 2  # in front of the first block nothing learns: its input needs no gradient
+    with torch.no_grad():
+        backbone(images(5)), backbone(images())
+    backbone(images(3)).patches.sum().backward()
+    gradients(backbone)
+    assert traced.graphs == first
+
+
+def test_a_hook_behind_it_is_heard(traced: Traced) -> None:
+    backbone = tuned()
+    compile_blocks(backbone, images(), ignore)
+    heard: list[torch.Size] = []
+    last = backbone.model.get_submodule(backbone.family.blocks)[-1]
+    last.register_forward_hook(lambda module, given, output: heard.append(output.shape))
+    gradients(backbone)
+    assert heard == [(2, 9, 64)]  # CLS, four registers, 2 x 2 patches
+
+
+def test_a_copy_has_its_own_weights(traced: Traced) -> None:
+    backbone = tuned("full")
+    compile_blocks(backbone, images(), ignore)
+    other = copy.deepcopy(backbone)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.zero_()
+    torch.testing.assert_close(other(images()).patches, tuned("full")(images()).patches)
+
+
+def fails(graph: Any, example: Any) -> Any:
+    raise OSError("no compiler\nand pages of its output")
+
+
+def half_fails(graph: Any, example: Any) -> Any:
+    """Forward passes alone."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=lambda module, given: module.forward, bw_compiler=fails)(graph, example)
+
+
+@pytest.mark.parametrize("backend", [fails, half_fails])
+def test_a_failing_back_end_leaves_the_backbone_as_it_was(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    monkeypatch.setattr(compiled, "BACKEND", backend)
+    backbone, said = tuned(), []
+    assert not compile_blocks(backbone, images(), said.append)
+    assert said == ["--compile: OSError: no compiler; goes on without"]
+    torch.testing.assert_close(gradients(backbone), gradients(tuned()), rtol=0, atol=0)
+
+
+# Runs
+
+
+def tensors(run: RunFolder) -> dict[str, torch.Tensor]:
+    return load_tensors(run.checkpoint("selected"))[0] | load_tensors(run.checkpoint("swad"))[0]
+
+
+def records(run: RunFolder) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if "seconds" not in k} for record in run.records()]
+
+
+def test_a_run_whose_back_end_fails_is_the_plain_one(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", fails)
+    plain = train(Config(**tiny_settings), tmp_path, quiet=True)
+    run = train(Config(**tiny_settings, compile=True), tmp_path)
+    assert run.path.name != plain.path.name and records(run) == records(plain)
+    assert capsys.readouterr().err.count("--compile: ") == 1
+    torch.testing.assert_close(tensors(run), tensors(plain), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"accumulate": 2, "precision": "bf16-mixed"},
+        {"checkpoint_activations": True},
+        {"method": "miro"},
+        {"method": "patchgen+mixstyle"},
+    ],
+    ids=str,
+)
+def test_a_run_follows_the_plain_one(
+    more: dict[str, Any], tiny_settings: dict[str, Any], tmp_path: Path, traced: Traced
+) -> None:
+    settings = {**tiny_settings, **more, "steps": 3, "threads": 1}
+    runs = [train(Config(**settings, compile=on), tmp_path, quiet=True) for on in (False, True)]
+    assert traced.graphs == 2  # at the set-up, and none in the loop
+    torch.testing.assert_close(tensors(runs[1]), tensors(runs[0]), rtol=0, atol=1e-6)
+
+
+def resumed_and_unbroken(
+    settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunFolder, RunFolder]:
+    """The first is stopped in its fourth step and goes on with nothing compiled in the process."""
+    config, step = Config(**settings, compile=True, threads=1), Trainer._step
+
+    def breaks(self: Trainer, number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+        step(self, number)
+
+    torch.compiler.reset()
+    unbroken = train(config, folder / "unbroken", quiet=True)
+    monkeypatch.setattr(Trainer, "_step", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder / "resumed", quiet=True)
+    monkeypatch.setattr(Trainer, "_step", step)
+    torch.compiler.reset()
+    return train(config, folder / "resumed", quiet=True), unbroken
+
+
+def test_a_resumed_run_is_the_unbroken_one(
+    tiny_settings: dict[str, Any], tmp_path: Path, traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, unbroken = resumed_and_unbroken(tiny_settings, tmp_path, monkeypatch)
+    assert records(resumed) == records(unbroken)
+    torch.testing.assert_close(tensors(resumed), tensors(unbroken), rtol=0, atol=0)
+
+
+def test_kept_features_are_not_compiled_for(
+    tiny_settings: dict[str, Any], tmp_path: Path, traced: Traced, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**tiny_settings, "method": "lp", "augment": False, "steps": 1}
+    train(Config(**settings, compile=True), tmp_path)
+    assert "its features are kept; goes on without" in capsys.readouterr().err and not traced.graphs
+
+
+@pytest.mark.slow
+def test_machine_code_resumes_to_the_same_bits_and_follows_the_plain_run(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, unbroken = resumed_and_unbroken(tiny_settings, tmp_path, monkeypatch)
+    assert records(resumed) == records(unbroken)
+    torch.testing.assert_close(tensors(resumed), tensors(unbroken), rtol=0, atol=0)
+    plain = train(Config(**tiny_settings, threads=1), tmp_path / "plain", quiet=True)
+    torch.testing.assert_close(tensors(unbroken), tensors(plain), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_compile_each_for_itself(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "steps": 3, "accelerator": "cpu", "threads": 1, "devices": 2}
+    runs = [train(Config(**settings, compile=on), tmp_path, quiet=True) for on in (False, True)]
+    torch.testing.assert_close(tensors(runs[1]), tensors(runs[0]), rtol=1e-3, atol=1e-4)

@@ -1,0 +1,69 @@
+"""Files are whole or as they were, and no temporary name stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.files import replacing, write_text
+
+
+def test_a_file_takes_its_place_when_the_block_ends_well(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with replacing(target) as temporary, temporary.open("w") as handle:
+        handle.write("new")
+        assert target.read_text() == "old" and temporary.parent == tmp_path and temporary.name.startswith(".")
+    assert target.read_text() == "new" and list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_failed_block_leaves_all_as_it_was(error: type[BaseException], tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    target.write_text("old")
+    with pytest.raises(error), replacing(target) as temporary:
+        temporary.write_text("half")
+        raise error
+    with pytest.raises(error), replacing(str(target)):  # before anything was written
+        raise error
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a") as one, replacing(tmp_path / "a") as two:
+        one.write_text("first")
+        two.write_text("second")
+    assert one != two and (tmp_path / "a").read_text() == "first"  # the outer block ended last
+
+
+def test_text_is_utf8_as_given(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "\u00fc\r\n\n")
+    assert (tmp_path / "a").read_bytes() == b"\xc3\xbc\r\n\n"
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "b", "\udcff")
+    write_text(tmp_path / "c", "\udcff", "backslashreplace")
+    assert (tmp_path / "c").read_text() == "\\udcff" and not (tmp_path / "b").exists()
+
+
+def test_figures_and_sheets_that_cannot_be_written_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    from patchgen.report.drawing import Drawn, new_figure
+    from patchgen.report.sheet import write_sheet
+
+    def full(self: object, place: Path, *words: object, **options: object) -> None:
+        Path(place).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="no space"):
+        Drawn("a", "nothing", new_figure(1, 1), ["x"], []).save(tmp_path)
+    with pytest.raises(OSError, match="no space"):
+        write_sheet(tmp_path / "b.png", Image.fromarray(np.zeros((2, 2, 3), np.uint8)))
+    assert not list(tmp_path.iterdir())
