@@ -16,7 +16,8 @@ from PIL import Image
 
 from patchgen.explain import Prediction, Predictor, Unreadable, load_run
 from patchgen.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
-from patchgen.train.records import RunFolder, load_tensors, save_tensors
+from patchgen.train.records import RunFolder
+from patchgen.train.tensors import load_tensors, save_tensors
 
 MakeRun = Callable[..., RunFolder]
 

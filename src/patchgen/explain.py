@@ -34,7 +34,8 @@ from patchgen.model.checkpoint import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
 from patchgen.model.confidence import Confidence
 from patchgen.overlay import Explanation
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
+from patchgen.train.tensors import load_tensors
 
 Checkpoint = Literal["selected", "swad"]
 DECODERS = 2  # threads that read the next batch while the model works on this one

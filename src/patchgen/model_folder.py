@@ -33,7 +33,7 @@ from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.confidence import Confidence, Familiar
 from patchgen.model.convert import Loaded, build
 from patchgen.names import did_you_mean
-from patchgen.train.records import under
+from patchgen.train.tensors import under
 
 FORMAT, VERSION = "patchgen-model", 1
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"

@@ -21,7 +21,8 @@ from patchgen.model.backbone import load_backbone
 from patchgen.sweep.folders import describe
 from patchgen.train import trainer as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.records import RunFolder, load_tensors, save_tensors
+from patchgen.train.records import RunFolder
+from patchgen.train.tensors import load_tensors, save_tensors
 from patchgen.train.trainer import Trainer, train
 
 

@@ -123,7 +123,7 @@ def test_the_page_is_whole_and_fetches_nothing(out: Path) -> None:
     page = (out / "index.html").read_text()
     for part in ("A. Perturbation", "B. Insertion", "C. Geometry", "D. Maps", "E. Cost", "Limits"):
         assert f"<h2>{part}" in page
-    assert "not annotations and not a diagnosis" in page and "no pathology expert" in page
+    assert "not annotations, not a diagnosis" in page and "no pathology expert" in page
     assert not [a for a in re.findall(r"""(?:src|href)=["']([^"'#]+)""", page) if not a.startswith("data:")]
 
 

@@ -19,7 +19,8 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
 from patchgen.model.checkpoint import build_model
 from patchgen.model.classifier import Classifier, Output, trained_tensors
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import Trainer, train
 
 LABEL = (0, 2, 2, 1, 0, -1)

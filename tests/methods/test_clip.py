@@ -23,8 +23,8 @@ from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, TextTower
 from patchgen.model_folder import read_model, write_model
 from patchgen.train.optim import make_optimizer
-from patchgen.train.records import load_tensors
 from patchgen.train.step import PlainStep
+from patchgen.train.tensors import load_tensors
 
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")

@@ -14,7 +14,7 @@ from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.kept import Kept
 from patchgen.model.classifier import trained_tensors
-from patchgen.train.records import load_tensors
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import Trainer, train
 
 

@@ -19,8 +19,8 @@ from patchgen.methods import make_method
 from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
 from patchgen.train.optim import make_optimizer
-from patchgen.train.records import load_tensors
 from patchgen.train.step import PlainStep
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import train
 
 DOMAIN = [0] * 3 + [2] * 3 + [3] * 3 + [7] * 3

@@ -17,8 +17,9 @@ from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.tasks import make_fold
 from patchgen.tasks.mdg_gcd import DiscoveryFold, known_classes, output_names
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
 from patchgen.train.step import Step
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import train
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")

@@ -12,8 +12,9 @@ from patchgen.config import Config
 from patchgen.config_stream import StreamConfig
 from patchgen.model.prefix import Prefix
 from patchgen.train import evaluate, stream
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
 from patchgen.train.stream import StreamTrainer, train_stream
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import train
 
 SCHEDULE = "groups: [[circle, cross], [square]]\nratios: [[0.6, 1.0], [1.0]]\n"

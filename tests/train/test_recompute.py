@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
 from patchgen.model.checkpoint import recompute_activations
 from patchgen.model.convert import Loaded, build
-from patchgen.train.records import load_tensors
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import train
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}

@@ -21,8 +21,9 @@ from patchgen.data.table import Table
 from patchgen.files import write_text
 from patchgen.model_folder import FORMAT
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors
+from patchgen.train.records import RunFolder, environment
 from patchgen.train.summary import summarize
+from patchgen.train.tensors import load_tensors, save_tensors
 from patchgen.train.trainer import _first_process
 
 

@@ -23,10 +23,11 @@ from patchgen.config_stream import StreamConfig
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.train import stream as stream_module
 from patchgen.train import stream_close
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
 from patchgen.train.stream import StreamTrainer, train_stream
 from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream_pool import MixturePool
+from patchgen.train.tensors import load_tensors
 
 COLOURS = {
     "blue": (30, 30, 200),

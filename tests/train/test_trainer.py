@@ -19,7 +19,8 @@ from patchgen.config import Config
 from patchgen.train import close
 from patchgen.train import trainer as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import Trainer, train
 from patchgen.train.values import StepValues
 

@@ -27,8 +27,9 @@ from patchgen.model.weights import cache_dir
 from patchgen.model_folder import Model, backbone_facts
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder, load_tensors
+from patchgen.train.records import RunFolder
 from patchgen.train.selection import best
+from patchgen.train.tensors import load_tensors
 from patchgen.train.trainer import train
 
 

@@ -14,8 +14,8 @@ from patchgen.model.checkpoint import load_trained
 from patchgen.train.evaluate import mask_record
 from patchgen.train.patients import PatientTally
 from patchgen.train.progress import Progress
-from patchgen.train.records import load_tensors
 from patchgen.train.summary import summarize
+from patchgen.train.tensors import load_tensors
 
 if TYPE_CHECKING:
     from patchgen.train.trainer import Trainer

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
-from patchgen.files import replacing, write_text
+from patchgen.files import write_text
 from patchgen.model.local import local_path
+from patchgen.train.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
@@ -194,6 +195,29 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
+    def write_environment(self, backbone: Mapping[str, Any]) -> None:
+        """What the numbers may depend on beside the settings."""
+        import torch
+
+        self.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone)})
+
+    def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and facts of the state to go on from; None at the beginning.
+
+        Raises:
+            ValueError: it is damaged, or of another backbone than this one.
+        """
+        path = self.checkpoint("state")
+        if not path.exists():
+            return None
+        tensors, facts = load_tensors(path)
+        if facts["backbone"]["digest"] != backbone["digest"]:
+            raise ValueError(
+                f"{self.path} was begun with another backbone ({facts['backbone']['resolved']}); give that one with "
+                "--backbone, or train into another folder"
+            )
+        return tensors, facts
+
     def finish(self, summary: str) -> None:
         write_text(self.path / "summary.md", summary)
         (self.path / "diverged.json").unlink(missing_ok=True)  # of an earlier attempt
@@ -221,57 +245,6 @@ def _nearest_run(path: str | Path) -> str:
         return f"{advice}: {', '.join(runs)}"
     except (KeyError, TypeError):  # damaged: whoever reads the model is told
         return advice
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all.
-
-    The facts begin with a checksum of both, because the format has none.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts = {"crc32": _checksum(whole, meta), **meta}
-    try:
-        with replacing(path) as temporary:
-            save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
-    except SafetensorError as error:  # what a full disk raises there
-        raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise ValueError(f"there is no checkpoint {path}")
-    try:
-        with safe_open(path, "pt") as handle:
-            meta = dict(json.loads((handle.metadata() or {})["patchgen"]))
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        if meta.pop("crc32", None) not in (None, _checksum(tensors, meta)):  # older files have none
-            raise ValueError("its checksum is another")
-        return tensors, meta
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
-            "run, or delete the run's folder and train again"
-        ) from error
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors whose name begins with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
-    import torch
-
-    crc = zlib.crc32(json.dumps(meta).encode())
-    for name, tensor in sorted(tensors.items()):
-        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
-        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)  # type: ignore[arg-type]
-    return crc
 
 
 def environment(threads: int) -> dict[str, Any]:

@@ -40,11 +40,12 @@ from patchgen.tasks.mdg import at_most
 from patchgen.train.evaluate import MEMORY
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder, environment, load_tensors, save_tensors, under
+from patchgen.train.records import RunFolder
 from patchgen.train.stream_data import BATCH, StreamImages, epoch_parts, num_steps
 from patchgen.train.stream_optim import make_stream_optimizer, set_rate
 from patchgen.train.stream_pool import MixturePool
 from patchgen.train.stream_summary import epoch_line
+from patchgen.train.tensors import save_tensors, under
 from patchgen.train.track import Tracker
 from patchgen.train.values import StepValues, diverged, not_finite
 
@@ -276,18 +277,13 @@ class StreamTrainer:
         save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
 
     def _resume(self) -> None:
-        self.run.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": self.about["backbone"]})
-        path = self.run.checkpoint("state")
-        if not path.exists():
+        self.run.write_environment(self.about["backbone"])
+        state = self.run.state(self.about["backbone"])
+        if state is None:
             self._calibrate()
             self.run.rewind_records(0)
             return
-        tensors, facts = load_tensors(path)
-        if facts["backbone"]["digest"] != self.about["backbone"]["digest"]:
-            raise ValueError(
-                f"{self.run.path} was begun with another backbone ({facts['backbone']['resolved']}); "
-                "give that one with --backbone, or train into another folder"
-            )
+        tensors, facts = state
         load_trained(self.model, under(tensors, "model."))
         restore_optimizer(self.optimizer, under(tensors, "optimizer."))
         self.pool.load(under(tensors, "pool."), self.device)

@@ -17,8 +17,8 @@ from patchgen.model.classifier import trained_tensors
 from patchgen.model.losses import mask_health
 from patchgen.report.stage import StageImages, write_assignments, write_sheets
 from patchgen.tasks.ccd import Found, class_means, discover, entered, forgetting, nearest_centre, score
-from patchgen.train.records import load_tensors, save_tensors
 from patchgen.train.stream_summary import averages, stage_line, summarize_stream
+from patchgen.train.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     from patchgen.train.stream import Features, StreamTrainer

@@ -17,7 +17,7 @@ from patchgen.config_stream import StreamConfig
 from patchgen.discovery.grow import grow
 from patchgen.discovery.mixture import SphericalMixture, vote
 from patchgen.discovery.prompts import choose_prompts
-from patchgen.train.records import under
+from patchgen.train.tensors import under
 
 GROW_BY = 0.07  # new components of a stage that may grow, per labelled class: the host's 5 of 70 and 10 of 140
 

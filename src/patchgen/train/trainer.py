@@ -44,11 +44,12 @@ from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
-from patchgen.train.records import ProcessDied, RunFolder, environment, load_tensors, save_tensors, under
+from patchgen.train.records import ProcessDied, RunFolder
 from patchgen.train.selection import RULES
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line
 from patchgen.train.swad import Swad
+from patchgen.train.tensors import save_tensors, under
 from patchgen.train.track import Tracker
 from patchgen.train.values import StepValues, diverged, not_finite
 
@@ -317,20 +318,15 @@ class Trainer:
         self.save("state", tensors, facts)
 
     def _resume(self) -> None:
-        path = self.run.checkpoint("state")
         if self.fabric.is_global_zero:
-            self.run.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": self.about["backbone"]})
-        if not path.exists():
+            self.run.write_environment(self.about["backbone"])
+        state = self.run.state(self.about["backbone"])
+        if state is None:
             self.fabric.barrier()
             if self.fabric.is_global_zero:
                 self.run.rewind_records(0)
             return
-        tensors, facts = load_tensors(path)
-        if facts["backbone"]["digest"] != self.about["backbone"]["digest"]:
-            raise ValueError(
-                f"{self.run.path} was begun with another backbone ({facts['backbone']['resolved']}); "
-                "give that one with --backbone, or train into another folder"
-            )
+        tensors, facts = state
         load_trained(self.model, under(tensors, "model."))
         self.method.load_state_dict(under(tensors, "method."))
         restore_optimizer(self.optimizer, under(tensors, "optimizer."))
