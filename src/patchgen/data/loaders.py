@@ -104,7 +104,11 @@ def prepare(
     std: Sequence[float],
 ) -> Tensor:
     """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented as `draw` says and normalised."""
+    centre, spread = channels(mean, pixels.device), channels(std, pixels.device)
+    shift, scale = -centre / spread, 1 / spread
+
+    def standardize(image: Tensor) -> Tensor:
+        return torch.addcmul(shift, image, scale, out=image)  # one pass: (image - mean) / std
+
     image = pixels if isinstance(draw, AugmentDraw) else pixels.float().div_(255)
-    image = draw.apply(image, size) if draw is not None else image
-    centre, spread = channels(mean, image), channels(std, image)
-    return torch.addcmul(-centre / spread, image, 1 / spread, out=image)  # one pass: (image - mean) / std
+    return draw.apply(image, size, standardize) if draw is not None else standardize(image)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import send
+from patchgen.data.augment import Finish, send
 
 # densities in red, green, blue of haematoxylin, eosin and the remaining third, DAB; rows are made unit vectors
 STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78))
@@ -75,8 +75,8 @@ class HistologyDraw:
         return HistologyDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
     @torch.no_grad()
-    def apply(self, images: Tensor, size: int) -> Tensor:
-        """Turn, mirror and stain `images` (B,3,size,size) in [0,1]."""
+    def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
+        """Turn, mirror and stain `images` (B,3,size,size) in [0,1]; `finish` as in `augment.apply`."""
         if images.shape[1:] != (3, size, size) or not images.is_floating_point():
             raise ValueError(
                 f"stain augmentation does not resize: images must be floats of shape (B,3,{size},{size}), got "
@@ -89,7 +89,7 @@ class HistologyDraw:
             matrix = stain_matrix(self.scale, self.shift)  # (B,3,4)
             density = to_density(placed).flatten(2)  # (B,3,size*size)
             stained = torch.baddbmm(matrix[:, :, 3:], matrix[:, :, :3], density)
-            return from_density(stained).clamp_(0, 1).unflatten(2, (size, size))
+            return finish(from_density(stained).clamp_(0, 1).unflatten(2, (size, size)))
 
 
 def to_density(images: Tensor) -> Tensor:

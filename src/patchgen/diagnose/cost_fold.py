@@ -36,6 +36,7 @@ from patchgen.methods import make_method
 from patchgen.model.backbone import BACKBONES, load_backbone
 from patchgen.model.checkpoint import build_model
 from patchgen.model.classifier import Classifier
+from patchgen.model.generic import quiet_loading
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.optim import make_optimizer
 from patchgen.train.trainer import train
@@ -220,7 +221,8 @@ def _at_hand(source: str, folder: Path) -> str:
     """A named architecture with random weights becomes a folder, which both loops read."""
     if source not in BACKBONES or source == "tiny":
         return source
-    load_backbone(source, pretrained=False).model.save_pretrained(folder / "backbone")
+    with quiet_loading():
+        load_backbone(source, pretrained=False).model.save_pretrained(folder / "backbone")
     return str(folder / "backbone")
 
 
