@@ -73,7 +73,13 @@ def test_measures_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["images"], found["steps"], found["eval_every"]) == (40, 9, 4)  # 3 x 40 images in steps of 12
     assert found["counts"]["plain"] == {"trained": 108, "scored": 120}
     assert found["counts"]["ours"]["scored"] == 3 * 6 + 10
+    assert found["arithmetic"] == (2 * 108 + 120) / (2 * 108 + 28)
     assert cost_fold.os.environ["PATCHGEN_CACHE"] == "before"
+
+
+def test_fewer_validation_images_are_ours_alone() -> None:
+    found = cost_fold.measure_fold("tiny", share=0.5, images=10, val_images=1, image_size=28, pixels=32, per_domain=4)
+    assert found["counts"]["plain"]["scored"] == 3 * 40 and found["counts"]["ours"]["scored"] == 3 * 3 + 10
 
 
 @pytest.mark.parametrize("steps_each", [0.4, 1.0, 7.0, 12.0, 100.0])

@@ -30,8 +30,8 @@ def measure_rates(
     sources: Sequence[str] = ("dinov2-small", "dinov2-base"),
     *,
     image_size: int = 224,
-    batch: int = 2,
-    repeats: int = 3,
+    batch: int = 4,
+    repeats: int = 5,
     report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Time the steps of `METHODS` on each backbone; `report` gets one line per backbone and method."""
