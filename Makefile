@@ -32,8 +32,8 @@ demo: setup  ## train and compare on images whose answer is known: a table, and 
 	$(BIN)/patchgen weights fetch
 	$(BIN)/patchgen demo
 
-test: setup  ## the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+test: setup  ## the fast tests, on two cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-slow: setup  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
@@ -44,7 +44,7 @@ test-lowest: setup  ## the core's tests with the lowest versions that pyproject.
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable . pytest hypothesis httpx
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(CORE_TESTS)
 
-chaos: setup  ## 200 kills, faults and 2,000 bad inputs; about half an hour
+chaos: setup  ## 200 kills, faults and 2,000 bad inputs; about a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 200 --inputs 2000
 
 check: setup  ## lint, format and types
@@ -60,5 +60,5 @@ bench: setup  ## cost of a PatchGen training step against LP+LN on this machine
 	$(BIN)/patchgen bench step --backbone dinov2-small --image-size 224
 
 clean:  ## remove caches and builds; .venv and runs stay
-	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
