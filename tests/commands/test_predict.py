@@ -17,11 +17,12 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
+from patchgen.commands import predict_lines
 from patchgen.commands.explain import output_names
 from patchgen.commands.predict import find_images, shown
 from patchgen.commands.predict_lines import GrowingFile, Lines
 from patchgen.explain import Prediction, Predictor, identity, load_run
-from patchgen.train.records import RunFolder
+from patchgen.train.records import RunFolder, lock
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -165,6 +166,23 @@ def test_a_killed_command_goes_on(
 
 
 PLAIN = Lines("path\n", lambda found: f"{found.path}\n", str.strip, str)
+
+
+def test_a_part_that_was_taken_away_before_it_was_locked_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, paths, calls = tmp_path / "out.txt", [Path("a.png")], []
+
+    def late(descriptor: int) -> bool:
+        if not calls:  # another process cleans up in between
+            next(tmp_path.glob(".*.part")).unlink()
+        calls.append(descriptor)
+        return lock(descriptor)
+
+    monkeypatch.setattr(predict_lines, "lock", late)
+    with GrowingFile(target, "one", PLAIN, paths) as file:
+        assert file.partial.exists() and len(calls) == 2
+    assert target.exists()
 
 
 def stopped(file: GrowingFile, *paths: Path) -> None:

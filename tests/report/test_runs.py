@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,20 @@ def test_the_same_settings_with_another_name_tell_equal_rows_apart(fold: Make, t
     renamed(fold(0.7, data="other/PACS", seed=2), "a00")
     renamed(fold(0.7, data="/x/PACS", seed=3), "ccc")  # nothing is known against it
     assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "a00": "PACS (2)", "ccc": "PACS"}
+
+
+def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -> None:
+    def at(path: Path, data: str) -> None:
+        facts = json.loads((path / "env.json").read_text())
+        (path / "env.json").write_text(json.dumps(facts | {"data": data}))
+
+    at(renamed(fold(0.8, data="/x/PACS"), "aaa"), "one")
+    at(renamed(fold(0.7, data="/x/PACS", lr=1e-3), "bbb"), "two")  # the images were replaced in place
+    at(renamed(fold(0.7, data="/y/PACS", seed=2), "ccc"), "one")  # moved
+    at(renamed(fold(0.7, data="/y/PACS"), "ddd"), "one")  # moved, and another name: other weights under the same path
+    assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "ccc": "PACS", "ddd": "PACS"}
+    places = {run.dataset: run.place for run in find_runs([tmp_path])[0]}
+    assert places == {"PACS": "/x/PACS in the runs aaa, ccc, ddd", "PACS (2)": "/x/PACS in the runs bbb"}
 
 
 def test_one_data_set_needs_no_number(fold: Make, tmp_path: Path) -> None:

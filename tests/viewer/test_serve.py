@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -101,3 +102,24 @@ def test_a_connection_that_drips_its_headers_is_closed(first: bytes, monkeypatch
         server.should_exit = True
         thread.join(30)
     assert not thread.is_alive()
+
+
+def test_an_answer_under_way_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1.0 if scope["path"] == "/slow" else 0)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    monkeypatch.setattr(impatient, "SECONDS", 0.3)
+    server = uvicorn.Server(uvicorn.Config(app, http=impatient.Impatient, log_level="error", lifespan="off"))
+    with serve.listen("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        with socket.create_connection(listener.getsockname()[:2], timeout=30) as both:
+            both.sendall(b"".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for path in ("/", "/slow")))
+            said = b""
+            while chunk := both.recv(1000):
+                said += chunk
+        server.should_exit = True
+        thread.join(30)
+    assert said.count(b"HTTP/1.1 204") == 2

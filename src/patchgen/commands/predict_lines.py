@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from patchgen.train.records import lock
 
@@ -76,14 +76,27 @@ class GrowingFile:
         return self.lines.name(path) in self.done
 
     def __enter__(self) -> Self:
-        self.handle = open(self.partial, "a+b")  # noqa: SIM115  closed in __exit__
-        if not lock(self.handle.fileno()):
+        self.handle = self._locked()
+        while not self._has_name():  # another process took it for an old one, before it was locked
             self.handle.close()
-            raise ValueError(f"{self.target} is being written by another process; wait for it, or end it")
+            self.handle = self._locked()
         self.done = self._read()
         if not self.done:
             self._remove_others()
         return self
+
+    def _locked(self) -> BinaryIO:
+        handle = open(self.partial, "a+b")  # noqa: SIM115  closed in __exit__
+        if not lock(handle.fileno()):
+            handle.close()
+            raise ValueError(f"{self.target} is being written by another process; wait for it, or end it")
+        return handle
+
+    def _has_name(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self.handle.fileno()), os.stat(self.partial))
+        except FileNotFoundError:
+            return False
 
     def _read(self) -> set[str]:
         """Images that have their line; a last line that a kill has cut short is cut off."""

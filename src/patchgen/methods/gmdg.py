@@ -53,7 +53,7 @@ class Gmdg(Miro):
         return bool(self.hparams["shift"] or self.hparams["domain"])
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        rate = self.config.lr * self.hparams["lr_mult"]
+        rate = self.config.lr * self.hparams["miro_lr_mult"]
         own = [(self.embedding, rate), (self.variance, rate)] if self._needs_labels else []
         return [*super().rates(), *own]
 

@@ -39,7 +39,7 @@ class Miro(Method):
     summary = "MIRO: intermediate features stay near the pretrained ones"
     reference = "Cha et al., Domain Generalization by Mutual-Information Regularization with Pre-trained Models, 2022"
     addable = True
-    defaults = {"miro": 0.1, "lr_mult": 10.0}
+    defaults = {"miro": 0.1, "miro_lr_mult": 10.0}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -63,7 +63,7 @@ class Miro(Method):
         self.variances.extend(ChannelVariance(channels) for _, channels in found)
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.variances, self.config.lr * self.hparams["lr_mult"])]
+        return [*super().rates(), (self.variances, self.config.lr * self.hparams["miro_lr_mult"])]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)

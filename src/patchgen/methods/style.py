@@ -76,7 +76,7 @@ class SagNet(Method):
     summary = "SagNet: features of mixed style, in which a second head cannot find the class by style"
     reference = "Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021"
     addable = True
-    defaults = {"sagnet": 0.1, "lr_mult": 10.0}
+    defaults = {"sagnet": 0.1, "sagnet_lr_mult": 10.0}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -95,7 +95,7 @@ class SagNet(Method):
         on_training_passes(place, model.backbone, self._randomise)
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.style, self.config.lr * self.hparams["lr_mult"])]
+        return [*super().rates(), (self.style, self.config.lr * self.hparams["sagnet_lr_mult"])]
 
     def _randomise(self, x: Tensor) -> Tensor:
         self._seen = x

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ class Run:
     scores: tuple[Score, ...]
     rows: str  # digest of the data's rows: paths, domains, classes, groups
     validation: float = 0.0  # source validation of the chosen checkpoint
+    data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
     place: str = ""  # where the data lay, where others have the same name
 
     @property
@@ -169,7 +171,7 @@ def _read_fold(run: RunFolder, config: Config) -> Run:
     rows = _rows(run.path / "splits.csv")
     domains = tuple(dict.fromkeys(row["domain"] for row in rows))
     found = data_name(config), domains, chosen.backbone, tuple(scores), _digest(rows)
-    return Run(run.path, config, *found, validation=chosen.validation)
+    return Run(run.path, config, *found, validation=chosen.validation, data=_fingerprint(run))
 
 
 def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
@@ -184,7 +186,13 @@ def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
         raise ValueError("no stage of the stream is recorded")
     stages = run.path / "stages.csv"
     rows = _digest(_rows(stages) if stages.is_file() else [])
-    return Run(run.path, config, data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows)
+    found = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
+    return Run(run.path, config, *found, data=_fingerprint(run))
+
+
+def _fingerprint(run: RunFolder) -> str:
+    file = run.path / "env.json"
+    return str(json.loads(file.read_bytes()).get("data", "")) if file.is_file() else ""
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

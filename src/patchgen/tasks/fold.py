@@ -10,7 +10,6 @@ import numpy as np
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
 from patchgen.data.splits import Splits
 from patchgen.data.table import Table
-from patchgen.doctor import _check_groups
 from patchgen.train.metrics import per_class_accuracy, scores
 
 
@@ -70,11 +69,20 @@ class Fold:
 
 
 def _torn_groups(fold: Fold) -> tuple[str, ...]:
-    """The doctor's words, where the split does not look at groups."""
-    if fold.table.group is None or fold.splits.rule == "group":
+    """Groups (patients) that a source's own split tears, where its rule does not look at them."""
+    group = fold.table.group
+    if group is None or fold.splits.rule == "group":
         return ()
-    found = [check for check in _check_groups(fold.table) if (check.name, check.status) == ("groups", "warn")]
-    return tuple(f"{check.detail}. {check.fix}" for check in found)
+    torn: list[str] = []
+    for domain, rows in fold.train.items():
+        held_out = fold.validation[fold.table.domains[domain]]
+        torn += sorted({group[row] for row in rows.tolist()} & {group[row] for row in held_out.tolist()})
+    if not torn:
+        return ()
+    return (
+        f"the split puts {len(torn):,} groups on both sides of their domain ({torn[0]}): what is chosen by validation "
+        "looks better than it is. Keep patients together with --split group",
+    )
 
 
 def _shared_groups(fold: Fold) -> tuple[str, ...]:

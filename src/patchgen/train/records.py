@@ -195,11 +195,11 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
-    def write_environment(self, backbone: Mapping[str, Any]) -> None:
-        """What the numbers may depend on beside the settings."""
+    def write_environment(self, backbone: Mapping[str, Any], data: str) -> None:
+        """What the numbers may depend on beside the settings; of the data its fingerprint."""
         import torch
 
-        self.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone)})
+        self.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone), "data": data})
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to go on from; None at the beginning.

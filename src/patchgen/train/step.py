@@ -75,7 +75,7 @@ class Step:
 def main_weights(trainer: Trainer, step: int) -> list[float]:
     """For each micro-batch, the weight with which the mean of their `main` is that of the step's labelled images.
 
-    All are 1 where every image has a label, and for a `main` that is no mean over labelled images.
+    All are 1 where every image has a label, and for a `main` that a method makes within a micro-batch.
     """
     count = trainer.config.accumulate
     if count == 1 or trainer.method.replaces_main:

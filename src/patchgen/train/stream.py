@@ -277,7 +277,7 @@ class StreamTrainer:
         save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
 
     def _resume(self) -> None:
-        self.run.write_environment(self.about["backbone"])
+        self.run.write_environment(self.about["backbone"], stream_fingerprint(self.stream))
         state = self.run.state(self.about["backbone"])
         if state is None:
             self._calibrate()

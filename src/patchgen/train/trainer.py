@@ -319,7 +319,7 @@ class Trainer:
 
     def _resume(self) -> None:
         if self.fabric.is_global_zero:
-            self.run.write_environment(self.about["backbone"])
+            self.run.write_environment(self.about["backbone"], fingerprint(self.fold.table))
         state = self.run.state(self.about["backbone"])
         if state is None:
             self.fabric.barrier()

@@ -14,14 +14,12 @@ class Impatient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_request()
+        self.loop.call_later(SECONDS, self._close_unless_asked, None)
 
     def on_response_complete(self) -> None:
+        answered = self.cycle  # the server may begin with the next request in here
         super().on_response_complete()
-        self._expect_request()
-
-    def _expect_request(self) -> None:
-        self.loop.call_later(SECONDS, self._close_unless_asked, self.cycle)
+        self.loop.call_later(SECONDS, self._close_unless_asked, answered)
 
     def _close_unless_asked(self, before: RequestResponseCycle | None) -> None:
         if self.cycle is before:  # a request whose headers are complete has a cycle of its own
