@@ -97,7 +97,7 @@ def test_nothing_works_before_a_fit(tmp_path: Path) -> None:
 
 def test_importing_the_package_costs_nothing() -> None:
     code = "import sys, patchgen; assert 'PatchGenClassifier' in patchgen.__all__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # What is known after a fit

@@ -43,10 +43,12 @@ def expected(module: Variant, selected: Tensor, rest: Tensor) -> tuple[Tensor, T
     return plus, minus
 
 
-def same(out: PatchGenOutput, mask: Tensor, plus: Tensor, minus: Tensor) -> None:
-    torch.testing.assert_close(out.mask, mask)
-    torch.testing.assert_close(out.selected, plus)
-    torch.testing.assert_close(out.complementary, minus)
+def same(out: PatchGenOutput, mask: Tensor, plus: Tensor, minus: Tensor) -> bool:
+    """Whether all three agree to double precision, shapes included."""
+    pairs = ((out.mask, mask), (out.selected, plus), (out.complementary, minus))
+    return all(
+        mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=1e-7, atol=1e-7) for mine, theirs in pairs
+    )
 
 
 def context_and_scores(module: Variant, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,19 +69,19 @@ def test_static_mask_weighs_positions_of_the_tokens_through_rho() -> None:
     m = torch.sigmoid(module.position)
     plus = torch.einsum("jp,p,bpj->bj", module.rho, m, z)
     minus = torch.einsum("jp,p,bpj->bj", module.rho, 1 - m, z)
-    same(module(z), m.expand(4, -1), *expected(module, plus, minus))
+    assert same(module(z), m.expand(4, -1), *expected(module, plus, minus))
 
 
 def test_channel_mask_weighs_channels_of_the_mean_token() -> None:
     module, z = make(ChannelMask), tokens()
     m, mean = torch.sigmoid(module.channel), z.mean(1)
-    same(module(z), torch.ones(4, PATCHES).double(), *expected(module, m * mean, (1 - m) * mean))
+    assert same(module(z), torch.ones(4, PATCHES).double(), *expected(module, m * mean, (1 - m) * mean))
 
 
 def test_plain_attention_is_the_mean_of_u() -> None:
     module, z = make(PlainAttention), tokens()
     mean = context_and_scores(module, z)[0].mean(1)
-    same(module(z), torch.ones(4, PATCHES).double(), *expected(module, mean, torch.zeros_like(mean)))
+    assert same(module(z), torch.ones(4, PATCHES).double(), *expected(module, mean, torch.zeros_like(mean)))
 
 
 def test_scaled_attention_differs_in_what_it_shows_alone() -> None:
@@ -88,7 +90,7 @@ def test_scaled_attention_differs_in_what_it_shows_alone() -> None:
     low, high = score.min(1, keepdim=True).values, score.max(1, keepdim=True).values
     mean = context.mean(1)
     out = module(z)
-    same(out, (score - low) / (high - low), *expected(module, mean, torch.zeros_like(mean)))
+    assert same(out, (score - low) / (high - low), *expected(module, mean, torch.zeros_like(mean)))
     assert out.mask.min(1).values.tolist() == [0] * 4 and out.mask.max(1).values.tolist() == [1] * 4
     flat = module(z[:, :1].expand(-1, PATCHES, -1)).mask  # no patch stands out: nothing to scale by
     assert flat.isfinite().all()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,29 +83,10 @@ def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> Non
     assert ("WARNING" in errors) == (host != "127.0.0.1")
 
 
-@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
-def test_a_connection_that_drips_its_headers_is_closed(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
+    """A server that waits 0.3 seconds for a request, answers 204, and takes a second for `/slow`."""
 
-    monkeypatch.setattr(impatient, "SECONDS", 0.3)
-    server = uvicorn.Server(uvicorn.Config(app, http=impatient.Impatient, log_level="error", lifespan="off"))
-    with serve.listen("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        with socket.create_connection(listener.getsockname()[:2], timeout=30) as slow:
-            if first:  # an answer does not buy the next request more time
-                slow.sendall(first)
-                assert slow.recv(1000).startswith(b"HTTP/1.1 204")
-            slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
-            assert slow.recv(1000) == b""  # closed by the server; without a limit this would run into the timeout
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
-
-
-def test_an_answer_under_way_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(1.0 if scope["path"] == "/slow" else 0)
         await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -115,11 +97,26 @@ def test_an_answer_under_way_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> 
     with serve.listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        with socket.create_connection(listener.getsockname()[:2], timeout=30) as both:
-            both.sendall(b"".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for path in ("/", "/slow")))
-            said = b""
-            while chunk := both.recv(1000):
-                said += chunk
+        yield listener.getsockname()[:2]
         server.should_exit = True
         thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_connection_that_drips_its_headers_is_closed(first: bytes, address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=30) as slow:
+        if first:  # an answer does not buy the next request more time
+            slow.sendall(first)
+            assert slow.recv(1000).startswith(b"HTTP/1.1 204")
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: 127.0")
+        assert slow.recv(1000) == b""  # closed by the server; without a limit this would run into the timeout
+
+
+def test_an_answer_under_way_is_not_cut_off(address: tuple[str, int]) -> None:
+    with socket.create_connection(address, timeout=30) as both:
+        both.sendall(b"".join(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for path in ("/", "/slow")))
+        said = b""
+        while chunk := both.recv(1000):
+            said += chunk
     assert said.count(b"HTTP/1.1 204") == 2

@@ -45,13 +45,18 @@ class RunFolder:
     """A run on disk: its settings, records and checkpoints, its lock, and whether it is done."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path, self.data = Path(path), ""
         self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record
 
     @classmethod
-    def create(cls, parent: str | Path, config: Config | StreamConfig, name: str) -> RunFolder:
-        """Open or make the folder ``parent/name``; the settings are written when it is new."""
+    def create(cls, parent: str | Path, config: Config | StreamConfig, name: str, data: str = "") -> RunFolder:
+        """Open or make the folder ``parent/name``; the settings are written when it is new.
+
+        Args:
+            data: fingerprint of the data, for ``env.json``.
+        """
         run = cls(Path(parent) / name)
+        run.data = data
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
@@ -195,11 +200,13 @@ class RunFolder:
     def write_json(self, name: str, value: Any) -> None:
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
-    def write_environment(self, backbone: Mapping[str, Any], data: str) -> None:
+    def write_environment(self, backbone: Mapping[str, Any]) -> None:
         """What the numbers may depend on beside the settings; of the data its fingerprint."""
         import torch
 
-        self.write_json("env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone), "data": data})
+        self.write_json(
+            "env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone), "data": self.data}
+        )
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to go on from; None at the beginning.

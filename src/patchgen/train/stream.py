@@ -69,7 +69,8 @@ def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False, 
     """
     make_stream_method(config)  # a wrong name should not cost the reading of the data
     stream = read_stream(config.data, config.schedule, holdout=config.holdout)
-    run = RunFolder.create(out, config, config.hash(stream_fingerprint(stream)))
+    data = stream_fingerprint(stream)
+    run = RunFolder.create(out, config, config.hash(data), data)
     if run.done:
         return run
     if config.threads:
@@ -277,7 +278,7 @@ class StreamTrainer:
         save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
 
     def _resume(self) -> None:
-        self.run.write_environment(self.about["backbone"], stream_fingerprint(self.stream))
+        self.run.write_environment(self.about["backbone"])
         state = self.run.state(self.about["backbone"])
         if state is None:
             self._calibrate()

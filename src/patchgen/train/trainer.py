@@ -61,7 +61,8 @@ def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool =
     """
     make_method(config)  # a wrong name should not cost the reading of the data
     fold = make_fold(config)
-    run = RunFolder.create(out, config, config.hash(fingerprint(fold.table)))
+    data = fingerprint(fold.table)
+    run = RunFolder.create(out, config, config.hash(data), data)
     if run.done:
         return run
     if track:
@@ -319,7 +320,7 @@ class Trainer:
 
     def _resume(self) -> None:
         if self.fabric.is_global_zero:
-            self.run.write_environment(self.about["backbone"], fingerprint(self.fold.table))
+            self.run.write_environment(self.about["backbone"])
         state = self.run.state(self.about["backbone"])
         if state is None:
             self.fabric.barrier()
