@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from patchgen.names import did_you_mean
 
-Pool = Literal["cls", "mean", "patchgen"]
+Pool = Literal["cls", "mean", "patchgen", "select"]
 Tune = Literal["head", "layernorm", "last_block", "full"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
 Selection = Literal["source-validation", "last", "oracle"]
@@ -182,12 +182,16 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # One search for every method alike, on source validation: docs/decisions.md, "Learning rates of the small preset".
 SMALL_LR = {"patchgen": 1e-3, "others": 3e-3}
+SMALL_RATES = {"patchgen-select": (3e-3, 1e-3), "patchgen-attend": (3e-3, 3e-4)}  # head and backbone; module
 
 
 def preset_settings(preset: str, method: str) -> dict[str, Any]:
     """What a preset sets for a method."""
     settings = dict(PRESETS.get(preset, {}))
-    if preset == "small":
+    first = method.split("+")[0].removesuffix("-true-mask")
+    if preset == "small" and first in SMALL_RATES:
+        settings["lr"], settings["lr_module"] = SMALL_RATES[first]
+    elif preset == "small":
         settings["lr"] = SMALL_LR["patchgen" if method.startswith(("patchgen", "ablation")) else "others"]
     return settings
 

@@ -239,7 +239,7 @@ class Predictor:
 
     def require_mask(self) -> None:
         """ValueError when the run's method has no mask to show."""
-        if self.model.pool != "patchgen":
+        if not self.model.has_mask:
             raise ValueError(
                 f"method {self.config.method!r} has no mask to explain with (its head reads {self.model.pool!r}); "
                 "`predict` works with this run, and `patchgen train --method patchgen` trains one with a mask"

@@ -79,7 +79,7 @@ def _write(predictor: Predictor, path: Path) -> None:
     size = predictor.config.image_size
     whole = WholeModel(predictor.model.cpu(), predictor.confidence.temperature).eval()
     example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    names = ["probabilities", "mask"] if predictor.model.pool == "patchgen" else ["probabilities"]
+    names = ["probabilities", "mask"] if predictor.model.has_mask else ["probabilities"]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
@@ -112,7 +112,7 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
         "backbone_licence": backbone.licence,
         "patchgen": __version__,
     }
-    if predictor.model.pool == "patchgen":
+    if predictor.model.has_mask:
         facts["mask"] = (
             f"{NOTICE}; {predictor.model.grid[0]} x {predictor.model.grid[1]} patches, 0 left out, 1 selected"
         )

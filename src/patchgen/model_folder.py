@@ -152,7 +152,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
         "patchgen": __version__,
         "classes": list(predictor.classes),
         "image_size": predictor.config.image_size,
-        "has_mask": predictor.model.pool == "patchgen",
+        "has_mask": predictor.model.has_mask,
         "temperature": confidence.temperature,
         "unlike_threshold": confidence.familiar.threshold if confidence.familiar else None,
         **model.about,

@@ -31,7 +31,7 @@ CONTROLS = ("random", "centre")  # know nothing of the model
 def learned_mask(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
     """PatchGen's mask m, which does not depend on the target."""
     with torch.no_grad():
-        return classifier(images).masked()[0].float()
+        return classifier(images).selection().float()
 
 
 def last_attention(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ RANKINGS: dict[str, Ranking] = {
 
 def available(classifier: Classifier) -> tuple[str, ...]:
     """The rankings that make sense for this classifier."""
-    lacking = set() if classifier.pool == "patchgen" else {"mask"}
+    lacking = set() if classifier.has_mask else {"mask"}
     if not has_attention(classifier.backbone):
         lacking |= {"attention", "rollout"}
     return tuple(name for name in RANKINGS if name not in lacking)
@@ -181,7 +181,7 @@ def _mean_attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
 def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
     """(B,T,T) -> (B,P): the row of CLS where the head reads it, else the mean row of the patches."""
     prefix = classifier.backbone.num_prefix_tokens
-    row = attention[:, 0] if classifier.pool == "cls" else attention[:, prefix:].mean(1)
+    row = attention[:, 0] if classifier.pool in ("cls", "select") else attention[:, prefix:].mean(1)
     return row[:, prefix:]
 
 

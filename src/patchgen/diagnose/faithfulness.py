@@ -86,7 +86,7 @@ def token_answers(classifier: Classifier, tokens: Tensor) -> dict[str, Answers]:
     def replaced(index: Tensor, keep: Tensor) -> Tensor:
         return classifier.classify(torch.where(keep[..., None], tokens[index], mean[index])).logits.float().softmax(1)
 
-    learned = classifier.classify(tokens).masked()[0]
+    learned = classifier.classify(tokens).selection()
 
     def dropped(index: Tensor, keep: Tensor) -> Tensor:
         return classifier.classify(tokens[index], mask=learned[index] * keep).logits.float().softmax(1)

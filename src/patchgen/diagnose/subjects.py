@@ -46,7 +46,7 @@ class Subject:
 
     @property
     def has_mask(self) -> bool:
-        return self.model.pool == "patchgen"
+        return self.model.has_mask
 
     @cached_property
     def truth(self) -> np.ndarray | None:
@@ -72,7 +72,7 @@ class Subject:
     @torch.no_grad()
     def selected_share(self, rows: np.ndarray) -> np.ndarray:
         """(B,): share of patches with a mask of at least 0.5."""
-        mask, _ = self.model(self.normalised(self.pixels(rows))).masked()
+        mask = self.model(self.normalised(self.pixels(rows))).selection()
         return (mask >= 0.5).float().mean(1).cpu().numpy()
 
 

@@ -15,6 +15,7 @@ from patchgen.methods.adversarial import Cdann, Dann
 from patchgen.methods.alignment import Coral, Mmd
 from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
+from patchgen.methods.balance import Balance
 from patchgen.methods.clip import CoOp, ZeroShot
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
@@ -31,6 +32,7 @@ from patchgen.methods.mtl import Mtl
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
 from patchgen.methods.rsc import Rsc
+from patchgen.methods.select import PatchGenAttend, PatchGenSelect, SelectTrueMask
 from patchgen.methods.selfreg import SelfReg
 from patchgen.methods.style import MixStyle, SagNet
 from patchgen.names import did_you_mean
@@ -39,13 +41,17 @@ METHODS: dict[str, type[Method]] = {
     "lp": LinearProbe,
     "lp-ln": Erm,
     "full": Full,
+    "patchgen-select": PatchGenSelect,
     "patchgen": PatchGenMethod,
     "patchgen-no-losses": PatchGenWithoutLosses,
     "patchgen-true-mask": PatchGenTrueMask,
+    "patchgen-attend": PatchGenAttend,
+    "patchgen-select-true-mask": SelectTrueMask,
     "ablation-static": Static,
     "ablation-channel": Channel,
     "ablation-attention": Attention,
     "ablation-attention-ms": AttentionSuppressed,
+    "balance": Balance,
     "all-labels": AllLabels,
     "miro": Miro,
     "gmdg": Gmdg,

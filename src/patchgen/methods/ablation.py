@@ -54,5 +54,5 @@ class AttentionSuppressed(OtherSelector):
     summary = "row 2.3 with L_ms on its outgoing scores, scaled to [0, 1] (ablation row 2.4)"
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        mask, _ = out.masked()
+        mask = out.selection()
         return super().losses(out, batch) | {"L_ms": self.config.lambda_ms * mask_suppression(mask, self.config.tau)}

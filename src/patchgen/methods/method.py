@@ -3,6 +3,7 @@
 A method is a class with one verb, ``losses``. Everything else has a default:
 
     losses(out, batch)        named, weighted terms; their sum is what a step minimises
+    weights(out, batch)       how much each labelled image counts in the main loss
     watch(out, batch)         named values to log
     extend(model)             change what predicts: another head, a part within the backbone
     setup(model)              make own parameters (they are attributes: a method is a module)
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.model.classifier import Classifier, Output
+from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
 from patchgen.names import did_you_mean
 
@@ -37,6 +38,8 @@ class Method(nn.Module):
     """Cross-entropy on the labelled samples; what other methods start from."""
 
     pool: ClassVar[str] = "cls"  # what the head reads
+    attend: ClassVar[str] = "all"  # with the pool "patchgen": what its attention reads
+    start: ClassVar[str] = "xavier"  # and how its scores begin
     tune: ClassVar[str] = "layernorm"  # what of the backbone learns
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
@@ -57,7 +60,7 @@ class Method(nn.Module):
         self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune
-        if (self.chosen_pool == "patchgen") != (self.pool == "patchgen"):
+        if self.chosen_pool != self.pool and {self.chosen_pool, self.pool} & set(MASKED):
             raise ValueError(
                 f"pool {self.chosen_pool!r} does not fit method {config.method!r}: "
                 "the mask belongs to the patchgen methods, cls and mean to the others"
@@ -95,7 +98,11 @@ class Method(nn.Module):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: their sum is what the step minimises."""
-        return {"main": cross_entropy(out.logits, batch.label)}
+        return {"main": cross_entropy(out.logits, batch.label, self.weights(out, batch))}
+
+    def weights(self, out: Output, batch: Batch) -> Tensor | None:
+        """(B,) with a mean near 1, without gradient; None counts all labelled images alike."""
+        return None
 
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named values to log beside the losses; nothing is trained by them."""

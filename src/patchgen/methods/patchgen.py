@@ -23,12 +23,12 @@ class PatchGenWithoutLosses(Method):
     @no_grad()
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """The complementary reference p(y | z-) of the appendix, and L_neg = p(y | z-) - p(y | z+)."""
-        mask, complementary = out.masked()
-        rest = label_probability(complementary, batch.label)
+        assert out.complementary_logits is not None  # the pool makes them
+        rest = label_probability(out.complementary_logits, batch.label)
         return {
             "complementary_confidence": rest,
             "L_neg": rest - label_probability(out.logits, batch.label),
-            "weak_share": (mask < self.config.tau).float().mean(),
+            "weak_share": (out.selection() < self.config.tau).float().mean(),
         }
 
 
@@ -36,7 +36,7 @@ class PatchGenMethod(PatchGenWithoutLosses):
     summary = "the mask module with L_ms, L_conf and L_sim (the paper's method)"
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        c, (mask, _) = self.config, out.masked()
+        c, mask = self.config, out.selection()
         target = pseudo_labels(out.logits, batch.label)  # B-bar of Eq. 5: images without a label take their arg-max
         return super().losses(out, batch) | {
             "L_ms": c.lambda_ms * mask_suppression(mask, c.tau),

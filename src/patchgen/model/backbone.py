@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from patchgen.model import timm, weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
+from patchgen.model.hooks import on_tensor
 from patchgen.model.weights import WeightsError
 from patchgen.names import did_you_mean
 
@@ -128,19 +130,39 @@ class Backbone(nn.Module):
                 )
         return height // self.patch_size, width // self.patch_size
 
-    def forward(self, images: Tensor) -> Tokens:
-        """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid."""
+    @property
+    def early_block(self) -> int:
+        """The block whose output is "early": a third of the way up, where a patch token still tells of its patch."""
+        return max(1, len(self.model.get_submodule(self.family.blocks)) // 3)
+
+    def forward(self, images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
+        """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.
+
+        Args:
+            early: shown the patch tokens (B,P,D) a third of the way up, in the midst of the pass; those of the last
+                layer in a convolutional net.
+        """
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
         grid = self.grid((images.shape[2], images.shape[3]))
         # no no_grad here: autograd builds no graph before the first trainable tensor, none at all when frozen, and
         # gradients at the pixels (saliency) stay possible
-        hidden = self._hidden(images, grid)
+        with self._showing(early, grid):
+            hidden = self._hidden(images, grid)
         if self.family.convolutional:
             patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
+            if early:
+                early(patches)
             return Tokens(patches, patches.mean(1), grid)
         patches = hidden[:, self.num_prefix_tokens :]
         return Tokens(patches, hidden[:, 0] if self.num_prefix_tokens else patches.mean(1), grid)
+
+    def _showing(self, early: Callable[[Tensor], None] | None, grid: tuple[int, int]) -> AbstractContextManager[Any]:
+        """Within it, ``early`` is shown the last P tokens of that block: what is before them are prefixes and prompts."""
+        if early is None or self.family.convolutional:
+            return nullcontext()
+        block = self.model.get_submodule(self.family.blocks)[self.early_block - 1]
+        return on_tensor(block, lambda hidden: early(hidden[:, -grid[0] * grid[1] :]))
 
     def _hidden(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.model_type == "vit_mae":

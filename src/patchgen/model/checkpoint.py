@@ -39,6 +39,8 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
             image_size=config.image_size,
             pool=method.chosen_pool,
             refine=config.refine,
+            attend=method.attend,
+            start=method.start,
             dropout=config.dropout,
         )
         method.extend(model)

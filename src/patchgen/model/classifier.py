@@ -1,19 +1,22 @@
 """A backbone, a way to turn its tokens into one vector, and a linear head: what every method trains.
 
-The ways ("pools") are ``cls`` and ``mean`` for the baselines and ``patchgen`` for the module, so that methods differ
-in nothing else.
+The ways ("pools") are ``cls`` and ``mean`` for the baselines, ``patchgen`` for the published module behind the backbone
+and ``select`` for the selection inside it, so that methods differ in nothing else.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from patchgen.model.backbone import Backbone, Tokens
 from patchgen.model.patchgen import PatchGen
+from patchgen.model.selector import Selector
 
-POOLS = ("cls", "mean", "patchgen")
+POOLS = ("cls", "mean", "patchgen", "select")
+MASKED = ("patchgen", "select")  # those that make a mask
 
 
 class Output(NamedTuple):
@@ -21,19 +24,24 @@ class Output(NamedTuple):
     features: Tensor  # (B, D)  what the head reads: z+ for PatchGen
     mask: Tensor | None = None  # (B, P)
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
+    context: Tensor | None = None  # (B, D)  the mean early token, without gradient: the image before any selection
 
-    def masked(self) -> tuple[Tensor, Tensor]:
-        """The mask and the complementary logits of a model that has them."""
-        if self.mask is None or self.complementary_logits is None:
-            raise ValueError("this model has no mask: only the pool 'patchgen' makes one")
-        return self.mask, self.complementary_logits
+    def selection(self) -> Tensor:
+        """The mask (B, P) of a model that has one."""
+        if self.mask is None:
+            raise ValueError(f"this model has no mask: only the pools {' and '.join(MASKED)} make one")
+        return self.mask
 
 
 class Classifier(nn.Module):
     """Images in, logits (and a mask) out.
 
     The forward pass has two stages, ``read`` (backbone and what the pool keeps of its tokens) and ``classify``
-    (everything behind it): where the backbone is frozen the first is computed once per image and kept.
+    (everything behind it): where the backbone is frozen the first is computed once per image and kept. A selection
+    inside the backbone is one stage: what is read depends on the mask.
+
+    Attributes:
+        context: Whether outputs have the mean early token, for a method that asks what can be told without selecting.
     """
 
     def __init__(
@@ -44,6 +52,8 @@ class Classifier(nn.Module):
         image_size: int,
         pool: str = "patchgen",
         refine: str = "ln-linear",
+        attend: str = "all",
+        start: str = "xavier",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -51,31 +61,83 @@ class Classifier(nn.Module):
             raise ValueError(f"pool must be one of {', '.join(POOLS)}, not {pool!r}")
         self.backbone = backbone
         self.pool = pool
+        self.context = False
         self.grid = backbone.grid(image_size)
-        patches = self.grid[0] * self.grid[1]
-        self.select = PatchGen(backbone.dim, patches, grid=self.grid, refine=refine) if pool == "patchgen" else None
+        self.select: PatchGen | Selector | None = None
+        if pool == "patchgen":
+            patches = self.grid[0] * self.grid[1]
+            options = {"refine": refine, "attend": attend, "start": start}
+            self.select = PatchGen(backbone.dim, patches, grid=self.grid, **options)  # type: ignore[arg-type]
+        elif pool == "select":
+            self.select = Selector(backbone)
         self.drop = nn.Dropout(dropout)
         self.head = nn.Linear(backbone.dim, num_classes)
 
+    @property
+    def has_mask(self) -> bool:
+        return self.select is not None
+
+    @property
+    def reads_frozen(self) -> bool:
+        """Whether nothing in front of ``classify`` can change, so that what is read may be kept."""
+        return self.backbone.frozen and self.pool != "select"
+
+    @torch.no_grad()
+    def start(self, images: Tensor) -> None:
+        """Give the mask its start on normalised source images (B, 3, H, W), before the first step."""
+        if isinstance(self.select, PatchGen):
+            self.select.calibrate(self.read(images).float())
+        elif self.select is not None:
+            self.select.start(self.select(self.backbone, images).early)
+
     def read(self, images: Tensor | Tokens) -> Tensor:
-        """Normalised images (B, 3, H, W), or their tokens -> (B, D) for the plain pools, (B, P, D) for PatchGen."""
+        """Normalised images (B, 3, H, W), or their tokens -> (B, D) for the plain pools, (B, P, D) for PatchGen.
+
+        With ``context`` the mean early token is appended: (B, 2, D) and (B, P + 1, D).
+        """
+        if self.context:
+            return self._read_with_context(images)
         tokens: Tokens = images if isinstance(images, Tokens) else self.backbone(images)
+        return self._pooled(tokens)
+
+    def _pooled(self, tokens: Tokens) -> Tensor:
         if self.pool == "cls":
             return tokens.cls
         return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches
 
+    def _read_with_context(self, images: Tensor | Tokens) -> Tensor:
+        if isinstance(images, Tokens):
+            raise ValueError("the context is read from images, not from tokens that are at hand")
+        early: list[Tensor] = []
+        read = self._pooled(self.backbone(images, early.append))
+        return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
+
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
+        """What ``read`` returned -> output; a mask (B, P) to use in place of the learned one, if given."""
+        context = read[:, -1].detach() if self.context else None  # (B, D)
+        if self.context:
+            read = read[:, :-1] if self.pool == "patchgen" else read[:, 0]
         if self.select is None:
-            return Output(self.head(self.drop(read)), read)
+            return Output(self.head(self.drop(read)), read, context=context)
         chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest)
+        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest, context)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
+        if isinstance(self.select, Selector):
+            (_, cls, _), shown, early = self.select(self.backbone, inputs, mask)
+            context = _context(early) if self.context else None
+            return Output(self.head(self.drop(cls)), cls, shown, context=context)
         return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)
 
 
+def _context(early: Tensor) -> Tensor:
+    """The mean early token (B, D) of layer-normalised patch tokens (B, P, D), without gradient."""
+    return nn.functional.layer_norm(early.detach().float(), early.shape[-1:]).mean(1)
+
+
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """What training changes, by name: parameters, and the level of the mask where it is calibrated."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return trained | {name: level for name, level in model.named_buffers() if name.endswith("select.level")}

@@ -31,15 +31,30 @@ def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
     return mean_over_ranks(torch.where(weak, mask, 0).sum(), weak.sum())
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
     """The main loss of classification: mean of -log p(y | z) over the labelled samples of the global batch.
 
     Args:
         logits: (B, C).
         target: (B,) class ids, -1 for none.
+        weight: (B,) factors of the samples, where they do not all count alike.
     """
-    total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
+    if weight is None:
+        total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
+    else:
+        total = (weight * F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="none")).sum()
     return mean_over_ranks(total, (target >= 0).sum())
+
+
+def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float) -> Tensor:
+    """Mean of (1 - p_y^q) / q over the labelled samples: cross-entropy for q -> 0, 1 - p_y for q = 1.
+
+    The larger q, the less a sample counts that the classifier gets wrong (Zhang & Sabuncu 2018).
+    """
+    labelled = target >= 0
+    probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
+    loss = (1 - probability.clamp(min=1e-6) ** q) / q
+    return mean_over_ranks((loss * labelled).sum(), labelled.sum())
 
 
 def pseudo_labels(logits: Tensor, target: Tensor) -> Tensor:

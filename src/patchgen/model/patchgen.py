@@ -13,6 +13,12 @@ The whole method in five lines (section 4 of the paper; Eq. 3 is the mask):
     label = head(z+)
 
 Nothing here is P x P: the mask needs only the mean key, and the context runs through fused attention.
+
+As published, attention mixes all patches before the mask acts, and a patch that resembles the rest of its image begins
+with the highest score. Two options change that, one line each:
+
+    attend="selected"    U = softmax(<q, k> / (sqrt(d_k) exp(t)) + log m) v       each patch reads the selected ones
+    start="contrast"     W_q = -W_k                                               unlike the image's mean: high score
 """
 
 from __future__ import annotations
@@ -25,6 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 REFINE = ("linear", "ln-linear", "linear-ln")
+ATTEND = ("all", "selected")
+START = ("xavier", "contrast")
+LEAST = 1e-6  # of a mask entry within attention: a patch that is left out altogether keeps e^-14 of its weight
+WIDTH = 8  # fused kernels want a head width that is a multiple of this
 MODERATE = (0.2, 0.8)  # where the mean mask may start
 
 
@@ -44,7 +54,12 @@ class PatchGen(nn.Module):
         num_heads: Attention heads H; D / 64 when left out.
         gate_reduction: Bottleneck of the channel gate, D -> D / gate_reduction -> D.
         refine: The map F: "linear", "ln-linear" (LayerNorm first) or "linear-ln" (LayerNorm last).
+        attend: What a patch reads: "all" others as published, or the "selected" ones. z- then reads what is left out,
+            without gradient unless ``rest_gradient`` is set.
+        start: How scores begin: "xavier" as published, or "contrast", minus the similarity to the image's mean.
     """
+
+    rest_gradient = False
 
     def __init__(
         self,
@@ -54,8 +69,14 @@ class PatchGen(nn.Module):
         num_heads: int | None = None,
         gate_reduction: int = 4,
         refine: str = "ln-linear",
+        attend: str = "all",
+        start: str = "xavier",
     ) -> None:
         super().__init__()
+        for name, value, known in (("attend", attend, ATTEND), ("start", start, START)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+        self.attend, self.start = attend, start
         self.grid = grid or square_grid(num_patches)
         if math.prod(self.grid) != num_patches:
             raise ValueError(f"grid {self.grid} has {math.prod(self.grid)} cells, but num_patches is {num_patches}")
@@ -70,6 +91,8 @@ class PatchGen(nn.Module):
         self.rho = nn.Parameter(torch.full((dim, num_patches), 1 / num_patches))  # starts as the mean over patches
         self.gate = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.Sigmoid())
         self.refine = _refinement(refine, dim)
+        if attend == "selected":
+            self.register_buffer("level", torch.zeros(2))  # of the mask that is shown: `patchgen.train.level`
         self._init_attention()
 
     def _init_attention(self) -> None:
@@ -93,10 +116,19 @@ class PatchGen(nn.Module):
         start outside ``MODERATE``, the queries' bias takes the mean token away, and the scores have a mean near 0.
         """
         dim = tokens.shape[-1]
+        if self.start == "contrast":
+            self._start_with_contrast(tokens)
         mean = self._scale_scores(tokens, spread)
         if not MODERATE[0] <= mean <= MODERATE[1]:
             self.qkv.bias[:dim] = -self.qkv.weight[:dim] @ tokens.flatten(0, 1).mean(0)
             self._scale_scores(tokens, spread)
+
+    def _start_with_contrast(self, tokens: Tensor) -> None:
+        """W_q = -W_k, and biases that take the mean token away: what is like the mean of its image scores low."""
+        dim, centre = tokens.shape[-1], tokens.flatten(0, 1).mean(0)
+        key = self.qkv.weight[dim : 2 * dim]
+        self.qkv.weight[:dim] = -key
+        self.qkv.bias[:dim], self.qkv.bias[dim : 2 * dim] = key @ centre, -key @ centre
 
     def _scale_scores(self, tokens: Tensor, spread: float) -> float:
         """Give the scores this deviation, unless the images are blank, which say nothing of it; the mean mask then."""
@@ -121,9 +153,14 @@ class PatchGen(nn.Module):
         """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
-        mask = self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
-        context = self._context(q, k, v)  # (B, P, D)
-        return self._represent(mask, *self._aggregate(context, mask, rho))
+        given, mask = mask, self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
+        if self.attend == "all":
+            return self._represent(mask, *self._aggregate(self._context(q, k, v), mask, rho))
+        selected, _ = self._aggregate(self._context(q, k, v, mask), mask, rho)
+        with torch.set_grad_enabled(self.rest_gradient and torch.is_grad_enabled()):
+            _, rest = self._aggregate(self._context(q, k, v, 1 - mask), mask, rho)
+        out = self._represent(mask, selected, rest)
+        return out if given is not None else out._replace(mask=shown(mask, self.level))
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)
@@ -136,9 +173,19 @@ class PatchGen(nn.Module):
         score = (_wide(q) * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
         return score.mean(1)  # (B, P)
 
-    def _context(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """U: attention whose temperature sits in the query, where the learned scalar t gets its gradient."""
-        u = F.scaled_dot_product_attention(q * torch.exp(-self.log_temperature).to(q.dtype), k, v)  # (B, H, P, d_k)
+    def _context(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None = None) -> Tensor:
+        """U (B, P, D): attention whose temperature sits in the query, where the learned scalar t gets its gradient.
+
+        With a ``weight`` (B, P) every key counts that much: log weight is one more channel of the keys, which a constant
+        channel of the queries adds to each score. So it stays fused, linear in P, and the weight gets a gradient.
+        """
+        q, width = q * torch.exp(-self.log_temperature).to(q.dtype), q.shape[-1]
+        if weight is not None:
+            bias = weight.clamp(min=LEAST).log().to(k.dtype)[:, None, :, None].expand(-1, k.shape[1], -1, 1)
+            q = torch.cat([q, torch.full_like(bias, math.sqrt(width))], -1)
+            k = torch.cat([k, bias], -1)
+            q, k, v = (F.pad(part, (0, width + WIDTH - part.shape[-1])) for part in (q, k, v))
+        u = F.scaled_dot_product_attention(q, k, v, scale=1 / math.sqrt(width))[..., :width]  # (B, H, P, d_k)
         return self.out(u.transpose(1, 2).flatten(2))
 
     def _aggregate(self, context: Tensor, mask: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,6 +210,17 @@ class PatchGen(nn.Module):
         image = self.rho.unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
         resized = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False)[0].flatten(1)
         return resized * (self.rho.shape[1] / resized.shape[1])
+
+
+def relative(log_mask: Tensor) -> Tensor:
+    """log of a mask over its mean within the image, (B, P): 0 where a patch counts as much as the average one."""
+    return log_mask - log_mask.logsumexp(1, keepdim=True) + math.log(log_mask.shape[1])
+
+
+def shown(mask: Tensor, level: Tensor, gain: float = 1.0) -> Tensor:
+    """The mask (B, P) on its calibrated level, (scale, shift) of log (m^gain / mean m^gain); m while the scale is 0."""
+    weight = relative(gain * mask.float().clamp(min=LEAST).log())
+    return torch.where(level[0] > 0, (level[0] * weight + level[1]).sigmoid(), mask)
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:

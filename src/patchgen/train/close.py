@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from patchgen.model.checkpoint import load_trained
+from patchgen.model.selector import GAIN
 from patchgen.train.evaluate import mask_record
+from patchgen.train.level import find_level
 from patchgen.train.patients import PatientTally
 from patchgen.train.progress import Progress
 from patchgen.train.summary import summarize
@@ -26,18 +29,40 @@ def close_run(trainer: Trainer) -> None:
     run, fabric = trainer.run, trainer.fabric
     tensors, facts = load_tensors(run.checkpoint("selected"))
     fabric.barrier()  # every rank has read it before one may go on
-    reported = [_score(trainer, "selected", tensors, {"step": facts["step"], "rule": facts["rule"]})]
+    reported = [_report(trainer, "selected", tensors, {"step": facts["step"], "rule": facts["rule"]})]
     if trainer.swad:
         found = trainer.swad.result()
         facts = {k: v for k, v in vars(found).items() if k != "average"}
-        if fabric.is_global_zero:
-            trainer.save("swad", found.average, facts)
-        reported.append(_score(trainer, "swad", found.average, facts))
+        reported.append(_report(trainer, "swad", found.average, facts))
     if fabric.is_global_zero:
         for record in reported if trainer.fold.test else ():
             run.append(record)
         run.finish(summarize(run, trainer.config, trainer.fold))
     fabric.barrier()
+
+
+def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+    """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
+    load_trained(trainer.model, tensors)
+    before, levels = {}, [key for key in tensors if key.endswith(".level")]
+    for key in levels:
+        tensors[key] = torch.zeros(2)  # a run that was killed behind this point has calibrated it already
+        load_trained(trainer.model, tensors)
+        before = _recovery(trainer)
+        rows = np.concatenate(list(trainer.fold.validation.values()))
+        gain = GAIN if trainer.model.pool == "select" else 1.0
+        tensors[key] = torch.tensor(find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, gain))
+    if (levels or name == "swad") and trainer.fabric.is_global_zero:
+        trainer.save(name, tensors, facts)
+    return _score(trainer, name, tensors, facts) | before
+
+
+def _recovery(trainer: Trainer) -> dict[str, Any]:
+    """How far the mask finds the predictive patches on the level that training left."""
+    if trainer.evaluate.truth is None or not trainer.fold.test:
+        return {}
+    found = trainer.evaluate(np.concatenate(list(trainer.fold.test.values()))).mask
+    return {"mask_before_level": {name: found[name] for name in ("iou", "kept") if name in found}}
 
 
 def _score(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:

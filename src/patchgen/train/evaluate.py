@@ -45,16 +45,18 @@ class Reader:
 
     def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore) -> None:
         self.fabric, self.model, self.store = fabric, model, store
-        self.memory = Memory(MEMORY if model.backbone.frozen else 0)
+        self.memory = Memory(MEMORY if model.reads_frozen else 0)
 
     @cached_property
     def prefix(self) -> Prefix | None:
         """Looked for when first asked for: a method may have put hooks into the backbone by then."""
+        if self.model.context or self.model.pool == "select":  # both look at the tokens half-way
+            return None
         return find_prefix(self.model.backbone, self.model.grid[0] * self.model.backbone.patch_size, MEMORY)
 
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
-        if not self.model.backbone.frozen:
+        if not self.model.reads_frozen:
             images = self.images(rows)
             return self.model.read(self.prefix.tokens(rows, images)) if self.prefix else images
         new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)
@@ -118,8 +120,7 @@ class Evaluator:
         for start in range(0, len(mine), self.batch):
             part = mine[start : start + self.batch]
             label = fabric.to_device(torch.from_numpy(self.label[part]))
-            with fabric.autocast():
-                out = model(self.reader(part), mask=self.given_mask(part, mask or self.mask))
+            out = self.outputs(part, self.given_mask(part, mask or self.mask))
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
             broken += (~out.logits.isfinite()).any()
@@ -132,6 +133,12 @@ class Evaluator:
         model.drop.train()
         return self._collect(confusion, totals, broken)
 
+    def outputs(self, rows: np.ndarray, mask: Tensor | None = None) -> Output:
+        """What the model says of rows, with its own mask or with a given one (B, P)."""
+        fabric = self.reader.fabric
+        with fabric.autocast():
+            return self.reader.model(self.reader(rows), mask=None if mask is None else fabric.to_device(mask))
+
     def given_mask(self, rows: np.ndarray, kind: str) -> Tensor | None:
         """The mask to use instead of the learned one; a random one has as many patches as the true one."""
         if kind == "learned" or self.truth is None:
@@ -143,7 +150,7 @@ class Evaluator:
         return self.reader.fabric.to_device(torch.from_numpy(chosen).float())
 
     def _names(self) -> list[str]:
-        if self.reader.model.pool != "patchgen":
+        if not self.reader.model.has_mask:
             return ["loss"]
         return ["loss", *HEALTH, *(RECOVERY if self.truth is not None else ())]
 

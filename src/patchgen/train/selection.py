@@ -1,6 +1,6 @@
 """Named rules that say which checkpoint a run reports, and what they look at.
 
-A rule scores one evaluation; the first evaluation with the highest score wins.
+A rule scores one evaluation; the highest score wins, and ties keep the most recent.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ RULES: dict[str, Callable[[Mapping[str, Any], str], float]] = {
 
 
 def best(records: list[dict[str, Any]], rule: str, metric: str) -> dict[str, Any]:
-    """The evaluation that the rule chooses (ties: the first)."""
-    return max(records, key=lambda record: RULES[rule](record, metric))
+    """The evaluation that the rule chooses (ties: the most recent)."""
+    return max(reversed(records), key=lambda record: RULES[rule](record, metric))

@@ -175,7 +175,7 @@ class Trainer:
     @property
     def _keeps_features(self) -> bool:
         """Nothing before the features can change."""
-        return self.model.backbone.frozen and self.batches.augment is None
+        return self.model.reads_frozen and self.batches.augment is None
 
     def _set_up_method(self) -> None:
         """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
@@ -187,7 +187,7 @@ class Trainer:
 
     def _truth(self) -> np.ndarray | None:
         """The predictive patches, where the data says which they are: (N, P)."""
-        truth = true_masks(self.fold.table, self.model.grid) if self.model.select is not None else None
+        truth = true_masks(self.fold.table, self.model.grid) if self.model.has_mask else None
         if self.method.mask == "true" and (truth is None or self.config.augment):
             raise ValueError(
                 f"method {self.config.method!r} needs data whose predictive patches are known (`patchgen oracle list`) "
@@ -285,7 +285,7 @@ class Trainer:
     def _keep(self, step: int, record: dict[str, Any]) -> None:
         """Record, checkpoint and state, in an order that a kill between any two of them cannot harm."""
         score = RULES[self.config.select](record, self.fold.metric)
-        better = score > self.best
+        better = score >= self.best
         self.best = max(score, self.best)
         if self.swad:
             losses = [domain["loss"] for domain in record["validation"].values()]
@@ -340,7 +340,5 @@ class Trainer:
 
     def _calibrate(self) -> None:
         """Give the mask its moderate start on the first step's source images; the same on every rank."""
-        if self.model.select is not None:
-            images = self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64])
-            with torch.no_grad():
-                self.model.select.calibrate(self.model.read(images).float())
+        if self.model.has_mask:
+            self.model.start(self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64]))

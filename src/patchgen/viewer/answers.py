@@ -23,7 +23,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "classes": list(predictor.classes),
         "image_size": predictor.config.image_size,
         "grid": list(predictor.model.grid),
-        "has_mask": predictor.model.pool == "patchgen",
+        "has_mask": predictor.model.has_mask,
         "rankings": list(available(predictor.model)),
         "controls": list(CONTROLS),
         "perturbations": PERTURBATIONS,

@@ -1,0 +1,42 @@
+"""patchgen-select: the class token reads what an early mask selects, and contradicting images have their share.
+
+    patchgen-select      `model/selector.py` trained by balanced cross-entropy
+    patchgen-attend      the published module behind the backbone, whose attention reads the selection; a variant
+
+What the published mask lacks and how these were chosen: docs/results/selection.md.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, no_grad
+
+from patchgen.data.loaders import Batch
+from patchgen.methods.balance import Balance
+from patchgen.methods.patchgen import PatchGenWithoutLosses
+from patchgen.model.classifier import Output
+
+
+class PatchGenSelect(Balance):
+    pool = "select"
+    addable = False
+    summary = "the class token reads what a mask inside the backbone selects; balanced cross-entropy"
+    reference = "this project"
+
+    @no_grad()
+    def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        return super().watch(out, batch) | {"mask_mean": out.selection().mean()}
+
+
+class SelectTrueMask(PatchGenSelect):
+    mask = "true"
+    compared = False
+    summary = "patchgen-select with the true mask in place of the learned one (upper bound; oracle data only)"
+
+
+class PatchGenAttend(Balance, PatchGenWithoutLosses):
+    attend, start = "selected", "contrast"
+    addable = False
+    compared = False
+    summary = "the published module, but its attention reads the selection; balanced cross-entropy"
+    reference = "this project"
+

@@ -1,0 +1,179 @@
+"""Selection inside the backbone: the class token reads only the patches that the mask selects.
+
+    selector = Selector(backbone)
+    tokens, mask, early = selector(backbone, images)      # tokens as backbone(images) gives them, but for the mask
+
+By the last layer every patch token has read every other one, so leaving patches out there leaves little out. Here the
+mask is scored a third of the way up, where a token still tells of its own patch, and acts from there on:
+
+    e = LayerNorm(patch tokens of the early block)
+    m = sigmoid(mean over heads of <W_q e_p, mean W_k e> / sqrt(d_k) + b)           which patches (Eq. 3)
+    r = m^2 / mean m^2                                                              how much of each is read
+    CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
+
+Patches attend to each other as they were trained to. Where m is the same everywhere nothing changes: the classifier is
+then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and of the registers have a
+bias.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from patchgen.model.backbone import Backbone, Tokens
+from patchgen.model.patchgen import LEAST, default_heads, relative, shown
+
+SPREAD = 1.0  # standard deviation of the scores at the start
+GAIN = 2.0  # exponent of m in what is read: lets one patch outweigh the rest
+
+
+class Selected(NamedTuple):
+    tokens: Tokens  # cls has read the selected patches alone
+    mask: Tensor  # (B, P)  m; once the level is calibrated, the mask that is shown
+    early: Tensor  # (B, P, D)  what the mask was scored on
+
+
+class Selector(nn.Module):
+    """A mask over the patches for the class token of a vision transformer.
+
+    A network without class token (SigLIP, ResNet) is read by the mean of its last tokens, weighted by the mask.
+
+    Attributes:
+        level: (scale, shift) of log r for the mask that is shown, sigmoid(scale * log r + shift), so that 0.5 separates
+            what is selected; set after training (`patchgen.train.level`). While the scale is 0, m itself is shown. It
+            does not touch what the classifier reads.
+    """
+
+    level: Tensor
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        dim = backbone.dim
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.shift = nn.Parameter(torch.zeros(()))  # b
+        self.register_buffer("level", torch.zeros(2))
+        nn.init.xavier_uniform_(self.key.weight)
+        if not backbone.family.convolutional and backbone.num_prefix_tokens:
+            _require_fused_attention(backbone)
+
+    def score(self, early: Tensor) -> Tensor:
+        """What goes into the sigmoid, (B, P). The mean over targets of <q_p, k_q> is <q_p, mean k>."""
+        key = self.key(early).mean(1, keepdim=True)  # (B, 1, D)
+        heads = default_heads(early.shape[-1])
+        return (self.query(early) * key).sum(-1) / math.sqrt(heads * early.shape[-1]) + self.shift
+
+    @torch.no_grad()
+    def start(self, early: Tensor) -> None:
+        """Begin with contrast: a patch scores high where it is unlike the mean of its image.
+
+        W_q = -W_k, and the biases take the mean source token away. The scores then get the deviation ``SPREAD`` and the
+        mean 0. Everything stays free to learn.
+        """
+        centre = early.flatten(0, 1).mean(0)  # (D,)
+        self.query.weight.copy_(-self.key.weight)
+        self.key.bias.copy_(-self.key.weight @ centre)
+        self.query.bias.copy_(-self.key.bias)
+        spread = self.score(early).std()
+        if spread > 1e-6:  # blank images say nothing of it
+            for part in (self.query, self.key):  # scores are bilinear in the two
+                part.weight.mul_((SPREAD / spread).sqrt())
+                part.bias.mul_((SPREAD / spread).sqrt())
+        self.shift.sub_(self.score(early).mean())
+
+    def forward(self, backbone: Backbone, images: Tensor, mask: Tensor | None = None) -> Selected:
+        """Read images.
+
+        Args:
+            images: (B, 3, H, W), normalised.
+            mask: (B, P) to use in place of the learned one, such as the truth where it is known.
+        """
+        reading = _Reading(self, mask)
+        with reading:
+            tokens = backbone(images, reading.see)
+        if backbone.num_prefix_tokens == 0:
+            weight = reading.bias.exp().unsqueeze(-1)  # (B, P, 1), mean 1
+            tokens = tokens._replace(cls=(weight * tokens.patches).mean(1))
+        return Selected(tokens, reading.mask, reading.early)
+
+
+class _Reading(TorchFunctionMode):
+    """One pass: once the early tokens are seen, the rows of the prefix tokens attend with the mask's bias."""
+
+    early: Tensor
+    mask: Tensor
+    bias: Tensor
+
+    def __init__(self, selector: Selector, given: Tensor | None) -> None:
+        super().__init__()
+        self.selector, self.given, self.calls, self.acts = selector, given, 0, False
+
+    def see(self, early: Tensor) -> None:
+        self.early = F.layer_norm(early.float(), early.shape[-1:])
+        log_mask = F.logsigmoid(self.selector.score(self.early).float()) if self.given is None else _log(self.given)
+        self.bias = relative(GAIN * log_mask)  # (B, P)  log r
+        self.mask = shown(log_mask.exp(), self.selector.level, GAIN) if self.given is None else self.given
+        self.acts = self.given is None or bool((self.given != self.given[:, :1]).any())  # else all is read alike
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention and self.acts:
+            self.calls += 1
+            return self._attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Attention (B, H, T, d) in which the T - P queries before the patches see the patch keys with the bias."""
+        before = k.shape[-2] - self.bias.shape[1]
+        bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): no bias on other prefix keys
+        if attn_mask is not None:
+            raise ValueError("this backbone masks its attention; a selection inside it is not supported")
+        prefix = F.scaled_dot_product_attention(q[..., :before, :], k, v, attn_mask=bias, **options)
+        patches = F.scaled_dot_product_attention(q[..., before:, :], k, v, **options)
+        return torch.cat([prefix, patches], -2)
+
+
+def _log(mask: Tensor) -> Tensor:
+    return mask.float().clamp(min=LEAST).log()
+
+
+@torch.no_grad()
+def _require_fused_attention(backbone: Backbone) -> None:
+    """One small image shows whether every later block runs attention where the mask can act."""
+    side, blocks = 4 * backbone.patch_size, len(backbone.model.get_submodule(backbone.family.blocks))
+    weight = next(backbone.parameters())
+    images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
+    reading = _Probe(backbone.num_prefix_tokens + 16)
+    with reading:
+        backbone(images, reading.see)
+    if reading.calls != blocks - backbone.early_block:
+        raise ValueError(
+            f"patchgen-select needs a vision transformer with fused attention in each block; {backbone.source!r} "
+            f"({backbone.model_type}) ran it {reading.calls} times in {blocks - backbone.early_block} blocks. "
+            "Choose --method patchgen-attend, which selects behind the backbone, or another --backbone"
+        )
+
+
+class _Probe(TorchFunctionMode):
+    """Counts attention over all tokens behind the early block."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.calls, self.early = tokens, 0, False
+
+    def see(self, early: Tensor) -> None:
+        self.early = True
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention and self.early:
+            self.calls += args[0].shape[-2] == args[1].shape[-2] == self.tokens
+        return func(*args, **(kwargs or {}))
