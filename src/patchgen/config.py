@@ -182,7 +182,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 # One search for every method alike, on source validation: docs/decisions.md, "Learning rates of the small preset".
 SMALL_LR = {"patchgen": 1e-3, "others": 3e-3}
-SMALL_RATES = {"patchgen-select": (3e-3, 1e-3), "patchgen-attend": (3e-3, 3e-4)}  # head and backbone; module
+SMALL_RATES = {
+    "patchgen-select": (3e-3, 1e-3),
+    "ablation-select": (3e-3, 1e-3),
+    "patchgen-attend": (3e-3, 3e-4),
+}  # head and backbone; module
 
 
 def preset_settings(preset: str, method: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class StreamConfig:
     holdout: float = 0.1
     """Share of each class that is never trained on, where the data has no test part of its own."""
     method: str = "promptccd+patchgen"
-    """gcd, simgcd, promptccd, gcd+patchgen or promptccd+patchgen."""
+    """gcd, simgcd, promptccd, or gcd or promptccd with +patchgen or +patchgen-select."""
     pool: Literal["cls", "mean"] | None = None
     """What a method without the module reads: CLS when left out, or the mean of the patch tokens."""
     tune: Tune = "last_block"

@@ -1,4 +1,4 @@
-"""patchgen oracle: the list, writing a set, and mistakes."""
+"""patchgen oracle: the list, writing a set, composing one of photographs, and mistakes."""
 
 from __future__ import annotations
 
@@ -43,6 +43,45 @@ def test_write_prints_the_images_folder(
     assert json.loads((tmp_path / "set" / "oracle.json").read_text())["digest"] == Oracle(spec).digest()
 
 
+def test_compose_prints_the_images_folder(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--domain", "field", "--classes", "round=circle|cross, square", "--per-class", "2"]
+    for _ in range(2):  # the second time it is there already
+        more = ["--correlation", "1,1,0.5", "--object", "40", "--out", str(tmp_path / "set"), "--quiet"]
+        assert main(["compose", str(image_folder), *words, *more]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / 'set' / 'images'}\n"
+    table = read_table(tmp_path / "set" / "images")
+    assert len(table) == 16 and table.classes == ("round", "square")
+    spec = json.loads((tmp_path / "set" / "oracle.json").read_text())["spec"]
+    assert spec["object_size"] == 40 and [d["correlation"] for d in spec["domains"]] == [1, 1, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--correlation", "high,1,1"], "--correlation must be numbers separated by commas, got 'high,1,1'"),
+        (["--correlation", "2,1,1"], r"--correlation must be three shares in \[0,1\]"),
+        (["--object", "big"], "--object must be a whole number, got 'big'"),
+        (["--object", "20"], r"--object must be 32\.\.84 px"),
+        (["--per-class", "3"], "needs 12 different photographs .* 'circle' has 10.*use --per-class 2"),
+    ],
+)
+def test_mistakes_in_compose_name_the_option(image_folder: Path, tmp_path: Path, words: list[str], text: str) -> None:
+    given = ["compose", str(image_folder), "--domain", "field", "--num-classes", "3", "--out", str(tmp_path / "set")]
+    with pytest.raises(ValueError, match=text):
+        main([*given, *words])
+    assert not (tmp_path / "set").exists()
+
+
+def test_compose_writes_nothing_into_the_data(image_folder: Path) -> None:
+    given = ["compose", str(image_folder), "--domain", "field", "--num-classes", "3", "--per-class", "1"]
+    with pytest.raises(ValueError, match="is inside .* and would be read as photographs next time"):
+        main([*given, "--out", str(image_folder / "composed")])
+    with pytest.raises(ValueError, match="DATA is empty"):
+        main(["compose", "", "--out", "x"])
+
+
 def test_mistakes_name_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'oracle-tiny'"):
         main(["write", "oracle-tny", "--out", "x"])
@@ -52,7 +91,7 @@ def test_mistakes_name_the_nearest() -> None:
 
 def test_the_bare_command_tells_its_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    assert "usage: patchgen oracle {list,write}" in capsys.readouterr().out
+    assert "usage: patchgen oracle {list,write,compose}" in capsys.readouterr().out
 
 
 def test_list_imports_neither_torch_nor_sklearn() -> None:

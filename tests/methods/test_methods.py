@@ -35,7 +35,7 @@ def output() -> Output:
 
 def by_hand(out: Output, tau: float = 0.25) -> dict[str, float]:
     """The unweighted terms, with loops."""
-    out = Output(*(part.detach() for part in out))  # type: ignore[union-attr]
+    out = Output(*(part if part is None else part.detach() for part in out))  # type: ignore[arg-type]
     p = [[float(x) for x in row.softmax(0)] for row in out.logits]
     own = [p[i][y] for i, y in enumerate(LABEL.tolist())]
     weak = [float(m) for row in out.mask for m in row if m < tau]  # type: ignore[union-attr]
@@ -158,8 +158,9 @@ def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune
 def test_defaults_are_the_methods_own(name: str) -> None:
     method = make_method(config(method=name))
     tune = {"lp": "head", "clip": "head", "coop": "head", "full": "full"}.get(name, "layernorm")
-    masked = name in OWN or name.startswith("ablation-")
-    assert (method.chosen_pool, method.chosen_tune) == ("patchgen" if masked else "cls", tune)
+    masked = name in (*OWN, "patchgen-attend") or name.startswith("ablation-")
+    pool = "select" if "-select" in name else "patchgen" if masked else "cls"
+    assert (method.chosen_pool, method.chosen_tune) == (pool, tune)
     assert METHODS[name].summary
 
 
@@ -208,7 +209,10 @@ def test_a_sum_has_the_first_ones_choices_and_all_terms() -> None:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("miro+patchgen", "'patchgen' in 'miro\\+patchgen' cannot be added to another method; what can: miro, gmdg"),
+        (
+            "miro+patchgen",
+            "'patchgen' in 'miro\\+patchgen' cannot be added to another method; what can: balance, miro, gmdg",
+        ),
         ("patchgen+miro+miro", "names a part twice"),
         ("patchgen+miro+gmdg", "'gmdg' has the terms of 'miro' already"),
         ("gmdg+miro", "'gmdg' has the terms of 'miro' already"),

@@ -111,7 +111,7 @@ def test_cosine_logits_do_not_see_lengths() -> None:
         ({"method": "prompccd"}, "did you mean 'promptccd'"),
         ({"method": "gcd", "components": "grow"}, "needs a mixture"),
         ({"method": "gcd", "test_prompts": True}, "needs prompts"),
-        ({"method": "promptccd+patchgen", "pool": "mean"}, "reads z\\+"),
+        ({"method": "promptccd+patchgen", "pool": "mean"}, "which has a mask"),
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], text: str) -> None:

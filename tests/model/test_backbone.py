@@ -247,7 +247,7 @@ def test_last_block_is_the_last_block_and_the_final_norm() -> None:
 
 def test_frozen_backbone_still_passes_gradients_to_pixels_on_request() -> None:
     pixels = images(28).requires_grad_()
-    load_backbone("tiny")(pixels).cls.sum().backward()
+    load_backbone("tiny")(pixels).cls[:, 0].sum().backward()  # the sum over a LayerNorm is constant
     assert pixels.grad is not None and pixels.grad.abs().sum() > 0
 
 

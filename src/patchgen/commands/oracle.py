@@ -1,15 +1,16 @@
-"""patchgen oracle list | write NAME --out DIR: the generated data sets whose predictive patches are known."""
+"""patchgen oracle list | write NAME --out DIR | compose DATA --out DIR: data sets with known predictive patches."""
 
 from __future__ import annotations
 
 import json as to_json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import choose, parse, print_table
+from patchgen.commands import choose, parse, print_table, require_data
 
 
 def list_sets(json: bool = False) -> None:
@@ -44,6 +45,64 @@ def write_set(name: Annotated[str, tyro.conf.Positional], out: str, quiet: bool 
     print(folder / "images")
 
 
+def compose_set(
+    data: Annotated[str, tyro.conf.Positional],
+    out: str,
+    domain: str | None = None,
+    classes: str | None = None,
+    num_classes: int = 4,
+    correlation: str = "0.99,0.97,0.95",
+    per_class: int = 60,
+    object: int = 48,
+    image_size: int = 112,
+    seed: int = 1,
+    quiet: bool = False,
+) -> None:
+    """Place objects of your photographs on backgrounds that follow the class in the source domains only.
+
+    Args:
+        data: A folder class/image or domain/class/image, or the official CUB_200_2011.
+        out: The folder to create; one that already holds this set is left as it is.
+        domain: The domain of DATA whose photographs are used, if it has several.
+        classes: Names separated by commas; "Gull=*Gull|*Tern" merges the folders that match.
+        num_classes: Without --classes, use this many: the first in the alphabet.
+        correlation: Share of images on the class's own background in amber, dusk and jade.
+        per_class: Images per domain and class; a class needs four times as many photographs.
+        object: Longer side of the object in pixels.
+        image_size: Side of an image in pixels.
+        seed: Of everything random: photographs, positions, backgrounds and noise.
+        quiet: No progress bar.
+    """
+    from patchgen.data.compose import compose
+    from patchgen.train.progress import Progress
+
+    require_data(data)
+    composition = compose(
+        data,
+        domain=domain,
+        classes=None if classes is None else [name.strip() for name in classes.split(",")],
+        num_classes=num_classes,
+        correlation=shares(correlation),
+        per_class=per_class,
+        object_size=object,
+        image_size=image_size,
+        seed=seed,
+    )
+    if Path(out).expanduser().absolute().is_relative_to(composition.root):
+        raise ValueError(f"--out '{out}' is inside '{composition.root}' and would be read as photographs next time")
+    with Progress("composing", len(composition.pictures), quiet=quiet) as bar:
+        folder = composition.write(out, bar.advance)
+    print(folder / "images")
+
+
+def shares(text: str) -> list[float]:
+    """The numbers of `--correlation`."""
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--correlation must be numbers separated by commas, got {text!r}") from None
+
+
 def summary(name: str) -> dict[str, Any]:
     """One line of the list; a correlation is the share of images whose background is the class's own."""
     from patchgen.data.oracle import Oracle, suite_spec
@@ -64,7 +123,7 @@ def summary(name: str) -> dict[str, Any]:
     }
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set}
+ACTIONS: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}
 
 
 def main(argv: list[str]) -> int:

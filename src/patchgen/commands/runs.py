@@ -1,15 +1,17 @@
-"""patchgen runs [FOLDER ...] | diff A B | clean ...: list run folders, compare two, clear some away."""
+"""patchgen runs [FOLDER ...] | diff A B | clean ... | collect ... | table FILE: list, compare, clear away, tabulate."""
 
 from __future__ import annotations
 
 import json as to_json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from patchgen.commands import parse, print_table
+from patchgen.names import did_you_mean
 
 if TYPE_CHECKING:
     from patchgen.sweep.folders import Description
@@ -106,7 +108,50 @@ def clean_runs(
     print(f"{_size(total)} in all" + ("" if yes or not found else "; the same command with --yes does it"))
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"diff": diff_runs, "clean": clean_runs}
+def collect_runs(folders: Folders = ("runs",), csv: str = "results.csv") -> None:
+    """Add the finished runs below folders to a CSV file, a row each, which outlives the folders.
+
+    Args:
+        folders: Where to look.
+        csv: The file; rows of the same run are replaced, all others stay.
+    """
+    from patchgen.report.results import collect
+
+    new, total = collect([Path(folder) for folder in folders], Path(csv))
+    print(f"{csv}: {new} new, {total} rows")
+
+
+def tabulate_runs(
+    file: Annotated[str, tyro.conf.Positional],
+    scores: tuple[str, ...] = ("accuracy",),
+    only: dict[str, str] = {},  # noqa: B006
+    against: tuple[str, ...] = (),
+) -> None:
+    """Print Markdown tables of a file that `patchgen runs collect` wrote: mean and standard error over seeds.
+
+    Args:
+        file: The CSV file.
+        scores: Columns to show: accuracy, swad, validation, auroc, iou, kept, iou_before, true_mask, random_mask.
+        only: Rows to show, such as `data PACS`, or several values with commas between: `data oracle-easy,oracle-full`.
+        against: Methods whose paired differences are added.
+    """
+    from patchgen.report.results import COLUMNS, SCORES, read_rows, tables
+
+    for names, known in ((scores, SCORES), (only, COLUMNS)):
+        if odd := [name for name in names if name not in known]:
+            raise ValueError(f"the file has no column {odd[0]!r}{did_you_mean(odd[0], known)}")
+    rows = [row for row in read_rows(Path(file)) if all(row[k] in v.split(",") for k, v in only.items())]
+    if not rows:
+        raise ValueError(f"{file} has no rows with {', '.join(f'{k} {v}' for k, v in only.items()) or 'anything'}")
+    print(tables(rows, scores, against))
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "diff": diff_runs,
+    "clean": clean_runs,
+    "collect": collect_runs,
+    "table": tabulate_runs,
+}
 
 
 def main(argv: list[str]) -> int:

@@ -17,7 +17,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,7 +38,7 @@ class Sample:
     """One image with its truth."""
 
     image: np.ndarray  # (S,S,3) uint8
-    mask: np.ndarray  # (h,w) bool, True = in C*
+    mask: np.ndarray  # (h,w) bool, True = in C*; patches, or single pixels of a composed photograph
     label: int
     domain: int
     background: int
@@ -49,8 +49,11 @@ class Oracle:
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
-        cells = [(d, c) for d in range(len(spec.domains)) for c in range(spec.classes)]
-        self._kinds = {cell: _background_kinds(spec, *cell) for cell in cells}
+        self._kinds = {
+            (d, c): background_kinds(law, c, spec.classes, spec.per_class, Dice(spec.seed, KINDS, d, c))
+            for d, law in enumerate(spec.domains)
+            for c in range(spec.classes)
+        }
 
     def __len__(self) -> int:
         return len(self._kinds) * self.spec.per_class
@@ -96,20 +99,8 @@ class Oracle:
         Args:
             progress: called with 1 after each image.
         """
-        target = Path(os.path.abspath(os.path.expanduser(folder)))
-        if self._is_at(target):
-            return target
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            for i in range(len(self)):
-                self._write_sample(i, temporary)
-                if progress:
-                    progress(1)
-            (temporary / "oracle.json").write_text(json.dumps(self.facts(), indent=2) + "\n", encoding="utf-8")
-            _move(temporary, target, self._is_at)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return target
+        names = [self.name(i) for i in range(len(self))]
+        return write_samples(folder, names, self.sample, self.facts(), progress)
 
     def facts(self) -> dict[str, object]:
         """What `oracle.json` holds: the spec, its digest and the names."""
@@ -119,32 +110,6 @@ class Oracle:
     def _background_facts(self) -> dict[str, str]:
         kinds = self.spec.background_names
         return {self.name(i): kinds[self._kinds[d, c][k]] for i in range(len(self)) for d, c, k in [self.place(i)]}
-
-    def _write_sample(self, i: int, folder: Path) -> None:
-        from PIL import Image
-
-        sample, patch = self.sample(i), self.spec.patch_size
-        mask = sample.mask.repeat(patch, 0).repeat(patch, 1).astype(np.uint8) * 255
-        for kind, pixels in (("images", sample.image), ("masks", mask)):
-            path = folder / kind / self.name(i)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(path)
-
-    def _is_at(self, folder: Path) -> bool:
-        """Whether the folder holds this data set; a ValueError if it holds something else."""
-        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-            return False
-        try:
-            same = json.loads((folder / "oracle.json").read_text(encoding="utf-8"))["digest"] == self.digest()
-        except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if not same:
-            raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")
-        files = [f"{kind}/{self.name(i)}" for i in range(len(self)) for kind in ("images", "masks")]
-        lost = [file for file in files if not (folder / file).is_file()]
-        if lost:
-            raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
-        return True
 
 
 def suite_spec(name: str) -> OracleSpec:
@@ -187,11 +152,16 @@ def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
 
     try:
         with Image.open(file) as image:
-            pixels = (np.asarray(image.convert("L")) > 127).astype(np.int64)  # (H,W)
+            pixels = np.asarray(image.convert("L")) > 127  # (H,W)
     except Image.DecompressionBombError as error:
         raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
+    return half_covered(pixels, grid)
+
+
+def half_covered(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """(P,) bool: the patches of a grid (h,w) of which at least half the area is in the bool mask (H,W)."""
     rows, columns = (_overlaps(cells, length) for cells, length in zip(grid, pixels.shape, strict=True))
-    return (2 * rows @ pixels @ columns.T >= pixels.size).ravel()
+    return (2 * rows @ pixels.astype(np.int64) @ columns.T >= pixels.size).ravel()
 
 
 def _overlaps(cells: int, length: int) -> np.ndarray:
@@ -200,14 +170,19 @@ def _overlaps(cells: int, length: int) -> np.ndarray:
     return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)
 
 
-def _background_kinds(spec: OracleSpec, domain: int, label: int) -> np.ndarray:
+def background_kinds(law: Domain, label: int, classes: int, per_class: int, dice: Dice) -> np.ndarray:
     """(per_class,) background kinds of one domain and class: exact shares, rounded once, in random order."""
-    law, dice = spec.domains[domain], Dice(spec.seed, KINDS, domain, label)
-    own = int(law.correlation * spec.per_class + 0.5)
-    others = (label + 1 + np.arange(spec.classes - 1)) % spec.classes
+    own = int(law.correlation * per_class + 0.5)
+    others = (label + 1 + np.arange(classes - 1)) % classes
     others = others[:1] if law.turned else others[dice.order(len(others))]
-    kinds = np.concatenate([np.full(own, label), np.resize(others, spec.per_class - own)])
-    return kinds[dice.order(spec.per_class)]
+    kinds = np.concatenate([np.full(own, label), np.resize(others, per_class - own)])
+    return kinds[dice.order(per_class)]
+
+
+def in_domain(image: np.ndarray, position: int, law: Domain, noise: int, dice: Dice) -> np.ndarray:
+    """The image (S,S,3) in the style of the domain at this position, with pixel noise; not yet clipped."""
+    look = list(draw.LOOKS.values())[position]
+    return draw.styled(image, look, law.style) + dice.field(-noise, noise, *image.shape)
 
 
 def _picture(
@@ -225,9 +200,7 @@ def _picture(
             tile = draw.distractor(dice[DISTRACTOR], patch)
             canvas[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch] = tile
         image = np.where(inside, texture, canvas)
-    look = list(draw.LOOKS.values())[domain]
-    noise = dice[NOISE].field(-spec.noise, spec.noise, size, size, 3)
-    shifted = draw.styled(image, look, spec.domains[domain].style) + noise
+    shifted = in_domain(image, domain, spec.domains[domain], spec.noise, dice[NOISE])
     return np.where(inside, image, shifted) if spec.local else shifted
 
 
@@ -238,10 +211,70 @@ def _position(spec: OracleSpec, domain: str) -> int:
     return names.index(domain)
 
 
-def _move(temporary: Path, target: Path, is_there: Callable[[Path], bool]) -> None:
+def write_samples(
+    folder: str | Path,
+    names: Sequence[str],
+    sample: Callable[[int], Sample],
+    facts: Mapping[str, object],
+    progress: Callable[[int], object] | None = None,
+) -> Path:
+    """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json`; return the folder as an absolute path.
+
+    The folder appears complete or not at all; one that holds this very data set is returned at once.
+
+    Args:
+        names: `<domain>/<class>/<nnnn>.png` of each image.
+        sample: image i and its mask, whose sides divide the image's.
+        facts: what `oracle.json` holds; its "digest" tells data sets apart.
+        progress: called with 1 after each image.
+    """
+    target = Path(os.path.abspath(os.path.expanduser(folder)))
+    if _is_at(target, names, facts):
+        return target
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        for i, name in enumerate(names):
+            drawn = sample(i)
+            cell = len(drawn.image) // len(drawn.mask)
+            _save(temporary / "images" / name, drawn.image)
+            _save(temporary / "masks" / name, drawn.mask.repeat(cell, 0).repeat(cell, 1).astype(np.uint8) * 255)
+            if progress:
+                progress(1)
+        (temporary / "oracle.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        _move(temporary, target, lambda: _is_at(target, names, facts))
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def _save(path: Path, pixels: np.ndarray) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> bool:
+    """Whether the folder holds this data set; a ValueError if it holds something else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    try:
+        same = json.loads((folder / "oracle.json").read_text(encoding="utf-8"))["digest"] == facts["digest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")
+    files = [f"{kind}/{name}" for name in names for kind in ("images", "masks")]
+    lost = [file for file in files if not (folder / file).is_file()]
+    if lost:
+        raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
+    return True
+
+
+def _move(temporary: Path, target: Path, is_there: Callable[[], bool]) -> None:
     """Rename; whoever lost a race against a writer of the same data is content with the other's folder."""
     try:
         os.replace(temporary, target)
     except OSError:
-        if not is_there(target):
+        if not is_there():
             raise

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.model.classifier import Classifier
+from patchgen.model.selector import Selector
 
 Probabilities = Callable[[Tensor], Tensor]  # pixels (N,3,S,S) in [0,1] -> (N,C)
 Answers = Callable[[Tensor, Tensor], Tensor]  # which image (N,), patches kept (N,P) bool -> (N,C)
@@ -79,17 +80,25 @@ def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, gri
     return answer
 
 
-def token_answers(classifier: Classifier, tokens: Tensor) -> dict[str, Answers]:
-    """Perturbs PatchGen's input (B,P,D): `token-mean` puts the image's mean token, `token-drop` a mask of zero."""
-    mean = tokens.mean(1, keepdim=True)
+def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
+    """Perturbs what the mask acts on, for normalised images (B,3,S,S): `token-drop` puts a mask of zero.
 
-    def replaced(index: Tensor, keep: Tensor) -> Tensor:
-        return classifier.classify(torch.where(keep[..., None], tokens[index], mean[index])).logits.float().softmax(1)
-
-    learned = classifier.classify(tokens).selection()
+    `token-mean` puts the image's mean token; a selection inside the backbone has no such place.
+    """
+    inside = isinstance(classifier.select, Selector)
+    read = images if inside else classifier.read(images)
+    out = classifier(read)
+    learned = out.selection() if out.own_mask is None else out.own_mask
 
     def dropped(index: Tensor, keep: Tensor) -> Tensor:
-        return classifier.classify(tokens[index], mask=learned[index] * keep).logits.float().softmax(1)
+        return classifier(read[index], mask=learned[index] * keep).logits.float().softmax(1)
+
+    if inside:
+        return {"token-drop": dropped}
+    mean = read.mean(1, keepdim=True)
+
+    def replaced(index: Tensor, keep: Tensor) -> Tensor:
+        return classifier.classify(torch.where(keep[..., None], read[index], mean[index])).logits.float().softmax(1)
 
     return {"token-mean": replaced, "token-drop": dropped}
 

@@ -95,7 +95,7 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, plan: Plan) -> dic
     }
     if subject.has_mask:
         with torch.no_grad():
-            found |= faith.token_answers(subject.model, subject.model.read(subject.normalised(pixels)))
+            found |= faith.token_answers(subject.model, subject.normalised(pixels))
     return found
 
 

@@ -41,6 +41,11 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
 
     predictor = load_run(run)
     predictor.require_mask()
+    if predictor.model.pool != "patchgen":
+        raise ValueError(
+            f"the theory is about z+, an aggregate of patches, and method {predictor.config.method!r} reads a class "
+            "token instead; train a run with --method patchgen"
+        )
     if predictor.config.task != "mdg":
         raise ValueError(
             f"{run} is a run of task {predictor.config.task!r}; the theory is measured on runs of task 'mdg'"
@@ -108,8 +113,10 @@ def _read(predictor: Any, table: Any, truth: np.ndarray, rows: np.ndarray, tick:
 
 def _context(model: Classifier, tokens: Any) -> tuple[Any, Any]:
     """The classifier's output and U (B,P,D), what the module's output projection makes of the patches."""
+    from patchgen.model.patchgen import PatchGen
+
     kept: list[Any] = []
-    assert model.select is not None  # require_mask has seen to it
+    assert isinstance(model.select, PatchGen)  # `measure_run` has seen to it
     hook = model.select.out.register_forward_hook(lambda module, given, u: kept.append(u))
     try:
         return model.classify(tokens), kept[0]

@@ -13,6 +13,8 @@ position (DINOv3 turns its patches alone) or there is no CLS (SigLIP, I-JEPA), a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +35,14 @@ def choose_prompts(mixture: SphericalMixture, query: Tensor, k: int = 5, likely:
     return mixture.means[chosen].to(query.dtype)
 
 
-def prompted(backbone: Backbone, images: Tensor, prompts: Tensor) -> Tokens:
-    """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped."""
+def prompted(
+    backbone: Backbone, images: Tensor, prompts: Tensor, early: Callable[[Tensor], None] | None = None
+) -> Tokens:
+    """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped.
+
+    Args:
+        early: As in `Backbone.forward`.
+    """
     _check_prompts(backbone, images, prompts)
     embeddings = _embeddings(backbone)
     has_cls = min(backbone.num_prefix_tokens, 1)
@@ -45,7 +53,7 @@ def prompted(backbone: Backbone, images: Tensor, prompts: Tensor) -> Tokens:
         return torch.cat([sequence[:, :has_cls], placed, sequence[:, has_cls:]], dim=1)
 
     with on_tensor(embeddings, insert):
-        tokens = backbone(images)
+        tokens = backbone(images, early)
     # the backbone drops as many leading tokens as it has prefix tokens of its own; the patches are the last P
     patches = tokens.patches[:, prompts.shape[1] :]
     return Tokens(patches, tokens.cls if has_cls else patches.mean(1), tokens.grid)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable
 
 from patchgen.config import Config
-from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, Static
+from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
 from patchgen.methods.adversarial import Cdann, Dann
 from patchgen.methods.alignment import Coral, Mmd
 from patchgen.methods.arm import Arm
@@ -51,6 +51,7 @@ METHODS: dict[str, type[Method]] = {
     "ablation-channel": Channel,
     "ablation-attention": Attention,
     "ablation-attention-ms": AttentionSuppressed,
+    "ablation-select": SelectChoices,
     "balance": Balance,
     "all-labels": AllLabels,
     "miro": Miro,

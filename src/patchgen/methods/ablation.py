@@ -7,19 +7,29 @@ The other rows need no class of their own: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patc
     3.3  lambda_ms 1e-3, lambda_conf 0, lambda_sim 0      L_ms
     3.4  lambda_ms 1e-3, lambda_conf 1, lambda_sim 0      + L_conf
     3.5  lambda_ms 1e-3, lambda_conf 1, lambda_sim 1e-3   + L_sim: PatchGen
+
+`ablation-select` is `patchgen-select` with each of its choices as a hyper-parameter (configs/selection.yaml).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.patchgen import PatchGenWithoutLosses
+from patchgen.methods.select import PatchGenSelect
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import mask_suppression
+from patchgen.model.losses import class_similarity, mask_suppression, selected_confidence
+from patchgen.model.patchgen import PatchGen
+from patchgen.model.selector import Selector, log_of
 from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
 
 
 class OtherSelector(PatchGenWithoutLosses):
@@ -30,7 +40,7 @@ class OtherSelector(PatchGenWithoutLosses):
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
-        if model.select is not None:
+        if isinstance(model.select, PatchGen):
             model.select = self.selector.of(model.select, self.config.refine)
 
 
@@ -56,3 +66,79 @@ class AttentionSuppressed(OtherSelector):
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         mask = out.selection()
         return super().losses(out, batch) | {"L_ms": self.config.lambda_ms * mask_suppression(mask, self.config.tau)}
+
+
+def _hard(log_mask: Tensor) -> Tensor:
+    """log of the 0/1 mask, with the gradient of log m."""
+    return log_mask + (log_of((log_mask.exp() >= 0.5).float()) - log_mask).detach()
+
+
+class SelectChoices(PatchGenSelect):
+    """patchgen-select, one choice at a time. The defaults are its own.
+
+    block         the block the mask is scored behind; 0 is a third of the way up
+    gain          the power of the mask that is read; learned from there on with `learn_gain` 1
+    everywhere    1: patches read the selection too, not the class token alone
+    contrast      0: scores begin at random, as published, instead of with contrast
+    ms, conf, sim weights of the published losses
+    on_features   1: the context expert reads what the classifier reads, instead of the mean early token
+    anneal        share of the steps over which the mask's effect grows from nothing
+    hard_from     share of the steps after which training reads 0/1 masks, with the gradient of the soft ones
+    drop          probability with which a patch that is read less than the average is taken away in training
+    """
+
+    compared = False
+    summary = "patchgen-select with each choice as a hyper-parameter (docs/results/selection.md)"
+    defaults: ClassVar[Mapping[str, float]] = {
+        "block": 0, "gain": 2, "learn_gain": 0, "everywhere": 0, "contrast": 1, "ms": 0, "conf": 0, "sim": 0,
+        "on_features": 0, "anneal": 0, "hard_from": 1, "drop": 0,
+    }  # fmt: skip
+
+    def extend(self, model: Classifier) -> None:
+        super().extend(model)
+        h, selector, blocks = self.hparams, model.select, model.backbone.family.blocks
+        assert isinstance(selector, Selector)
+        depth = len(model.backbone.model.get_submodule(blocks))
+        if not h["block"] < depth:
+            raise ValueError(f"hyper-parameter block must be below the number of blocks, {depth}, not {h['block']:g}")
+        model.backbone.early_block = int(h["block"]) or model.backbone.early_block
+        selector.gain = nn.Parameter(torch.tensor(float(h["gain"]))) if h["learn_gain"] else h["gain"]
+        selector.everywhere = bool(h["everywhere"])
+        selector.contrast = bool(h["contrast"])
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        h, terms = self.hparams, super().losses(out, batch)
+        if h["ms"]:
+            terms["L_ms"] = h["ms"] * mask_suppression(out.selection(), self.config.tau)
+        if h["conf"]:
+            terms["L_conf"] = h["conf"] * selected_confidence(out.logits, batch.label)
+        if h["sim"]:
+            terms["L_sim"] = h["sim"] * class_similarity(out.features, batch.label, out.logits.shape[1])
+        return terms
+
+    def _expert(self, out: Output) -> Tensor:
+        return super()._expert(out._replace(context=out.features.detach()) if self.hparams["on_features"] else out)
+
+    def update(self, step: Step) -> None:
+        selector = step.model.select
+        assert isinstance(selector, Selector)
+        selector.sharpen = self._sharpen((step.number + 1) / self.config.steps)
+        try:
+            super().update(step)
+        finally:
+            selector.sharpen = None
+
+    def _sharpen(self, done: float) -> Callable[[Tensor], Tensor] | None:
+        """What becomes of log m (B, P) in a training pass, by the share of the steps that are done."""
+        h = self.hparams
+        if done < h["anneal"]:
+            return lambda log_mask: done / h["anneal"] * log_mask
+        if done > h["hard_from"]:
+            return _hard
+        if h["drop"]:
+            return self._dropped
+        return None
+
+    def _dropped(self, log_mask: Tensor) -> Tensor:
+        weak = log_mask < log_mask.mean(1, keepdim=True)
+        return log_mask.masked_fill(weak & (torch.rand_like(log_mask) < self.hparams["drop"]), -14.0)

@@ -49,7 +49,8 @@ class Balance(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         model.context = True
-        self.expert = nn.Linear(model.backbone.dim, len(self.class_names))
+        outputs = getattr(model.head, "out_features", len(self.class_names))  # a head of CLIP has no such number
+        self.expert = nn.Linear(model.backbone.dim, outputs)
         self.register_buffer("contradiction", torch.full((), torch.nan))  # q
 
     def rates(self) -> list[tuple[nn.Module, float]]:

@@ -39,4 +39,3 @@ class PatchGenAttend(Balance, PatchGenWithoutLosses):
     compared = False
     summary = "the published module, but its attention reads the selection; balanced cross-entropy"
     reference = "this project"
-

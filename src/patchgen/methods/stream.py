@@ -4,6 +4,7 @@
     simgcd                gcd with learned prototypes that the two views teach each other
     promptccd             gcd with prompts from a mixture over the features
     X+patchgen            X with z+ in place of CLS, and the three mask losses
+    X+patchgen-select     X with a CLS that reads what the mask inside the backbone selects, and no further loss
 
 A method is a class with one verb, ``losses``; the loop reads its switches. Adding one is a class and a line in
 ``STREAM_METHODS``.
@@ -146,12 +147,24 @@ class PromptCcdPatchGen(PatchGenTerms, PromptCcd):
     summary = "promptccd with PatchGen's module and losses (the paper's method for a stream)"
 
 
+class GcdSelect(Gcd):
+    pool = "select"
+    summary = "gcd on a class token that reads what the mask inside the backbone selects"
+
+
+class PromptCcdSelect(PromptCcd):
+    pool = "select"
+    summary = "promptccd on a class token that reads what the mask inside the backbone selects"
+
+
 STREAM_METHODS: Mapping[str, type[Gcd]] = {
     "gcd": Gcd,
     "simgcd": SimGcd,
     "promptccd": PromptCcd,
     "gcd+patchgen": GcdPatchGen,
     "promptccd+patchgen": PromptCcdPatchGen,
+    "gcd+patchgen-select": GcdSelect,
+    "promptccd+patchgen-select": PromptCcdSelect,
 }
 
 
@@ -161,8 +174,8 @@ def make_stream_method(config: StreamConfig) -> Gcd:
         hint = did_you_mean(config.method, STREAM_METHODS)
         raise ValueError(f"task ccd has no method {config.method!r}{hint} (known: {', '.join(STREAM_METHODS)})")
     method = STREAM_METHODS[config.method](config)
-    if config.pool and method.pool == "patchgen":
-        raise ValueError(f"pool {config.pool!r} does not fit method {config.method!r}, which reads z+; leave it out")
+    if config.pool and method.pool != "cls":
+        raise ValueError(f"pool {config.pool!r} does not fit method {config.method!r}, which has a mask; leave it out")
     if config.components == "grow" and not method.mixture:
         raise ValueError(f"components 'grow' needs a mixture, which {config.method!r} has not; take promptccd")
     if config.test_prompts and not method.prompts:

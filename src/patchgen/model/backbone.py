@@ -106,6 +106,9 @@ class Backbone(nn.Module):
             self.num_prefix_tokens = 1 + getattr(config, "num_register_tokens", 0)
         if self.model_type == "vit_mae":
             config.mask_ratio = 0.0
+        # the block whose output is "early": a third of the way up, where a patch token still tells of its own patch
+        blocks: Any = self.model.get_submodule(self.family.blocks)
+        self.early_block = max(1, len(blocks) // 3)
         self.requires_grad_(False).eval()
 
     @property
@@ -130,11 +133,6 @@ class Backbone(nn.Module):
                 )
         return height // self.patch_size, width // self.patch_size
 
-    @property
-    def early_block(self) -> int:
-        """The block whose output is "early": a third of the way up, where a patch token still tells of its patch."""
-        return max(1, len(self.model.get_submodule(self.family.blocks)) // 3)
-
     def forward(self, images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
         """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.
 
@@ -158,7 +156,7 @@ class Backbone(nn.Module):
         return Tokens(patches, hidden[:, 0] if self.num_prefix_tokens else patches.mean(1), grid)
 
     def _showing(self, early: Callable[[Tensor], None] | None, grid: tuple[int, int]) -> AbstractContextManager[Any]:
-        """Within it, ``early`` is shown the last P tokens of that block: what is before them are prefixes and prompts."""
+        """Within it, ``early`` is shown the last P tokens of that block; before them are prefix tokens and prompts."""
         if early is None or self.family.convolutional:
             return nullcontext()
         block = self.model.get_submodule(self.family.blocks)[self.early_block - 1]

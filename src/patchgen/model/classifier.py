@@ -24,6 +24,7 @@ class Output(NamedTuple):
     features: Tensor  # (B, D)  what the head reads: z+ for PatchGen
     mask: Tensor | None = None  # (B, P)
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
+    own_mask: Tensor | None = None  # (B, P)  the mask as the classifier reads it, where another level of it is shown
     context: Tensor | None = None  # (B, D)  the mean early token, without gradient: the image before any selection
 
     def selection(self) -> Tensor:
@@ -121,14 +122,14 @@ class Classifier(nn.Module):
             return Output(self.head(self.drop(read)), read, context=context)
         chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest, context)
+        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest, context=context)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
         if isinstance(self.select, Selector):
-            (_, cls, _), shown, early = self.select(self.backbone, inputs, mask)
-            context = _context(early) if self.context else None
-            return Output(self.head(self.drop(cls)), cls, shown, context=context)
+            (_, cls, _), own, shown, early = self.select(self.backbone, inputs, mask)
+            context = early.detach().mean(1) if self.context else None
+            return Output(self.head(self.drop(cls)), cls, shown, own_mask=own, context=context)
         return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)
 
 

@@ -91,8 +91,6 @@ class PatchGen(nn.Module):
         self.rho = nn.Parameter(torch.full((dim, num_patches), 1 / num_patches))  # starts as the mean over patches
         self.gate = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.Sigmoid())
         self.refine = _refinement(refine, dim)
-        if attend == "selected":
-            self.register_buffer("level", torch.zeros(2))  # of the mask that is shown: `patchgen.train.level`
         self._init_attention()
 
     def _init_attention(self) -> None:
@@ -153,14 +151,13 @@ class PatchGen(nn.Module):
         """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
-        given, mask = mask, self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
+        mask = self._score(q, k).sigmoid() if mask is None else mask  # (B, P)
         if self.attend == "all":
             return self._represent(mask, *self._aggregate(self._context(q, k, v), mask, rho))
         selected, _ = self._aggregate(self._context(q, k, v, mask), mask, rho)
         with torch.set_grad_enabled(self.rest_gradient and torch.is_grad_enabled()):
             _, rest = self._aggregate(self._context(q, k, v, 1 - mask), mask, rho)
-        out = self._represent(mask, selected, rest)
-        return out if given is not None else out._replace(mask=shown(mask, self.level))
+        return self._represent(mask, selected, rest)
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)
@@ -176,8 +173,8 @@ class PatchGen(nn.Module):
     def _context(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None = None) -> Tensor:
         """U (B, P, D): attention whose temperature sits in the query, where the learned scalar t gets its gradient.
 
-        With a ``weight`` (B, P) every key counts that much: log weight is one more channel of the keys, which a constant
-        channel of the queries adds to each score. So it stays fused, linear in P, and the weight gets a gradient.
+        With a ``weight`` (B, P) every key counts that much: log weight is one more channel of the keys, which a
+        constant channel of the queries adds to each score. So it stays fused, linear in P, and has a gradient.
         """
         q, width = q * torch.exp(-self.log_temperature).to(q.dtype), q.shape[-1]
         if weight is not None:
@@ -210,17 +207,6 @@ class PatchGen(nn.Module):
         image = self.rho.unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
         resized = F.interpolate(image, size=tuple(grid), mode="bicubic", align_corners=False)[0].flatten(1)
         return resized * (self.rho.shape[1] / resized.shape[1])
-
-
-def relative(log_mask: Tensor) -> Tensor:
-    """log of a mask over its mean within the image, (B, P): 0 where a patch counts as much as the average one."""
-    return log_mask - log_mask.logsumexp(1, keepdim=True) + math.log(log_mask.shape[1])
-
-
-def shown(mask: Tensor, level: Tensor, gain: float = 1.0) -> Tensor:
-    """The mask (B, P) on its calibrated level, (scale, shift) of log (m^gain / mean m^gain); m while the scale is 0."""
-    weight = relative(gain * mask.float().clamp(min=LEAST).log())
-    return torch.where(level[0] > 0, (level[0] * weight + level[1]).sigmoid(), mask)
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:

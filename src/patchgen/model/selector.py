@@ -1,7 +1,7 @@
 """Selection inside the backbone: the class token reads only the patches that the mask selects.
 
     selector = Selector(backbone)
-    tokens, mask, early = selector(backbone, images)      # tokens as backbone(images) gives them, but for the mask
+    tokens, mask, shown, early = selector(backbone, images)       # tokens as backbone(images), but CLS is selective
 
 By the last layer every patch token has read every other one, so leaving patches out there leaves little out. Here the
 mask is scored a third of the way up, where a token still tells of its own patch, and acts from there on:
@@ -12,14 +12,13 @@ mask is scored a third of the way up, where a token still tells of its own patch
     CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
 
 Patches attend to each other as they were trained to. Where m is the same everywhere nothing changes: the classifier is
-then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and of the registers have a
-bias.
+then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and registers have a bias.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -28,15 +27,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from patchgen.model.backbone import Backbone, Tokens
-from patchgen.model.patchgen import LEAST, default_heads, relative, shown
+from patchgen.model.patchgen import LEAST, default_heads
 
 SPREAD = 1.0  # standard deviation of the scores at the start
 GAIN = 2.0  # exponent of m in what is read: lets one patch outweigh the rest
 
 
+Read = Callable[[Tensor, Callable[[Tensor], None]], Tokens]  # images, and what is shown their early tokens
+
+
 class Selected(NamedTuple):
     tokens: Tokens  # cls has read the selected patches alone
-    mask: Tensor  # (B, P)  m; once the level is calibrated, the mask that is shown
+    mask: Tensor  # (B, P)  m, or the mask that was given
+    shown: Tensor  # (B, P)  the same on its calibrated level
     early: Tensor  # (B, P, D)  what the mask was scored on
 
 
@@ -46,6 +49,10 @@ class Selector(nn.Module):
     A network without class token (SigLIP, ResNet) is read by the mean of its last tokens, weighted by the mask.
 
     Attributes:
+        gain: The power of m that is read.
+        contrast: Whether scores begin with contrast; otherwise at random, as published.
+        everywhere: Whether patches read the selection too, not CLS and the registers alone.
+        sharpen: Changes log m (B, P) in a training pass, for methods that want it other than it is.
         level: (scale, shift) of log r for the mask that is shown, sigmoid(scale * log r + shift), so that 0.5 separates
             what is selected; set after training (`patchgen.train.level`). While the scale is 0, m itself is shown. It
             does not touch what the classifier reads.
@@ -56,6 +63,9 @@ class Selector(nn.Module):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         dim = backbone.dim
+        self.gain: float | nn.Parameter = GAIN
+        self.everywhere, self.contrast = False, True
+        self.sharpen: Callable[[Tensor], Tensor] | None = None
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
         self.register_buffer("level", torch.zeros(2))
@@ -77,9 +87,10 @@ class Selector(nn.Module):
         mean 0. Everything stays free to learn.
         """
         centre = early.flatten(0, 1).mean(0)  # (D,)
-        self.query.weight.copy_(-self.key.weight)
+        if self.contrast:
+            self.query.weight.copy_(-self.key.weight)
         self.key.bias.copy_(-self.key.weight @ centre)
-        self.query.bias.copy_(-self.key.bias)
+        self.query.bias.copy_(-self.query.weight @ centre)
         spread = self.score(early).std()
         if spread > 1e-6:  # blank images say nothing of it
             for part in (self.query, self.key):  # scores are bilinear in the two
@@ -87,20 +98,29 @@ class Selector(nn.Module):
                 part.bias.mul_((SPREAD / spread).sqrt())
         self.shift.sub_(self.score(early).mean())
 
-    def forward(self, backbone: Backbone, images: Tensor, mask: Tensor | None = None) -> Selected:
+    def forward(
+        self, backbone: Backbone, images: Tensor, mask: Tensor | None = None, read: Read | None = None
+    ) -> Selected:
         """Read images.
 
         Args:
             images: (B, 3, H, W), normalised.
             mask: (B, P) to use in place of the learned one, such as the truth where it is known.
+            read: A pass of the backbone that is other than the plain one, such as one with prompts.
         """
         reading = _Reading(self, mask)
         with reading:
-            tokens = backbone(images, reading.see)
+            tokens = (read or backbone)(images, reading.see)
         if backbone.num_prefix_tokens == 0:
             weight = reading.bias.exp().unsqueeze(-1)  # (B, P, 1), mean 1
             tokens = tokens._replace(cls=(weight * tokens.patches).mean(1))
-        return Selected(tokens, reading.mask, reading.early)
+        return Selected(tokens, reading.mask, self._shown(reading), reading.early)
+
+    def _shown(self, reading: _Reading) -> Tensor:
+        if reading.given is not None:
+            return reading.given
+        calibrated = (self.level[0] * reading.bias + self.level[1]).sigmoid()
+        return torch.where(self.level[0] > 0, calibrated, reading.mask)
 
 
 class _Reading(TorchFunctionMode):
@@ -116,10 +136,11 @@ class _Reading(TorchFunctionMode):
 
     def see(self, early: Tensor) -> None:
         self.early = F.layer_norm(early.float(), early.shape[-1:])
-        log_mask = F.logsigmoid(self.selector.score(self.early).float()) if self.given is None else _log(self.given)
-        self.bias = relative(GAIN * log_mask)  # (B, P)  log r
-        self.mask = shown(log_mask.exp(), self.selector.level, GAIN) if self.given is None else self.given
-        self.acts = self.given is None or bool((self.given != self.given[:, :1]).any())  # else all is read alike
+        given, selector = self.given, self.selector
+        log_mask = F.logsigmoid(selector.score(self.early).float()) if given is None else log_of(given)
+        self.mask = log_mask.exp() if given is None else given
+        self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
+        self.acts = given is None or bool((given != given[:, :1]).any())  # else all is read alike
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -135,13 +156,21 @@ class _Reading(TorchFunctionMode):
         bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): no bias on other prefix keys
         if attn_mask is not None:
             raise ValueError("this backbone masks its attention; a selection inside it is not supported")
+        if self.selector.everywhere:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, -1, q.shape[-2], -1), **options)
         prefix = F.scaled_dot_product_attention(q[..., :before, :], k, v, attn_mask=bias, **options)
         patches = F.scaled_dot_product_attention(q[..., before:, :], k, v, **options)
         return torch.cat([prefix, patches], -2)
 
 
-def _log(mask: Tensor) -> Tensor:
+def log_of(mask: Tensor) -> Tensor:
+    """log m (B, P) of a mask that may hold zeros."""
     return mask.float().clamp(min=LEAST).log()
+
+
+def relative(log_weight: Tensor) -> Tensor:
+    """log of weights over their mean within the image, (B, P): 0 where a patch counts as much as the average one."""
+    return log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(log_weight.shape[1])
 
 
 @torch.no_grad()

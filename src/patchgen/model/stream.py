@@ -19,6 +19,7 @@ from patchgen.discovery.prompts import prompted
 from patchgen.methods.contrastive import ProjectionHead
 from patchgen.model.backbone import IMAGENET, Backbone, Tokens, load_backbone, set_tuning
 from patchgen.model.patchgen import PatchGen
+from patchgen.model.selector import Selector
 
 
 class Seen(NamedTuple):
@@ -28,15 +29,17 @@ class Seen(NamedTuple):
 
 
 class StreamModel(nn.Module):
-    """A backbone, a pool (`cls`, `mean` or `patchgen`), a projection head and, if asked for, learned prototypes."""
+    """A backbone, a pool (`cls`, `mean`, `patchgen`, `select`), a projection head and, if asked for, prototypes."""
 
     def __init__(self, backbone: Backbone, config: StreamConfig, pool: str, prototypes: int = 0) -> None:
         super().__init__()
         self.backbone, self.pool = backbone, pool
         self.grid = backbone.grid(config.image_size)
-        patches = self.grid[0] * self.grid[1]
-        select = PatchGen(backbone.dim, patches, grid=self.grid, refine=config.refine) if pool == "patchgen" else None
-        self.select = select
+        self.select: PatchGen | Selector | None = None
+        if pool == "patchgen":
+            self.select = PatchGen(backbone.dim, self.grid[0] * self.grid[1], grid=self.grid, refine=config.refine)
+        elif pool == "select":
+            self.select = Selector(backbone)
         widths = config.projection_hidden, config.projection_bottleneck, config.projection_out
         self.head = ProjectionHead(backbone.dim, *widths)
         self.prototypes = nn.Parameter(torch.randn(prototypes, backbone.dim)) if prototypes else None
@@ -46,11 +49,28 @@ class StreamModel(nn.Module):
 
         The module sees patch tokens alone: prompts act on it through the backbone's attention.
         """
-        return self.pooled(self.backbone(images) if prompts is None else prompted(self.backbone, images, prompts))
+
+        def tokens(images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
+            if prompts is None:
+                return self.backbone(images, early)
+            return prompted(self.backbone, images, prompts, early)
+
+        if isinstance(self.select, Selector):
+            found = self.select(self.backbone, images, read=tokens)
+            return Seen(found.tokens.cls, found.mask)
+        return self.pooled(tokens(images))
+
+    @torch.no_grad()
+    def start(self, images: Tensor) -> None:
+        """Give the mask its start on normalised images (B, 3, S, S) of the first stage."""
+        if isinstance(self.select, Selector):
+            self.select.start(self.select(self.backbone, images).early)
+        elif self.select is not None:
+            self.select.calibrate(self.backbone(images).patches.float())
 
     def pooled(self, tokens: Tokens) -> Seen:
         """One vector an image, of its tokens."""
-        if self.select is not None:
+        if isinstance(self.select, PatchGen):
             chosen = self.select(tokens.patches)
             return Seen(chosen.selected, chosen.mask, chosen.complementary)
         return Seen(tokens.cls if self.pool == "cls" else tokens.patches.mean(1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from patchgen.model.checkpoint import load_trained
-from patchgen.model.selector import GAIN
+from patchgen.model.selector import Selector
 from patchgen.train.evaluate import mask_record
 from patchgen.train.level import find_level
 from patchgen.train.patients import PatientTally
@@ -44,17 +44,17 @@ def close_run(trainer: Trainer) -> None:
 def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
     load_trained(trainer.model, tensors)
-    before, levels = {}, [key for key in tensors if key.endswith(".level")]
-    for key in levels:
-        tensors[key] = torch.zeros(2)  # a run that was killed behind this point has calibrated it already
-        load_trained(trainer.model, tensors)
+    before: dict[str, Any] | None = None
+    selector = trainer.model.select
+    if isinstance(selector, Selector):
+        selector.level.zero_()  # a run that was killed behind this point has calibrated it already
         before = _recovery(trainer)
         rows = np.concatenate(list(trainer.fold.validation.values()))
-        gain = GAIN if trainer.model.pool == "select" else 1.0
-        tensors[key] = torch.tensor(find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, gain))
-    if (levels or name == "swad") and trainer.fabric.is_global_zero:
+        level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, float(selector.gain))
+        tensors["select.level"] = torch.tensor(level)
+    if (before is not None or name == "swad") and trainer.fabric.is_global_zero:
         trainer.save(name, tensors, facts)
-    return _score(trainer, name, tensors, facts) | before
+    return _score(trainer, name, tensors, facts) | (before or {})
 
 
 def _recovery(trainer: Trainer) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The level of a mask: which patches count as selected, decided after training on held-out source images.
 
 A classifier that reads a selection depends on how mask values compare within an image, not on their level: all of them
-halved give the same answer. So 0.5 means nothing by itself. What does mean something is r_p, how much of a patch is read
+halved give the same answer. So 0.5 means nothing by itself. What does mean something is r, how much of a patch is read
 compared with the average patch of its image. The mask that is shown is sigmoid(scale * log r + shift):
 
 1. 0.5 is where r = 1: what is selected is read more than it would be without a selection;
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from patchgen.model.classifier import Output
-from patchgen.model.patchgen import relative
+from patchgen.model.selector import log_of, relative
 
 IMAGES = 240  # of source validation, at most
 BATCH = 60
@@ -39,7 +39,7 @@ def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: fl
     """Scale and shift of log r.
 
     Args:
-        classify: The model's output for rows, its mask not calibrated yet.
+        classify: The model's output for rows.
         rows: Held-out source images.
         label: (N,) class ids of the whole table.
         gain: The power of the mask that is read.
@@ -48,8 +48,8 @@ def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: fl
         rows = rows[np.linspace(0, len(rows) - 1, IMAGES).astype(int)]
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     outputs = [classify(part, None) for part in parts]
-    masks = [out.selection().float() for out in outputs]
-    reads = [relative(gain * mask.clamp(min=1e-6).log()) for mask in masks]  # (B, P) each
+    masks = [out.own_mask for out in outputs if out.own_mask is not None]
+    reads = [relative(gain * log_of(mask)) for mask in masks]  # (B, P) each
     weight = torch.cat(reads)
     if not weight.std() > FLAT:
         return EVERYTHING

@@ -107,7 +107,8 @@ class StreamTrainer:
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
         self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
-        self.prefix = find_prefix(self.model.backbone, config.image_size, MEMORY)
+        inside = self.model.pool == "select"  # the mask acts before the part that learns
+        self.prefix = None if inside else find_prefix(self.model.backbone, config.image_size, MEMORY)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
@@ -302,10 +303,8 @@ class StreamTrainer:
     def _calibrate(self) -> None:
         """Give the mask its moderate start on some images of the first stage."""
         if self.model.select is not None:
-            rows = at_most(self.stream.train[0], 64, [self.config.seed])
-            with torch.no_grad():
-                for images in self.images.plain(rows):
-                    self.model.select.calibrate(self.model.backbone(images).patches.float())
+            for images in self.images.plain(at_most(self.stream.train[0], 64, [self.config.seed])):
+                self.model.start(images)
 
 
 def _device(config: StreamConfig) -> torch.device:

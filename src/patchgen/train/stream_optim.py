@@ -7,7 +7,6 @@ import math
 import torch
 
 from patchgen.config_stream import StreamConfig
-from patchgen.model.classifier import trained_tensors
 from patchgen.model.stream import StreamModel
 
 LOWEST = 1e-3  # of the learning rate, at the end of the cosine
@@ -18,7 +17,7 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig) -> torch.opt
     chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
     groups = []
     for inside, rate in ((False, config.lr), (True, module)):
-        found = [p for p in trained_tensors(model).values() if (id(p) in chosen) == inside]
+        found = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
         if found:
             groups.append({"params": found, "lr": rate, "peak": rate})
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)

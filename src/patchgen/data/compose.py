@@ -1,0 +1,250 @@
+"""A benchmark on photographs whose predictive pixels C* are known: objects of the user's images on drawn backgrounds.
+
+    composition = compose("PACS", domain="photo", per_class=45)
+    composition.sample(7).mask                         # (112,112) bool: the object's pixels
+    composition.write("composed")                      # the folder that `Oracle.write` makes
+
+The class decides which photograph the object is cut from. Backgrounds follow the class in the source domains and are
+independent of it in the unseen one, as in the oracle suite. No photograph is used twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from patchgen.data import oracle, oracle_draw
+from patchgen.data.benchmarks import visible_folders
+from patchgen.data.cub import is_cub, read_cub
+from patchgen.data.images import UnreadableImage, square
+from patchgen.data.oracle_draw import Dice
+from patchgen.data.table import is_image, list_images
+from patchgen.names import did_you_mean
+
+COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
+BACKGROUNDS = tuple(oracle_draw.BACKDROPS)
+STREAMS = (oracle.LAYOUT, oracle.BACKDROP, oracle.NOISE)  # random numbers of one image
+PHOTOGRAPHS = oracle.KINDS + 1  # the stream that deals out the photographs
+DOMAINS, STYLES = ("amber", "dusk", "jade", "mist"), (0.6, 0.6, 0.6, 1.0)  # mist is the unseen one
+CORRELATION = (0.99, 0.97, 0.95)  # of the sources: that of oracle-shortcut
+ATTEMPTS = 100  # positions tried for a cut-out so thin that not every position makes a patch predictive
+
+
+@dataclass(frozen=True)
+class ComposeSpec:
+    """The law of the data; equal specs and photographs give equal pixels."""
+
+    class_names: tuple[str, ...]  # sorted, so that labels are the ids `read_table` gives
+    domains: tuple[oracle.Domain, ...]
+    unseen: str
+    per_class: int  # images per domain and class
+    image_size: int
+    object_size: int  # longer side of the cut-out
+    seed: int
+    noise: int = 8  # pixels move by at most this, of 255
+
+    def __post_init__(self) -> None:
+        # two patches of the coarsest usual grid (16 px, or 14 patches a side): any position then covers one of them
+        least, most = max(32, -(-self.image_size // 7)), 3 * self.image_size // 4
+        rules = [
+            (1 <= self.per_class <= 9999, f"--per-class must be 1..9999, got {self.per_class}"),
+            (56 <= self.image_size <= 1024, f"--image-size must be 56..1024, got {self.image_size}"),
+            (least <= self.object_size <= most, f"--object must be {least}..{most} px, two patches or more with room "
+             f"for the background in {self.image_size} px, got {self.object_size}"),
+            (self.seed >= 0, f"--seed must not be negative, got {self.seed}"),
+        ]  # fmt: skip
+        if broken := [text for holds, text in rules if not holds]:
+            raise ValueError(broken[0])
+
+
+class Picture(NamedTuple):
+    """One image of the benchmark, before it is drawn."""
+
+    name: str  # <domain>/<class>/<nnnn>.png
+    key: tuple[int, int, int]  # domain, label, number
+    background: int  # kind k is class k's own
+    photograph: str  # relative to the data folder
+
+
+class Composition:
+    """The images of a spec, in the order domain, class, number; any one can be asked for alone."""
+
+    def __init__(self, spec: ComposeSpec, root: Path, photographs: Sequence[Mapping[str, str]]) -> None:
+        """photographs: for each class {sha256: path relative to root}, `per_class` for every domain in turn."""
+        self.spec, self.root, count = spec, root, spec.per_class
+        self._hashes = [list(of_class) for of_class in photographs]
+        self.pictures: list[Picture] = []
+        for d, law in enumerate(spec.domains):
+            for c, label in enumerate(spec.class_names):
+                kinds = oracle.background_kinds(law, c, len(photographs), count, Dice(spec.seed, oracle.KINDS, d, c))
+                files = list(photographs[c].values())[d * count : (d + 1) * count]
+                for n, (kind, file) in enumerate(zip(kinds, files, strict=True)):
+                    self.pictures.append(Picture(f"{law.name}/{label}/{n:04d}.png", (d, c, n), int(kind), file))
+
+    def sample(self, i: int) -> oracle.Sample:
+        """Image i; its mask (S,S) is one of pixels."""
+        spec, picture = self.spec, self.pictures[i]
+        domain, label, _ = picture.key
+        place, texture, noise = (Dice(spec.seed, stream, *picture.key) for stream in STREAMS)
+        pixels, shape = cut_out(self.root / picture.photograph, spec.object_size)
+        mask = self._placed(shape, place, picture.photograph)
+        image = oracle_draw.backdrop(BACKGROUNDS[picture.background], texture, spec.image_size)
+        image[mask] = pixels[shape]  # both run row by row
+        image = oracle.in_domain(image, domain, spec.domains[domain], spec.noise, noise)
+        return oracle.Sample(oracle_draw.to_uint8(image), mask, label, domain, picture.background)
+
+    def _placed(self, shape: np.ndarray, dice: Dice, photograph: str) -> np.ndarray:
+        """The shape (h,w) at a random position of the image (S,S) at which it covers half a patch or more."""
+        size, (h, w) = self.spec.image_size, shape.shape
+        for _ in range(ATTEMPTS):
+            y, x = dice.between(0, size - h), dice.between(0, size - w)
+            mask = np.zeros((size, size), dtype=bool)
+            mask[y : y + h, x : x + w] = shape
+            grids = {min(size // 16, 14), min(size // 14, 16)}  # of patches of 16 and 14 px at up to 224 px
+            if all(oracle.half_covered(mask, (grid, grid)).any() for grid in grids):
+                return mask
+        raise ValueError(
+            f"the object in '{self.root / photograph}' is too thin: at {h} x {w} px it covers half of no patch; "
+            f"remove the file, or make --object larger than {self.spec.object_size}"
+        )
+
+    def digest(self) -> str:
+        """Twelve hex digits of the spec, the versions of the drawing and the contents of the photographs."""
+        law = [oracle_draw.DRAW_VERSION, COMPOSE_VERSION, asdict(self.spec), self._hashes]
+        return sha256(json.dumps(law, sort_keys=True).encode()).hexdigest()[:12]
+
+    def facts(self) -> dict[str, object]:
+        """What `oracle.json` holds: the spec, its digest, the names, each image's background and photograph."""
+        head = {"digest": self.digest(), "spec": asdict(self.spec), "class_names": self.spec.class_names}
+        backgrounds = {picture.name: BACKGROUNDS[picture.background] for picture in self.pictures}
+        photographs = {picture.name: picture.photograph for picture in self.pictures}
+        return {**head, "held_out_names": (), "backgrounds": backgrounds, "photographs": photographs}
+
+    def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
+        """Write images, masks and `oracle.json` as `Oracle.write` does; the folder appears complete or not at all."""
+        return oracle.write_samples(folder, [p.name for p in self.pictures], self.sample, self.facts(), progress)
+
+
+def compose(
+    data: str | Path, *, domain: str | None = None, classes: Sequence[str] | None = None, num_classes: int = 4,
+    correlation: Sequence[float] = CORRELATION, per_class: int = 60, object_size: int = 48, image_size: int = 112,
+    seed: int = 1,
+) -> Composition:  # fmt: skip
+    """A benchmark made of the photographs in a folder; whatever is wrong is a ValueError that says how to mend it.
+
+    Args:
+        data: folder `class/image`, `domain/class/image`, or the official `CUB_200_2011`.
+        domain: whose photographs to use, where there are several domains.
+        classes: names, or `name=pattern|pattern` to merge folders; otherwise the first `num_classes`.
+        correlation: share of images on the class's own background in amber, dusk and jade.
+        per_class: images per domain and class; a class needs four times as many photographs.
+        object_size: longer side of the object in an image of `image_size` pixels a side.
+    """
+    root = Path(os.path.abspath(os.path.expanduser(data)))
+    if len(correlation) != len(DOMAINS) - 1 or not all(0 <= share <= 1 for share in correlation):
+        raise ValueError(f"--correlation must be three shares in [0,1], of amber, dusk and jade, got {[*correlation]}")
+    files = _choose(read_photographs(root, domain), classes, num_classes)
+    domains = tuple(map(oracle.Domain, DOMAINS, (*correlation, 1 / len(files)), STYLES))
+    spec = ComposeSpec(tuple(files), domains, DOMAINS[-1], per_class, image_size, object_size, seed)
+    return Composition(spec, root, _deal(root, files, per_class, len(domains), seed))
+
+
+def read_photographs(root: Path, domain: str | None = None) -> dict[str, list[str]]:
+    """{class: paths of its images relative to root}, both in order."""
+    folders = visible_folders(root) if root.is_dir() else []
+    flat = is_cub(root) or any(is_image(file.name) for folder in folders for file in folder.iterdir())
+    domains = [] if flat else [folder.name for folder in folders if visible_folders(folder)]
+    if not flat and not domains:
+        why = "holds no folders with images" if root.is_dir() else "is no folder" if root.exists() else "does not exist"
+        raise ValueError(f"'{root}' {why}. Expected class/image or domain/class/image in it, or CUB_200_2011.")
+    if (domain or len(domains) > 1) and domain not in domains:
+        rule = f"--domain must be one of {', '.join(domains)}" if domains else "it has no domains; leave out --domain"
+        raise ValueError(f"'{root}': {rule}, got {domain or 'none'}{did_you_mean(domain or '', domains)}")
+    if is_cub(root):
+        cub = read_cub(root).table
+        return {name: [cub.paths[i] for i in np.flatnonzero(cub.label == c)] for c, name in enumerate(cub.classes)}
+    parents = folders if flat else visible_folders(root / (domain or domains[0]))
+    return {f.name: [(f / name).relative_to(root).as_posix() for name in list_images(f)] for f in parents}
+
+
+def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_classes: int) -> dict[str, list[str]]:
+    """The photographs of the chosen classes, sorted by name; `name=pattern|pattern` merges all folders that match."""
+    known = ", ".join([*files][:10] + ["..."] * (len(files) > 10))
+    count, most = num_classes if classes is None else len(classes), min(len(BACKGROUNDS), len(files))
+    if not 2 <= count <= most:
+        raise ValueError(f"there must be 2..{most} classes, with a background each, got {count} (known: {known})")
+    chosen: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for entry in classes if classes is not None else sorted(files)[:count]:
+        name, _, pattern = (entry, "", "") if entry in files else entry.partition("=")
+        patterns = pattern.split("|") if pattern else []
+        folders = [f for f in files if f == name and not pattern or any(fnmatchcase(f, p) for p in patterns)]
+        if not folders:
+            hint = did_you_mean(pattern or name, files)
+            raise ValueError(f"--classes: no class is called {pattern or name!r}{hint} (known: {known})")
+        if not name or name in chosen or "/" in name or name.startswith("."):
+            raise ValueError(f"--classes: each class needs a name of its own that can name a folder, got {entry!r}")
+        if shared := [folder for folder in folders if owner.setdefault(folder, name) != name]:
+            raise ValueError(f"--classes: {shared[0]!r} belongs to both {owner[shared[0]]!r} and {name!r}")
+        chosen[name] = [path for folder in folders for path in files[folder]]
+    return dict(sorted(chosen.items()))
+
+
+def _deal(root: Path, files: Mapping[str, list[str]], per_class: int, domains: int, seed: int) -> list[dict[str, str]]:
+    """For each class {sha256: path} of the photographs used, in random order; copies of a photograph count once."""
+    needed, taken, dealt = per_class * domains, set[str](), list[dict[str, str]]()
+    for label, paths in enumerate(files.values()):
+        chosen: dict[str, str] = {}
+        for k in Dice(seed, PHOTOGRAPHS, label).order(len(paths)):
+            if len(chosen) < needed and (key := sha256((root / paths[k]).read_bytes()).hexdigest()) not in taken:
+                chosen[key] = paths[k]
+                taken.add(key)
+        dealt.append(chosen)
+    if short := {name: len(chosen) for name, chosen in zip(files, dealt, strict=True) if len(chosen) < needed}:
+        there = ", ".join(f"{name!r} has {count}" for name, count in short.items())
+        fix = f"use --per-class {fits}" if (fits := min(short.values()) // domains) else "add photographs"
+        raise ValueError(
+            f"--per-class {per_class} needs {needed} different photographs per class ({domains} domains), and {there}; "
+            f"{fix}, or choose other --classes"
+        )
+    return dealt
+
+
+def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (h,w,3) uint8 and shape (h,w) bool of the object in a photograph; the longer of h and w is `side`.
+
+    A transparent image gives its opaque part (alpha >= 128), any other the largest square in its middle.
+    """
+    try:
+        with Image.open(path) as image:
+            image.draft(None, (2 * side, 2 * side))  # a large JPEG is decoded smaller, never below 2 x side
+            upright = ImageOps.exif_transpose(image)
+            rgba = upright.convert("RGBA") if upright.has_transparency_data else None
+            if rgba and (np.asarray(rgba)[:, :, 3] < 128).any():
+                return _opaque_part(rgba, side)
+            short = min(upright.size)
+            left, top = (upright.width - short) // 2, (upright.height - short) // 2
+            middle = upright.crop((left, top, left + short, top + short))
+            return square(middle, side), np.ones((side, side), dtype=bool)
+    except Exception as error:  # Pillow's plugins raise many types on bad bytes; a ValueError is a rule in words
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise UnreadableImage(path, f"{kind}{error}") from error
+
+
+def _opaque_part(rgba: Image.Image, side: int) -> tuple[np.ndarray, np.ndarray]:
+    box = Image.fromarray(np.asarray(rgba)[:, :, 3] >= 128).getbbox()
+    if box is None:
+        raise ValueError("it is transparent everywhere (alpha below 128)")
+    part = rgba.crop(box)
+    width, height = (max(1, round(length * side / max(part.size))) for length in part.size)
+    pixels = np.asarray(part.resize((width, height), Image.Resampling.BILINEAR))  # weights colours by their alpha
+    return pixels[:, :, :3], pixels[:, :, 3] >= 128

@@ -1,0 +1,186 @@
+"""Runs as rows of one small CSV file, which outlives the run folders, and tables made from it.
+
+    collect([Path("runs")], Path("docs/results/data/selection.csv"))      # adds what is new, replaces what was there
+    print(tables(read_rows(path), against="lp-ln"))                       # Markdown: mean ± standard error over seeds
+
+A row is a finished run: data, unseen domain, method, seed, the settings that tables compare, scores, and the run's
+name, which is the hash of all its settings.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from patchgen.config import Config
+from patchgen.files import write_text
+from patchgen.report.runs import find_runs, label_of, paper_backbone
+from patchgen.train.records import RunFolder
+
+Row = dict[str, str]
+SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
+SCORES = (
+    "accuracy",
+    "swad",
+    "validation",
+    "auroc",
+    "iou",
+    "kept",
+    "iou_before",
+    "kept_before",
+    "true_mask",
+    "random_mask",
+)
+COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
+RATES = ("lr", "lr_backbone", "lr_module", "hparams")
+HEADINGS = {
+    "accuracy": "Accuracy on the whole unseen domain (%)",
+    "swad": "Accuracy of the SWAD average on the whole unseen domain (%)",
+    "validation": "Accuracy on source validation (%)",
+    "auroc": "AUROC of the mask against the predictive patches, unseen domain",
+    "iou": "IoU of {mask >= 0.5} and the predictive patches, unseen domain",
+    "kept": "Share of the predictive patches with a mask of at least 0.5, unseen domain",
+    "iou_before": "The same IoU before the level is calibrated",
+    "kept_before": "The same share before the level is calibrated",
+    "true_mask": "Accuracy with the true mask in place of the learned one (%)",
+    "random_mask": "Accuracy with a random mask of the true size in its place (%)",
+}
+PERCENT = ("accuracy", "swad", "validation", "true_mask", "random_mask")
+
+
+def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
+    """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
+    kept = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
+    runs, _ = find_runs(folders)
+    rows = {run.path.name: _row(run) for run in runs if isinstance(run.config, Config)}
+    new = len(rows.keys() - kept.keys())
+    every = sorted((kept | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+    lines = [COLUMNS, *([row[name] for name in COLUMNS] for row in every)]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, "".join(",".join(map(_quoted, line)) + "\n" for line in lines))
+    return new, len(every)
+
+
+def read_rows(file: Path) -> list[Row]:
+    """The rows of such a file.
+
+    Raises:
+        ValueError: it has other columns.
+    """
+    with file.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(f"{file} must have the columns {', '.join(COLUMNS)}; `patchgen runs collect` writes it")
+        return list(reader)
+
+
+def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
+    """Markdown tables, one for each score: methods down, data sets and folds across.
+
+    Args:
+        rows: Of one CSV file, or some of them.
+        scores: Columns to show.
+        against: Methods whose paired differences, over equal data, fold and seed, are added below the accuracies.
+    """
+    parts = [_table(rows, score) for score in scores]
+    parts += [_paired(rows, base) for base in against]
+    return "\n\n".join(part for part in parts if part)
+
+
+def mean_and_error(values: Sequence[float]) -> str:
+    """`91.2 ± 0.4`: mean and standard error; the mean alone of a single value."""
+    if len(values) == 1:
+        return f"{values[0]:.3g}" if abs(values[0]) < 1.5 else f"{values[0]:.1f}"
+    digits = 1 if max(map(abs, values)) > 1.5 else 2
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def _row(run: Any) -> Row:
+    config: Config = run.config
+    test = next(r for r in RunFolder(run.path).records("test") if r["checkpoint"] == "selected")
+    named = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
+    score = {
+        "accuracy": named.get(("selected", "accuracy", "all")),
+        "swad": named.get(("swad", "accuracy", "all")),
+        "validation": run.validation,
+        **{name: test.get("mask", {}).get(name) for name in ("auroc", "iou", "kept")},
+        **{f"{name}_before": test.get("mask_before_level", {}).get(name) for name in ("iou", "kept")},
+        **{name: test.get(name, {}).get("accuracy") for name in ("true_mask", "random_mask")},
+    }
+    settings = {
+        "data": run.dataset,
+        "unseen": config.unseen,
+        "method": label_of(config),
+        "backbone": " ".join(filter(None, paper_backbone(run.backbone))) or run.backbone,
+        "hparams": " ".join(f"{name}={value:g}" for name, value in sorted(config.hparams.items())),
+    }
+    plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
+    texts = {name: "" if value is None else f"{value:g}" for name, value in plain.items()}
+    numbers = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
+    return settings | texts | numbers | {"run": run.path.name}
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"' if "," in text else text
+
+
+def _table(rows: Sequence[Row], score: str) -> str:
+    known = [row for row in rows if row[score]]
+    if not known:
+        return ""
+    columns = list(dict.fromkeys((row["data"], row["unseen"]) for row in known))
+    labels = list(dict.fromkeys(_label(row, known) for row in known))
+    several = {data: sum(column[0] == data for column in columns) > 1 for data, _ in columns}
+    heads = [f"{data}: {unseen}" if several[data] else data for data, unseen in columns]
+    lines = [["method", *heads, *(["mean"] if len(columns) > 1 else []), "seeds"]]
+    for label in labels:
+        own = [row for row in known if _label(row, known) == label]
+        cells = [[_value(row, score) for row in own if (row["data"], row["unseen"]) == column] for column in columns]
+        shown = [mean_and_error(cell) if cell else "" for cell in cells]
+        whole = [mean_and_error([statistics.mean(cell) for cell in cells])] if all(cells) else [""]
+        lines.append([label, *shown, *(whole if len(columns) > 1 else []), _counts(own)])
+    return f"{HEADINGS[score]}\n\n" + _markdown(lines)
+
+
+def _paired(rows: Sequence[Row], base: str) -> str:
+    """Mean differences of accuracy to one method, over runs with equal data, fold and seed."""
+    labels = list(dict.fromkeys(_label(row, rows) for row in rows))
+    if base not in labels:
+        raise ValueError(f"no row is called {base!r}; there are {', '.join(labels)}")
+    of: Callable[[str], Mapping[tuple[str, ...], float]] = lambda label: {  # noqa: E731
+        (row["data"], row["unseen"], row["seed"]): _value(row, "accuracy")
+        for row in rows
+        if row["accuracy"] and _label(row, rows) == label
+    }
+    reference, lines = of(base), [["method", f"minus {base}", "pairs", "better in"]]
+    for label in labels:
+        pairs = [value - reference[key] for key, value in of(label).items() if key in reference]
+        if label != base and pairs:
+            lines.append([label, mean_and_error(pairs), str(len(pairs)), str(sum(pair > 0 for pair in pairs))])
+    return f"Difference to {base}, paired over data, fold and seed (points)\n\n" + _markdown(lines)
+
+
+def _label(row: Row, rows: Iterable[Row]) -> str:
+    """The method, with the rates and hyper-parameters in which rows of that method differ."""
+    same = [other for other in rows if other["method"] == row["method"]]
+    differ = [name for name in RATES if row[name] and len({other[name] for other in same}) > 1]
+    return ", ".join([row["method"], *(row[n] if n == "hparams" else f"{n} {row[n]}" for n in differ)])
+
+
+def _value(row: Row, score: str) -> float:
+    return float(row[score]) * (100 if score in PERCENT else 1)
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    seeds = sorted({int(row["seed"]) for row in rows})
+    return str(len(seeds))
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    head, *body = lines
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])

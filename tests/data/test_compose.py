@@ -1,0 +1,416 @@
+"""Composed photographs: C* is the object to the pixel, the object decides, the background holds in the sources only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.data.compose import Composition, compose, cut_out
+from patchgen.data.oracle import Sample, half_covered, true_masks
+from patchgen.data.oracle_draw import LOOKS, styled
+from patchgen.data.table import read_table
+
+CLASSES = ("bars", "checks", "pillars", "plain")
+PER_CLASS = 20
+MAGENTA = (255, 0, 255)  # far from every background, in every style
+
+
+def draw_photograph(kind: str, rng: np.random.Generator, height: int = 60, width: int = 72) -> np.ndarray:
+    """(height, width, 3) uint8: stripes in two random colours; their direction is the class."""
+    y, x = np.mgrid[:height, :width] + rng.integers(0, 12, 2)[:, None, None]
+    dark = {"bars": y % 12 < 6, "pillars": x % 12 < 6, "checks": (y % 12 < 6) ^ (x % 12 < 6), "plain": y < 0}[kind]
+    colours = np.array([rng.integers(150, 250, 3), rng.integers(10, 90, 3)])
+    return (colours[dark.astype(int)] + rng.integers(-5, 6, (height, width, 3))).clip(0, 255).astype(np.uint8)
+
+
+def write_photographs(root: Path, count: int, classes: tuple[str, ...] = CLASSES, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    for kind in classes:
+        (root / kind).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(draw_photograph(kind, rng)).save(root / kind / f"{i:03d}.{'png' if i % 2 else 'jpg'}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_photographs(tmp_path_factory.mktemp("photographs") / "own", 4 * PER_CLASS + 3)
+
+
+@pytest.fixture(scope="module")
+def composition(photographs: Path) -> Composition:
+    return compose(photographs, per_class=PER_CLASS)
+
+
+@pytest.fixture(scope="module")
+def samples(composition: Composition) -> list[Sample]:
+    return [composition.sample(i) for i in range(len(composition.pictures))]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Two classes of four photographs: one for each domain."""
+    return write_photographs(tmp_path / "few", 4, ("bars", "plain"))
+
+
+# what decides
+
+
+def object_features(sample: Sample) -> np.ndarray:
+    """Contrast of the cut-out, and its edges down and across relative to that."""
+    rows, columns = np.flatnonzero(sample.mask.any(1)), np.flatnonzero(sample.mask.any(0))
+    gray = sample.image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].mean(-1)
+    contrast = gray.std() + 1
+    edges = [abs(np.diff(gray, axis=axis)).mean() / contrast for axis in (0, 1)]
+    return np.array([np.log(contrast), *edges])
+
+
+def context_features(sample: Sample) -> np.ndarray:
+    """Median colour and mean edges of all pixels outside the object."""
+    image, rest = sample.image.astype(np.float64), ~sample.mask
+    down, across = abs(np.diff(image, axis=0)), abs(np.diff(image, axis=1))
+    edges = [down[rest[1:] & rest[:-1]].mean(0), across[rest[:, 1:] & rest[:, :-1]].mean(0)]
+    return np.concatenate([np.median(image[rest], axis=0), *edges])
+
+
+def fit(features: np.ndarray, labels: np.ndarray):  # type: ignore[no-untyped-def]
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(features, labels)
+
+
+def test_the_object_decides_in_the_unseen_domain(samples: list[Sample]) -> None:
+    label, unseen = np.array([s.label for s in samples]), np.array([s.domain == 3 for s in samples])
+    features = np.array([object_features(s) for s in samples])
+    model = fit(features[~unseen], label[~unseen])
+    assert model.score(features[unseen], label[unseen]) >= 0.99
+
+
+def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain(samples: list[Sample]) -> None:
+    label, unseen = np.array([s.label for s in samples]), np.array([s.domain == 3 for s in samples])
+    even = np.arange(len(samples)) % 2 == 0
+    features = np.array([context_features(s) for s in samples])
+    model = fit(features[~unseen & even], label[~unseen & even])
+    assert model.score(features[~unseen & ~even], label[~unseen & ~even]) > 0.8
+    error = 3 * (0.25 * 0.75 / unseen.sum()) ** 0.5
+    assert abs(model.score(features[unseen], label[unseen]) - 0.25) < error
+
+
+# the law
+
+
+def test_backgrounds_have_exact_shares(composition: Composition) -> None:
+    counts = Counter((*p.key[:2], p.background) for p in composition.pictures)
+    for domain, share in enumerate((0.99, 0.97, 0.95, 0.25)):
+        for label in range(4):
+            of_kind = [counts[domain, label, kind] for kind in range(4)]
+            own = of_kind.pop(label)
+            assert own + sum(of_kind) == PER_CLASS and abs(own - share * PER_CLASS) <= 0.5
+            assert max(of_kind) - min(of_kind) <= 1
+
+
+def test_no_photograph_is_used_twice(composition: Composition) -> None:
+    used = [p.photograph for p in composition.pictures]
+    assert len(set(used)) == len(used) == 4 * 4 * PER_CLASS
+    assert all(p.photograph.split("/")[0] == p.name.split("/")[1] for p in composition.pictures)
+
+
+def test_copies_of_a_photograph_count_once(few: Path) -> None:
+    shutil.copy(few / "bars" / "000.jpg", few / "bars" / "copy.jpg")
+    assert len({p.photograph for p in compose(few, num_classes=2, per_class=1).pictures}) == 8
+    (few / "bars" / "003.png").unlink()
+    with pytest.raises(ValueError, match="'bars' has 3; add photographs"):
+        compose(few, num_classes=2, per_class=1)
+
+
+def test_labels_domains_and_mask_of_a_square(composition: Composition, samples: list[Sample]) -> None:
+    for sample, picture in zip(samples, composition.pictures, strict=True):
+        assert (sample.domain, sample.label, sample.background) == (*picture.key[:2], picture.background)
+        assert sample.image.shape == (112, 112, 3) and sample.image.dtype == np.uint8
+        rows, columns = np.flatnonzero(sample.mask.any(1)), np.flatnonzero(sample.mask.any(0))
+        assert len(rows) == len(columns) == 48 and sample.mask.sum() == 48 * 48
+    corners = np.array([np.argwhere(s.mask)[0] for s in samples])
+    assert corners.min() <= 2 and corners.max() >= 62  # anywhere in 0..64
+
+
+def test_equal_arguments_give_equal_pixels(photographs: Path, samples: list[Sample]) -> None:
+    again = compose(photographs, per_class=PER_CLASS)
+    for i in (0, 101, len(samples) - 1):
+        assert np.array_equal(again.sample(i).image, samples[i].image)
+        assert np.array_equal(again.sample(i).mask, samples[i].mask)
+
+
+def test_another_seed_is_another_set(photographs: Path, composition: Composition, samples: list[Sample]) -> None:
+    other = compose(photographs, per_class=PER_CLASS, seed=2)
+    assert other.digest() != composition.digest()
+    assert [p.photograph for p in other.pictures] != [p.photograph for p in composition.pictures]
+    assert not np.array_equal(other.sample(0).image, samples[0].image)
+
+
+def test_the_digest_is_of_spec_and_contents(few: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copytree(few, tmp_path / "moved"))
+    first, same = (compose(root, num_classes=2, per_class=1).digest() for root in (few, moved))
+    assert first == same != compose(few, num_classes=2, per_class=1, object_size=40).digest()
+    Image.new("RGB", (50, 50), MAGENTA).save(moved / "plain" / "003.png")
+    assert compose(moved, num_classes=2, per_class=1).digest() != first
+
+
+# the object
+
+
+def disc(height: int = 90, width: int = 80, radius: int = 25) -> np.ndarray:
+    """(height, width, 4): a magenta disc, transparent black around it."""
+    y, x = np.mgrid[:height, :width] - np.array([height // 3, width // 2])[:, None, None]
+    image = np.zeros((height, width, 4), np.uint8)
+    image[x**2 + y**2 <= radius**2] = (*MAGENTA, 255)
+    return image
+
+
+def test_alpha_is_the_mask(few: Path) -> None:
+    for i in range(4):
+        (few / "plain" / f"{i:03d}.{'png' if i % 2 else 'jpg'}").unlink()
+        Image.fromarray(disc(radius=20 + i)).save(few / "plain" / f"{i}.png")
+    composition = compose(few, num_classes=2, per_class=1)
+    for i, picture in enumerate(composition.pictures):
+        sample = composition.sample(i)
+        if picture.key[1] == 0:
+            continue
+        shown = styled(
+            np.array(MAGENTA), list(LOOKS.values())[sample.domain], composition.spec.domains[sample.domain].style
+        )
+        near = (abs(sample.image - shown.clip(0, 255)) <= composition.spec.noise).all(-1)
+        assert np.array_equal(near, sample.mask)  # the mask is the object's pixels, all of them and no others
+        assert 0.7 < sample.mask.sum() / 48**2 < 0.85  # a disc has pi/4 of its bounding box
+
+
+def test_an_object_keeps_its_shape(tmp_path: Path) -> None:
+    image = np.zeros((100, 100, 4), np.uint8)
+    image[10:70, 30:60] = (*MAGENTA, 200)
+    image[80:, 80:] = (0, 255, 0, 100)  # too faint to be a part of it
+    Image.fromarray(image).save(tmp_path / "x.png")
+    pixels, shape = cut_out(tmp_path / "x.png", 48)
+    assert shape.shape == (48, 24) and shape.all() and (pixels == MAGENTA).all()
+
+
+def test_palette_transparency_is_used(tmp_path: Path) -> None:
+    image = Image.new("P", (60, 60), 0)
+    image.putpalette([0, 0, 0, *MAGENTA])
+    image.paste(1, (10, 10, 50, 50))
+    image.save(tmp_path / "x.png", transparency=0)
+    pixels, shape = cut_out(tmp_path / "x.png", 40)
+    assert shape.shape == (40, 40) and shape.all() and (pixels == MAGENTA).all()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_any_other_image_is_the_square_in_its_middle(mode: str, tmp_path: Path) -> None:
+    """An opaque RGBA image has no cut-out of its own."""
+    image = Image.new("RGB", (100, 60), "black")
+    image.paste("white", (20, 0, 80, 60))
+    image.convert(mode).save(tmp_path / "x.png")
+    pixels, shape = cut_out(tmp_path / "x.png", 48)
+    assert pixels.shape == (48, 48, 3) and shape.all() and (pixels == 255).all()
+
+
+def test_a_photograph_is_upright(tmp_path: Path) -> None:
+    image = Image.new("RGB", (60, 60), "black")
+    image.paste("white", (0, 0, 60, 30))
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    image.save(tmp_path / "x.png", exif=exif)
+    pixels, _ = cut_out(tmp_path / "x.png", 40)
+    assert (pixels[:18] == 0).all() and (pixels[22:] == 255).all()
+
+
+# on disk
+
+
+def test_write_and_read_back(few: Path, tmp_path: Path) -> None:
+    composition, done = compose(few, num_classes=2, per_class=1), []
+    folder = composition.write(tmp_path / "new" / "set", done.append)
+    assert sum(done) == 8 and [p.name for p in folder.parent.iterdir()] == ["set"]
+    table = read_table(folder / "images")
+    assert table.domains == ("amber", "dusk", "jade", "mist") and table.classes == ("bars", "plain")
+    assert table.paths == tuple(p.name for p in composition.pictures)
+    truth = true_masks(table, (8, 8))
+    assert truth is not None
+    for i in range(len(table)):
+        sample, pixels = composition.sample(i), np.asarray(Image.open(folder / "masks" / table.paths[i]))
+        assert (table.domain[i], table.label[i]) == (sample.domain, sample.label)
+        assert np.array_equal(np.asarray(Image.open(table.file(i))), sample.image)
+        assert np.array_equal(pixels, sample.mask * np.uint8(255))
+        share = sample.mask.reshape(8, 14, 8, 14).mean((1, 3)).ravel()
+        assert np.array_equal(truth[i], share >= 0.5) and truth[i].any()
+
+
+def test_oracle_json_says_what_is_where(few: Path, tmp_path: Path) -> None:
+    composition = compose(few, num_classes=2, per_class=1, correlation=(1, 1, 0))
+    facts = json.loads((composition.write(tmp_path / "set") / "oracle.json").read_text())
+    assert facts["digest"] == composition.digest() and facts["class_names"] == ["bars", "plain"]
+    assert facts["spec"]["unseen"] == "mist" and facts["spec"]["object_size"] == 48
+    assert [(d["name"], d["correlation"]) for d in facts["spec"]["domains"]] == [
+        ("amber", 1.0), ("dusk", 1.0), ("jade", 0.0), ("mist", 0.5),
+    ]  # fmt: skip
+    assert facts["backgrounds"]["dusk/bars/0000.png"] == "grass"
+    assert facts["backgrounds"]["jade/bars/0000.png"] == "brick"
+    assert all((few / path).is_file() for path in facts["photographs"].values())
+    assert facts["photographs"].keys() == facts["backgrounds"].keys()
+
+
+def test_the_same_set_is_left_and_other_data_refused(few: Path, tmp_path: Path) -> None:
+    composition, done = compose(few, num_classes=2, per_class=1), []
+    folder = composition.write(tmp_path / "set")
+    before = (folder / "oracle.json").stat().st_mtime_ns
+    assert composition.write(folder, done.append) == folder and not done
+    with pytest.raises(ValueError, match="holds other data; name a new folder"):
+        compose(few, num_classes=2, per_class=1, seed=2).write(folder)
+    assert (folder / "oracle.json").stat().st_mtime_ns == before
+
+
+def test_an_unreadable_image_is_named_and_nothing_stays(few: Path, tmp_path: Path) -> None:
+    (few / "plain" / "001.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"cannot read image .*plain/001.png: UnidentifiedImageError"):
+        compose(few, num_classes=2, per_class=1).write(tmp_path / "set")
+    assert [p.name for p in tmp_path.iterdir()] == ["few"]
+
+
+# layouts
+
+
+def test_one_domain_of_several(image_folder: Path) -> None:
+    composition = compose(image_folder, domain="field", num_classes=3, per_class=2)
+    assert composition.spec.class_names == ("circle", "cross", "square")
+    assert all(p.photograph.startswith("field/") for p in composition.pictures)
+    with pytest.raises(ValueError, match="--domain must be one of clinic, field, studio, got none"):
+        compose(image_folder, num_classes=3, per_class=2)
+    with pytest.raises(ValueError, match="one of clinic, field, studio, got fild; did you mean 'field'"):
+        compose(image_folder, domain="fild", num_classes=3, per_class=2)
+
+
+def test_a_single_domain_needs_no_name(few: Path, tmp_path: Path) -> None:
+    (tmp_path / "outer").mkdir()
+    few.rename(tmp_path / "outer" / "photo")
+    pictures = compose(tmp_path / "outer", num_classes=2, per_class=1).pictures
+    assert all(p.photograph.startswith("photo/") for p in pictures)
+
+
+def write_cub(root: Path) -> Path:
+    species = ["001.Herring_Gull", "002.Ivory_Gull", "003.Blue_Jay", "004.Green_Jay", "005.Raven"]
+    rng, paths = np.random.default_rng(1), []
+    for c, name in enumerate(species):
+        (root / "images" / name).mkdir(parents=True)
+        for i in range(2):
+            Image.fromarray(draw_photograph(CLASSES[c % 4], rng)).save(root / "images" / name / f"{i}.jpg")
+            paths.append((f"{name}/{i}.jpg", c + 1))
+    lists = {
+        "images.txt": [path for path, _ in paths],
+        "image_class_labels.txt": [label for _, label in paths],
+        "train_test_split.txt": [1 for _ in paths],
+        "classes.txt": species,
+    }
+    for file, values in lists.items():
+        (root / file).write_text("".join(f"{i} {value}\n" for i, value in enumerate(values, 1)))
+    return root
+
+
+def test_cub_species_are_merged_by_pattern(tmp_path: Path) -> None:
+    root = write_cub(tmp_path / "CUB_200_2011")
+    composition = compose(root, classes=["Jay=*_Jay", "Gull=*Gull"], per_class=1)
+    assert composition.spec.class_names == ("Gull", "Jay")
+    for picture in composition.pictures:
+        assert picture.photograph.startswith("images/") and picture.name.split("/")[1] in picture.photograph
+    several = compose(root, classes=["Jay=*_Blue_Jay|*Raven|003*", "Gull=*Gull"], per_class=1)
+    assert {p.photograph.split("/")[1] for p in several.pictures if p.key[1] == 1} == {"003.Blue_Jay", "005.Raven"}
+
+
+def test_classes_are_named_or_the_first(photographs: Path) -> None:
+    assert compose(photographs, num_classes=2, per_class=1).spec.class_names == ("bars", "checks")
+    assert compose(photographs, classes=["plain", "bars"], per_class=1).spec.class_names == ("bars", "plain")
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (
+            {"per_class": 21},
+            r"--per-class 21 needs 84 different photographs per class \(4 domains\), and 'bars' has 83",
+        ),
+        ({"per_class": 30}, "'plain' has 83; use --per-class 20, or choose other --classes"),
+        ({"per_class": 0}, r"--per-class must be 1\.\.9999, got 0"),
+        ({"classes": ["bars", "plian"]}, "no class is called 'plian'; did you mean 'plain'.*known: bars, checks"),
+        ({"classes": ["bars", "a=x*"]}, r"no class is called 'x\*'"),
+        ({"classes": ["bars", "bars"]}, "a name of its own.*got 'bars'"),
+        ({"classes": ["bars", "../x=plain"]}, "can name a folder, got '../x=plain'"),
+        ({"classes": ["bars", "b=ba*"]}, "'bars' belongs to both 'bars' and 'b'"),
+        ({"classes": ["bars"]}, r"2\.\.4 classes, with a background each, got 1"),
+        ({"num_classes": 5}, r"2\.\.4 classes, with a background each, got 5 \(known: bars, checks, pillars, plain\)"),
+        ({"num_classes": -1}, "got -1"),
+        ({"domain": "photo"}, "it has no domains; leave out --domain, got photo"),
+        ({"correlation": (0.9, 0.9)}, r"three shares in \[0,1\], of amber, dusk and jade, got \[0.9, 0.9\]"),
+        ({"correlation": (0.9, 0.9, 1.5)}, "got .*1.5"),
+        ({"correlation": (0.9, 0.9, float("nan"))}, "got .*nan"),
+        ({"object_size": 31}, r"--object must be 32\.\.84 px, two patches or more .* in 112 px, got 31"),
+        ({"object_size": 85}, r"room for the background in 112 px, got 85"),
+        ({"object_size": 48, "image_size": 448}, r"--object must be 64\.\.336 px"),
+        ({"image_size": 40}, r"--image-size must be 56\.\.1024, got 40"),
+        ({"seed": -1}, "--seed must not be negative, got -1"),
+    ],
+)
+def test_a_mistake_says_the_rule(photographs: Path, change: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        compose(photographs, **change)  # type: ignore[arg-type]
+
+
+def test_folders_without_images(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere' does not exist. Expected class/image"):
+        compose(tmp_path / "nowhere")
+    (tmp_path / "file.csv").write_text("x")
+    with pytest.raises(ValueError, match="file.csv' is no folder"):
+        compose(tmp_path / "file.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no folders with images"):
+        compose(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("opaque", "text"),
+    [
+        (np.s_[40:42], "plain/000.png' is too thin: at 2 x 48 px it covers half of no patch; .*--object larger"),
+        (np.s_[:0], "plain/000.png: it is transparent everywhere"),
+    ],
+)
+def test_an_object_that_covers_no_patch_is_refused(few: Path, opaque: slice, text: str) -> None:
+    for file in (few / "plain").iterdir():
+        file.unlink()
+    for i in range(4):
+        image = np.full((60, 60, 4), (10 * i, 0, 0, 0), np.uint8)
+        image[opaque, :, 3] = 255
+        Image.fromarray(image).save(few / "plain" / f"{i:03d}.png")
+    composition = compose(few, num_classes=2, per_class=1)
+    first = next(i for i, p in enumerate(composition.pictures) if p.photograph == "plain/000.png")
+    with pytest.raises(ValueError, match=text):
+        composition.sample(first)
+
+
+@pytest.mark.parametrize(("image_size", "side"), [(56, 32), (100, 32), (112, 32), (224, 32), (300, 43)])
+def test_the_smallest_object_covers_a_patch_anywhere(few: Path, image_size: int, side: int) -> None:
+    """On grids of 16 and 14 px patches, those of 224 px at most; equal offsets on both axes are the worst case."""
+    composition = compose(few, num_classes=2, per_class=1, image_size=image_size, object_size=side)
+    assert composition.sample(0).mask.shape == (image_size, image_size)
+    with pytest.raises(ValueError, match=f"--object must be {side}"):
+        compose(few, num_classes=2, per_class=1, image_size=image_size, object_size=side - 1)
+    for start in range(image_size - side + 1):
+        mask = np.zeros((image_size, image_size), dtype=bool)
+        mask[start : start + side, start : start + side] = True
+        for grid in (min(image_size // 16, 14), min(image_size // 14, 16)):
+            assert half_covered(mask, (grid, grid)).any()

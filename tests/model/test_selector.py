@@ -1,0 +1,173 @@
+"""The selection inside the backbone, against a pass that hands every block the whole biased attention mask."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from patchgen.model.backbone import Backbone, load_backbone
+from patchgen.model.convert import Loaded, build
+from patchgen.model.selector import SPREAD, Selector
+
+FAMILIES = ("tiny", "dino-b16", "mae-b16", "clip-b16", "resnet50")
+SIDE = 4
+
+
+def small_vit() -> Backbone:
+    """Six blocks, so that the early one is the second."""
+    from patchgen.model.backbone import Origin
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 128}
+    return Backbone(Loaded(build("vit", {**sizes, "image_size": 64, "patch_size": 16})), Origin("small", "small"))
+
+
+def images_for(backbone: Backbone, count: int = 2) -> Tensor:
+    side = SIDE * backbone.patch_size
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def started(backbone: Backbone) -> Selector:
+    torch.manual_seed(2)
+    selector = Selector(backbone)
+    selector.start(selector(backbone, images_for(backbone, 6)).early)
+    return selector
+
+
+def slow(backbone: Backbone, selector: Selector, images: Tensor) -> tuple[Tensor, Tensor]:
+    """CLS and m of a ViT of transformers, block by block, in float64; every block gets a (B, 1, T, T) mask."""
+    model = backbone.model.double()
+    hidden = model.embeddings(images.double(), interpolate_pos_encoding=True)
+    bias, mask = None, torch.empty(0)
+    for number, block in enumerate(model.layers):
+        if number == backbone.early_block:
+            early = F.layer_norm(hidden[:, 1:], hidden.shape[-1:])
+            query = early @ selector.query.weight.T.double() + selector.query.bias.double()
+            key = early @ selector.key.weight.T.double() + selector.key.bias.double()
+            scores = torch.einsum("bpd,bqd->bpq", query, key).mean(2) / math.sqrt(64)  # one head of 64
+            mask = 1 / (1 + torch.exp(-(scores + selector.shift)))
+            read = mask**2 / (mask**2).mean(1, keepdim=True)
+            bias = torch.zeros(len(images), 1, hidden.shape[1], hidden.shape[1], dtype=torch.float64)
+            bias[:, 0, 0, 1:] = read.log()
+        hidden = block(hidden, bias)
+    return model.layernorm(hidden)[:, 0], mask
+
+
+def test_the_class_token_is_that_of_the_slow_version() -> None:
+    backbone = small_vit()
+    selector, images = started(backbone), images_for(backbone)
+    found = selector(backbone, images)
+    cls, mask = slow(backbone, selector, images)
+    torch.testing.assert_close(found.mask.double(), mask, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.tokens.cls.double(), cls, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_mask_that_selects_nothing_is_the_plain_backbone(name: str) -> None:
+    backbone = load_backbone(name, pretrained=False)
+    selector, images = started(backbone), images_for(backbone)
+    plain = backbone(images)
+    ones = selector(backbone, images, torch.ones(2, SIDE**2))
+    torch.testing.assert_close(ones.tokens.cls, plain.cls, rtol=0, atol=0)
+    half = selector(backbone, images, torch.full((2, SIDE**2), 0.5))
+    torch.testing.assert_close(half.tokens.cls, plain.cls, rtol=0, atol=0)
+    chosen = selector(backbone, images)
+    assert (chosen.tokens.cls - plain.cls).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_patch_that_is_left_out_counts_for_nothing(name: str) -> None:
+    """Masks that differ only in how little the left-out patches have give the same class token."""
+    backbone = load_backbone(name, pretrained=False)
+    selector, images = started(backbone), images_for(backbone)
+    mask = torch.zeros(2, SIDE**2)
+    mask[:, :5] = 1
+    hard, nearly = (selector(backbone, images, m).tokens.cls for m in (mask, mask.clamp(min=1e-5)))
+    torch.testing.assert_close(hard, nearly, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_reach_the_mask_through_the_class_token() -> None:
+    backbone = small_vit()
+    selector = started(backbone)
+    selector(backbone, images_for(backbone)).tokens.cls.square()[:, :7].sum().backward()
+    for name in ("query.weight", "key.weight", "shift"):
+        gradient = selector.get_parameter(name).grad
+        assert gradient is not None and gradient.abs().sum() > 0, name
+
+
+def test_the_start_is_contrast() -> None:
+    """Scores have mean 0 and the given deviation; one odd patch among equal ones scores highest."""
+    backbone = load_backbone("tiny")
+    torch.manual_seed(0)
+    selector, early = Selector(backbone), torch.randn(16, 36, 64)
+    early += 2 * torch.randn(16, 1, 64)  # what an image's patches share
+    early[:, 7] -= early.mean(1) * 2
+    selector.start(early)
+    score = selector.score(early)
+    torch.testing.assert_close(score.mean(), torch.tensor(0.0), rtol=0, atol=1e-4)
+    torch.testing.assert_close(score.std(), torch.tensor(SPREAD), rtol=1e-3, atol=0)
+    assert (score.argmax(1) == 7).float().mean() > 0.9
+
+
+def test_the_level_changes_what_is_shown_and_nothing_else() -> None:
+    backbone = load_backbone("tiny")
+    selector, images = started(backbone), images_for(backbone)
+    raw = selector(backbone, images)
+    torch.testing.assert_close(raw.shown, raw.mask, rtol=0, atol=0)
+    selector.level.copy_(torch.tensor([3.0, -1.0]))
+    shown = selector(backbone, images)
+    read = raw.mask**2 / (raw.mask**2).mean(1, keepdim=True)
+    torch.testing.assert_close(shown.shown, torch.sigmoid(3 * read.log() - 1))
+    torch.testing.assert_close(shown.mask, raw.mask, rtol=0, atol=0)
+    torch.testing.assert_close(shown.tokens.cls, raw.tokens.cls, rtol=0, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that one tensor has had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+def test_memory_is_linear_in_the_patches() -> None:
+    backbone = load_backbone("tiny")
+    selector, most = Selector(backbone), {}
+    for side in (16, 32):  # 256 and 1024 patches
+        images = torch.randn(1, 3, side * 14, side * 14)
+        with Largest() as largest:
+            selector(backbone, images).tokens.cls.sum().backward()
+        most[side] = largest.elements
+    assert most[32] <= 4.2 * most[16]
+
+
+def test_a_backbone_without_fused_attention_is_refused_in_words() -> None:
+    backbone = load_backbone("tiny")
+    backbone.model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="needs a vision transformer with fused attention.*patchgen-attend"):
+        Selector(backbone)
+
+
+def test_a_network_without_class_token_is_read_by_the_weighted_mean() -> None:
+    backbone = load_backbone("resnet50", pretrained=False)
+    selector, images = started(backbone), images_for(backbone)
+    found, tokens = selector(backbone, images), backbone(images).patches
+    read = found.mask**2 / (found.mask**2).mean(1, keepdim=True)
+    expected = torch.stack([(r[:, None] * t).mean(0) for r, t in zip(read, tokens, strict=True)])
+    torch.testing.assert_close(found.tokens.cls, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_it_has_the_parameters_of_two_matrices() -> None:
+    selector = Selector(load_backbone("tiny"))
+    assert sum(p.numel() for p in selector.parameters()) == 2 * (64 * 64 + 64) + 1
+    assert isinstance(selector.query, nn.Linear)
