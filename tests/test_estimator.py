@@ -77,7 +77,8 @@ def test_parameters_are_those_of_scikit_learn() -> None:
 
 def test_settings_are_those_of_a_training() -> None:
     config = PatchGenClassifier(steps=7, split="group").config("tiles", "x")
-    assert (config.steps, config.split, config.unseen, config.image_size, config.lr) == (7, "group", "x", 112, 1e-3)
+    assert (config.steps, config.split, config.unseen, config.image_size, config.lr) == (7, "group", "x", 112, 3e-3)
+    assert (config.method, config.lr_module) == ("patchgen-select", 1e-3)
     assert PatchGenClassifier(preset="paper").config("tiles").normalization == "imagenet"
     assert PatchGenClassifier().config("tiles").unseen == "none"
     for wrong, message in (({"stpes": 3}, "did you mean 'steps'"), ({"data": "x"}, "no setting 'data'")):

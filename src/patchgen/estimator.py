@@ -1,7 +1,7 @@
 """A classifier with the habits of scikit-learn, for people with images from several sites.
 
 from patchgen import PatchGenClassifier
-model = PatchGenClassifier(method="patchgen", steps=300).fit("tiles")    # tiles/site/class/*.png
+model = PatchGenClassifier(steps=300).fit("tiles")                       # tiles/site/class/*.png
 print(model.expected_accuracy_)                                          # at a site that nobody has seen
 model.predict(["a.png", "b.png"]), model.explain("a.png").overlay()
 model.save("tiles-model"); PatchGenClassifier.load("tiles-model")
@@ -54,7 +54,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     def __init__(
         self,
         *,
-        method: str = "patchgen",
+        method: str = "patchgen-select",
         backbone: str = "auto",
         preset: str = "small",
         runs: str = "runs",

@@ -71,3 +71,27 @@ def test_a_run_predicts_what_it_recorded(name: str, tiny_run: Callable[..., Any]
     test = next(record for record in run.records("test") if record["checkpoint"] == "selected")
     assert sum(right) / len(right) == pytest.approx(test["all"]["accuracy"])
     assert model.explain(paths[0]).mask.shape == (4, 4)
+
+
+CHOICES = [
+    {"gain": 3}, {"learn_gain": 1}, {"contrast": 0}, {"ms": 1}, {"conf": 1}, {"sim": 1}, {"on_features": 1},
+    {"anneal": 0.5}, {"hard_from": 0.5}, {"drop": 0.5},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_each_choice_of_the_selection_changes_the_training(choice: dict[str, float], tiny_run: Any) -> None:
+    plain, other = tiny_run("patchgen-select", swad=False), tiny_run("ablation-select", hparams=choice, swad=False)
+    losses = [run.records("evaluation")[-1]["train"] for run in (plain, other)]
+    assert other.done and losses[0] != losses[1]
+
+
+def test_its_defaults_are_patchgen_select(tiny_run: Any) -> None:
+    plain, same = (tiny_run(name, swad=False) for name in ("patchgen-select", "ablation-select"))
+    assert plain.checkpoint("selected").stat().st_size > 0
+    assert plain.records("evaluation")[-1]["train"] == same.records("evaluation")[-1]["train"]
+
+
+def test_a_block_that_is_not_there_is_refused(tiny_run: Any) -> None:
+    with pytest.raises(ValueError, match="block must be below the number of blocks, 2, not 5"):
+        tiny_run("ablation-select", hparams={"block": 5})

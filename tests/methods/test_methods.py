@@ -211,7 +211,7 @@ def test_a_sum_has_the_first_ones_choices_and_all_terms() -> None:
     [
         (
             "miro+patchgen",
-            "'patchgen' in 'miro\\+patchgen' cannot be added to another method; what can: balance, miro, gmdg",
+            "'patchgen' in 'miro\\+patchgen' cannot be added to another method; what can: balance, miro",
         ),
         ("patchgen+miro+miro", "names a part twice"),
         ("patchgen+miro+gmdg", "'gmdg' has the terms of 'miro' already"),

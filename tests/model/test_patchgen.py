@@ -297,3 +297,82 @@ def test_non_square_layouts_are_named() -> None:
 def test_impossible_settings_name_the_fix(build: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+# Attention that reads the selection
+
+
+def slow_selected(w: Weights, tokens: Tensor, heads: int, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """r+ and r- (B, D) where a patch attends with e^score * weight, weight m or 1 - m."""
+    dim = tokens.shape[2]
+    width = dim // heads
+    both = []
+    for weight in (mask, 1 - mask):
+        images = []
+        for z, m in zip(tokens, weight, strict=True):
+            q, k, v = (z @ w["qkv.weight"].T + w["qkv.bias"]).split(dim, 1)
+            parts = []
+            for a in range(heads):
+                part = slice(a * width, (a + 1) * width)
+                share = torch.exp(q[:, part] @ k[:, part].T / math.sqrt(width) / torch.exp(w["log_temperature"])) * m
+                parts.append(share @ v[:, part] / share.sum(1, keepdim=True))
+            u = torch.cat(parts, 1) @ w["out.weight"].T + w["out.bias"]
+            images.append((w["rho"].T * m[:, None] * u).sum(0))
+        both.append(torch.stack(images))
+    return both[0], both[1]
+
+
+def test_selected_attention_is_that_of_the_slow_version() -> None:
+    module = make(attend="selected").double()
+    tokens = torch.randn(2, 9, 12, dtype=torch.float64)
+    w = module.state_dict()
+    mask = slow(w, tokens, 3, "linear").mask
+    plus, minus = slow_selected(w, tokens, 3, mask)
+    gate = module.gate(plus)
+    out = module(tokens)
+    torch.testing.assert_close(out.mask, mask)
+    torch.testing.assert_close(out.selected, module.refine(gate * plus))
+    torch.testing.assert_close(out.complementary, module.refine(gate * minus))
+
+
+def test_a_mask_of_one_makes_both_attentions_equal() -> None:
+    tokens, ones = torch.randn(2, 9, 12), torch.ones(2, 9)
+    everything, selected = make()(tokens, mask=ones), make(attend="selected")(tokens, mask=ones)
+    torch.testing.assert_close(selected.selected, everything.selected)
+
+
+def test_the_mask_gets_its_gradient_through_attention_and_the_rest_none_unless_asked() -> None:
+    module, tokens = make(attend="selected"), torch.randn(2, 9, 12)
+    mask = torch.full((2, 9), 0.5, requires_grad=True)
+    module(tokens, mask=mask).selected.sum().backward()
+    assert mask.grad is not None and mask.grad.abs().sum() > 0
+    assert not module._context(*module._heads(tokens), mask.detach()).isnan().any()
+    assert not module(tokens).complementary.requires_grad and module(tokens).selected.requires_grad
+    module.rest_gradient = True
+    [gradient] = torch.autograd.grad(module(tokens).complementary.square().sum(), module.out.weight)
+    assert gradient.abs().sum() > 0
+
+
+def test_selected_attention_works_in_half_precision() -> None:
+    module, tokens = make(attend="selected", dim=64, heads=1), torch.randn(2, 9, 64)
+    full = module(tokens).selected
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = module(tokens).selected
+    torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.1)
+
+
+def test_contrast_starts_with_unlikeness_to_the_mean() -> None:
+    torch.manual_seed(0)
+    module = PatchGen(64, 36, attend="selected", start="contrast")
+    tokens = torch.randn(16, 36, 64) + 2 * torch.randn(16, 1, 64)
+    tokens[:, 7] -= 2 * tokens.mean(1)
+    module.calibrate(tokens)
+    mask = module(tokens).mask
+    assert (mask.argmax(1) == 7).float().mean() > 0.9
+    assert 0.2 < float(mask.mean()) < 0.8
+
+
+@pytest.mark.parametrize(("name", "value"), [("attend", "some"), ("start", "zero")])
+def test_an_unknown_option_names_the_known_ones(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, not '{value}'"):
+        PatchGen(64, 9, **{name: value})  # type: ignore[arg-type]

@@ -171,3 +171,19 @@ def test_it_has_the_parameters_of_two_matrices() -> None:
     selector = Selector(load_backbone("tiny"))
     assert sum(p.numel() for p in selector.parameters()) == 2 * (64 * 64 + 64) + 1
     assert isinstance(selector.query, nn.Linear)
+
+
+@pytest.mark.parametrize("choice", [{"block": 2}, {"everywhere": 1}], ids=str)
+def test_where_the_selection_acts(choice: dict[str, float]) -> None:
+    """Of three blocks the second scores the mask, or patches read it too: the class token is another one."""
+    from patchgen.config import Config
+    from patchgen.methods import make_method
+    from patchgen.model.checkpoint import build_on
+
+    found = []
+    for hparams in ({}, choice):
+        config = Config(data="", unseen="", method="ablation-select", image_size=64, hparams=hparams)
+        model = build_on(backbone := small_vit(), config, make_method(config), 3)
+        model.start(images_for(backbone))
+        found.append(model(images_for(backbone)).features)
+    assert (found[0] - found[1]).abs().max() > 1e-5

@@ -33,6 +33,8 @@ class FitArguments(Config):
     split: SplitRule = "domainbed"
     """How a site is split; where a manifest names groups it is `group` (a patient is never on both sides of a site)."""
     task: tyro.conf.Suppress[Task] = "mdg"
+    method: str = "patchgen-select"
+    """A name of `patchgen methods`; with `+` the terms of others are added."""
     expect: bool = True
     """Leave each site out in turn first; without, nothing is known of a new site."""
     with_backbone: bool = True
@@ -51,7 +53,7 @@ class FitArguments(Config):
 
 
 def main(argv: list[str]) -> int:
-    preset = preset_settings(option(argv, "--preset", "small"), option(argv, "--method", Config.method))
+    preset = preset_settings(option(argv, "--preset", "small"), option(argv, "--method", FitArguments.method))
     arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **preset))
     config = settings_of(arguments, Config)
     require_data(config.data)

@@ -157,7 +157,8 @@ class PatchGen(nn.Module):
         selected, _ = self._aggregate(self._context(q, k, v, mask), mask, rho)
         with torch.set_grad_enabled(self.rest_gradient and torch.is_grad_enabled()):
             _, rest = self._aggregate(self._context(q, k, v, 1 - mask), mask, rho)
-        return self._represent(mask, selected, rest)
+        out = self._represent(mask, selected, rest)
+        return out if self.rest_gradient else out._replace(complementary=out.complementary.detach())
 
     def _heads(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         split = self.qkv(tokens).unflatten(-1, (3, self.num_heads, -1))  # (B, P, 3, H, d_k)
