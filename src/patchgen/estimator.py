@@ -186,7 +186,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return [table.file(i) for i in rows], [table.label_name(i) for i in rows]
 
     def explain(self, image: Any) -> Explanation:
-        """Which patches of an image (path, PIL image or array) the module weighted up, and its likeliest classes."""
+        """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""
         return self.predictor.explain(image)
 
     # Handing on

@@ -121,10 +121,14 @@ validation did. It does not say that the prediction is wrong, and an image that 
 
 
 def _limits(facts: dict[str, Any]) -> str:
-    mask = (
-        f"A mask is a {NOTICE}: it shows patches that the module weighted up, after attention has mixed all of them, "
-        "not where something is.\n"
-    ) * facts["has_mask"]
+    if facts["settings"]["method"].startswith(("patchgen-select", "ablation-select")):
+        shows = (
+            "patches that the classifier reads more than others, not where something is. The classifier reads only "
+            "what is bright; the backbone's own mixing remains"
+        )
+    else:
+        shows = "patches that the module weighted up, after attention has mixed all of them, not where something is"
+    mask = f"A mask is a {NOTICE}: it shows {shows}.\n" * facts["has_mask"]
     return f"""## Limits
 
 {mask}The classifier knows the classes above and will name one of them for any image. It was made from the images above

@@ -26,9 +26,9 @@ MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def predictor(tiny_run: MakeRun) -> Predictor:
-    found = load_predictor(tiny_run().path)
+@pytest.fixture(scope="module", params=["patchgen", "patchgen-select"])
+def predictor(tiny_run: MakeRun, request: pytest.FixtureRequest) -> Predictor:
+    found = load_predictor(tiny_run(request.param).path)
     found.confidence = Confidence(0.5)  # sharper: differences show
     return found
 
@@ -94,7 +94,7 @@ def test_not_a_number_is_no_agreement(predictor: Predictor, exported: Path, monk
 
 
 def test_the_model_stays_what_it_was(predictor: Predictor, exported: Path, tiny_run: MakeRun) -> None:
-    fresh = load_run(tiny_run().path)
+    fresh = load_run(tiny_run(predictor.config.method).path)
     for (name, a), (_, b) in zip(predictor.model.named_parameters(), fresh.model.named_parameters(), strict=True):
         assert torch.equal(a, b) and a.requires_grad == b.requires_grad, name
     assert not predictor.model.training

@@ -74,8 +74,8 @@ def test_a_run_predicts_what_it_recorded(name: str, tiny_run: Callable[..., Any]
 
 
 CHOICES = [
-    {"gain": 3}, {"learn_gain": 1}, {"contrast": 0}, {"ms": 1}, {"conf": 1}, {"sim": 1}, {"on_features": 1},
-    {"anneal": 0.5}, {"hard_from": 0.5}, {"drop": 0.5},
+    {"gain": 3}, {"spread": 0.5}, {"learn_gain": 1}, {"contrast": 0}, {"ms": 1}, {"conf": 1}, {"sim": 1},
+    {"on_features": 1}, {"anneal": 0.5}, {"hard_from": 0.5}, {"drop": 0.5},
 ]  # fmt: skip
 
 

@@ -126,5 +126,12 @@ def test_unlabelled_images_have_weight_one_in_mdg_gcd(tiny_run: Callable[..., An
     assert run.done and run.records("test")
 
 
+def test_recomputed_activations_are_refused_for_a_mask_inside_the_backbone(tiny_run: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="'patchgen-select' reads or changes what happens within the backbone"):
+        tiny_run("patchgen-select", checkpoint_activations=True)
+    plain, again = (tiny_run("lp-ln+balance", checkpoint_activations=on, swad=False) for on in (False, True))
+    assert plain.path == again.path  # not a part of the run's name: it changes no number
+
+
 def test_accumulation_gives_the_labelled_mean(tiny_run: Callable[..., Any]) -> None:
     assert tiny_run("patchgen-select", accumulate=2, swad=False).done

@@ -173,9 +173,9 @@ def test_it_has_the_parameters_of_two_matrices() -> None:
     assert isinstance(selector.query, nn.Linear)
 
 
-@pytest.mark.parametrize("choice", [{"block": 2}, {"everywhere": 1}], ids=str)
+@pytest.mark.parametrize("choice", [{"block": 3}, {"everywhere": 1}], ids=str)
 def test_where_the_selection_acts(choice: dict[str, float]) -> None:
-    """Of three blocks the second scores the mask, or patches read it too: the class token is another one."""
+    """The mask is scored a block later, or patches read it too: the class token is another one."""
     from patchgen.config import Config
     from patchgen.methods import make_method
     from patchgen.model.checkpoint import build_on

@@ -208,6 +208,8 @@ def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_
         {"method": "simgcd", "selection": "last"},
         {"method": "promptccd", "components": "grow", "test_prompts": True},
         {"method": "promptccd", "components": "half", "tune": "layernorm"},
+        {"method": "gcd+patchgen-select"},
+        {"method": "promptccd+patchgen-select", "test_prompts": True},
         {"method": "gcd+patchgen", "pseudo_labels": "none", "replay": 0, "lr_module": 0.01},
     ],
 )

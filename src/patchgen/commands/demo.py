@@ -38,8 +38,8 @@ NEXT = """<p>The same, with your own images in folders <code>site/class/*.jpg</c
 patchgen benchmark my_images --methods lp-ln patchgen-select
 patchgen fit my_images --out my_model
 patchgen explain my_model my_images/site_c --out maps</pre>
-<p>What decides a label there is not known, so there is no truth to compare the masks with. The classifier reads only what
-is bright; the backbone's own mixing remains. Selection maps are not annotations, and not a diagnosis.</p>"""
+<p>What decides a label there is not known, so there is no truth to compare the masks with. The classifier reads only
+what is bright; the backbone's own mixing remains. Selection maps are not annotations, and not a diagnosis.</p>"""
 
 
 def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False) -> None:
@@ -154,8 +154,8 @@ def _gallery(runs: dict[str, RunFolder]) -> str:
         alt = f"image of class {true}, its predictive patches, and the learned mask"
         figures.append((triptych(original(paths[i]), known, mask), alt, f"<b>{escape(true)}</b> &middot; {verdicts}"))
     note = (
-        "Yellow is 1, dark purple 0, on the same scale for truth and mask. The classifier reads only what is bright; the "
-        "backbone's own mixing remains. 0.5 is where a patch is read as much as without a selection."
+        "Yellow is 1, dark purple 0, on the same scale for truth and mask. The classifier reads only what is bright; "
+        "the backbone's own mixing remains. 0.5 is where a patch is read as much as without a selection."
     )
     return gallery(figures) + f'<p class="note">{note}</p>'
 

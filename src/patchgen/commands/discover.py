@@ -159,8 +159,8 @@ def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
     estimate = f"<p>{escape(describe_estimate(groups.estimate, len(groups.known)))}</p>" if groups.estimate else ""
     notes = (
         '<p class="note">Confidence is a margin, not a probability: 0 is half-way between two groups, 1 is the centre '
-        f"of one. A map beside an image is a {NOTICE}: it shows which patches the module weighted up, not where "
-        'something is. Every image stands in <a href="assignments.csv">assignments.csv</a>.</p>'
+        f"of one. A map beside an image is a {NOTICE}: it shows patches that the classifier reads more than others, "
+        'not where something is. Every image stands in <a href="assignments.csv">assignments.csv</a>.</p>'
     )
     sections = [("Groups", table(cells, columns) + estimate + notes)]
     for row in rows:

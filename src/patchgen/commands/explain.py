@@ -25,7 +25,7 @@ NAME = 48  # characters kept of an image's name: at four bytes each they still f
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """Show which patches decided: a picture (.png) and the mask (.npy) of each image, index.json and index.html."""
+    """Show which patches the classifier reads: picture (.png) and mask (.npy) of each image, index.json, index.html."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`; its method must have a mask."""
@@ -112,8 +112,8 @@ def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -
 </head>
 <body>
 <header><h1>{html.escape(title)}</h1>
-<p>{len(entries)} images. {NOTICE.capitalize()}: it shows which patches the module weighted up, not where something is.
-The colour scale is {scale}.</p></header>
+<p>{len(entries)} images. {NOTICE.capitalize()}: it shows patches that the classifier reads more than others, not where
+something is. The colour scale is {scale}.</p></header>
 <main>
 {figures}
 </main>

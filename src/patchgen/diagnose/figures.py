@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NOTICE = "selection maps: patches that the module weighted up; not annotations, not a diagnosis"
+NOTICE = "selection maps: patches read more than others; not annotations, not a diagnosis"
 STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
     "truth": ("#000000", "-", "*"),
     "mask": ("#0072b2", "-", "o"),

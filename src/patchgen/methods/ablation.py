@@ -78,6 +78,7 @@ class SelectChoices(PatchGenSelect):
 
     block         the block the mask is scored behind; 0 is a third of the way up
     gain          the power of the mask that is read; learned from there on with `learn_gain` 1
+    spread        the deviation of the scores at the start
     everywhere    1: patches read the selection too, not the class token alone
     contrast      0: scores begin at random, as published, instead of with contrast
     ms, conf, sim weights of the published losses
@@ -90,8 +91,8 @@ class SelectChoices(PatchGenSelect):
     compared = False
     summary = "patchgen-select with each choice as a hyper-parameter (docs/results/selection.md)"
     defaults: ClassVar[Mapping[str, float]] = {
-        "block": 0, "gain": 2, "learn_gain": 0, "everywhere": 0, "contrast": 1, "ms": 0, "conf": 0, "sim": 0,
-        "on_features": 0, "anneal": 0, "hard_from": 1, "drop": 0,
+        "block": 0, "gain": 2, "learn_gain": 0, "spread": 1, "everywhere": 0, "contrast": 1, "ms": 0, "conf": 0,
+        "sim": 0, "on_features": 0, "anneal": 0, "hard_from": 1, "drop": 0,
     }  # fmt: skip
 
     def extend(self, model: Classifier) -> None:
@@ -103,6 +104,7 @@ class SelectChoices(PatchGenSelect):
             raise ValueError(f"hyper-parameter block must be below the number of blocks, {depth}, not {h['block']:g}")
         model.backbone.early_block = int(h["block"]) or model.backbone.early_block
         selector.gain = nn.Parameter(torch.tensor(float(h["gain"]))) if h["learn_gain"] else h["gain"]
+        selector.spread = h["spread"]
         selector.everywhere = bool(h["everywhere"])
         selector.contrast = bool(h["contrast"])
 

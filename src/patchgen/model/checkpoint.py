@@ -47,13 +47,16 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
     return model
 
 
-def recompute_activations(backbone: Backbone, method: str) -> None:
+def recompute_activations(backbone: Backbone, method: str, selects_inside: bool = False) -> None:
     """Keep of each block its input alone and run it again in the backward pass: less memory, and the same gradients.
 
     Call it behind ``Method.setup``, whose hooks it looks for.
 
+    Args:
+        selects_inside: A mask acts within the backbone; a block that runs again would not see it.
+
     Raises:
-        ValueError: the backbone is convolutional, or has hooks of a method within: these would act twice a step.
+        ValueError: the backbone is convolutional, or a method reads or changes what happens within it.
     """
     network = backbone.model
     if backbone.family.convolutional or not getattr(network, "supports_gradient_checkpointing", True):
@@ -61,7 +64,7 @@ def recompute_activations(backbone: Backbone, method: str) -> None:
             f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
             f"{type(network).__name__}; leave it out, or raise --accumulate to save memory"
         )
-    if any(part._forward_hooks or part._forward_pre_hooks for part in network.modules()):
+    if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in network.modules()):
         raise ValueError(
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes what happens within "
             "the backbone; leave it out, or raise --accumulate to save memory"

@@ -50,6 +50,7 @@ class Selector(nn.Module):
 
     Attributes:
         gain: The power of m that is read.
+        spread: Deviation of the scores at the start.
         contrast: Whether scores begin with contrast; otherwise at random, as published.
         everywhere: Whether patches read the selection too, not CLS and the registers alone.
         sharpen: Changes log m (B, P) in a training pass, for methods that want it other than it is.
@@ -64,7 +65,7 @@ class Selector(nn.Module):
         super().__init__()
         dim = backbone.dim
         self.gain: float | nn.Parameter = GAIN
-        self.everywhere, self.contrast = False, True
+        self.spread, self.everywhere, self.contrast = SPREAD, False, True
         self.sharpen: Callable[[Tensor], Tensor] | None = None
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
@@ -83,7 +84,7 @@ class Selector(nn.Module):
     def start(self, early: Tensor) -> None:
         """Begin with contrast: a patch scores high where it is unlike the mean of its image.
 
-        W_q = -W_k, and the biases take the mean source token away. The scores then get the deviation ``SPREAD`` and the
+        W_q = -W_k, and the biases take the mean source token away. The scores then get the deviation ``spread`` and the
         mean 0. Everything stays free to learn.
         """
         centre = early.flatten(0, 1).mean(0)  # (D,)
@@ -94,8 +95,8 @@ class Selector(nn.Module):
         spread = self.score(early).std()
         if spread > 1e-6:  # blank images say nothing of it
             for part in (self.query, self.key):  # scores are bilinear in the two
-                part.weight.mul_((SPREAD / spread).sqrt())
-                part.bias.mul_((SPREAD / spread).sqrt())
+                part.weight.mul_((self.spread / spread).sqrt())
+                part.bias.mul_((self.spread / spread).sqrt())
         self.shift.sub_(self.score(early).mean())
 
     def forward(
@@ -132,7 +133,7 @@ class _Reading(TorchFunctionMode):
 
     def __init__(self, selector: Selector, given: Tensor | None) -> None:
         super().__init__()
-        self.selector, self.given, self.calls, self.acts = selector, given, 0, False
+        self.selector, self.given, self.acts = selector, given, False
 
     def see(self, early: Tensor) -> None:
         self.early = F.layer_norm(early.float(), early.shape[-1:])
@@ -146,21 +147,30 @@ class _Reading(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is F.scaled_dot_product_attention and self.acts:
-            self.calls += 1
-            return self._attend(*args, **(kwargs or {}))
+            self.acts = False  # its own calls are plain, also where an exporter asks every mode again
+            try:
+                return self._attend(*args, **(kwargs or {}))
+            finally:
+                self.acts = True
         return func(*args, **(kwargs or {}))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Attention (B, H, T, d) in which the T - P queries before the patches see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
-        bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): no bias on other prefix keys
-        if attn_mask is not None:
-            raise ValueError("this backbone masks its attention; a selection inside it is not supported")
+        bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): none on the keys before
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers makes one of ones for an exporter
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
+        whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
+
+        def rows(start: int, end: int | None, biased: bool) -> Tensor:
+            mask = bias if biased else None
+            if whole is not None:
+                mask = whole[..., start:end, :] + (bias if biased else 0)
+            return F.scaled_dot_product_attention(q[..., start:end, :], k, v, attn_mask=mask, **options)
+
         if self.selector.everywhere:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(-1, -1, q.shape[-2], -1), **options)
-        prefix = F.scaled_dot_product_attention(q[..., :before, :], k, v, attn_mask=bias, **options)
-        patches = F.scaled_dot_product_attention(q[..., before:, :], k, v, **options)
-        return torch.cat([prefix, patches], -2)
+            return rows(0, None, True)
+        return torch.cat([rows(0, before, True), rows(before, None, False)], -2)
 
 
 def log_of(mask: Tensor) -> Tensor:

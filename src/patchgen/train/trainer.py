@@ -145,7 +145,7 @@ class Trainer:
             self._compile()
         self._set_up_method()
         if config.checkpoint_activations:
-            recompute_activations(self.model.backbone, config.method)
+            recompute_activations(self.model.backbone, config.method, self.model.pool == "select")
         optimizer = make_optimizer(self.model, config, self.method)
         self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
         truth = self._truth()

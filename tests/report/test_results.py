@@ -1,0 +1,83 @@
+"""Runs as rows of a CSV file, and tables from it: planted rows with means and errors that can be counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.report.results import COLUMNS, collect, mean_and_error, read_rows, tables
+
+Row = dict[str, str]
+
+
+def row(method: str, unseen: str, seed: int, accuracy: float, **more: str) -> Row:
+    return {**dict.fromkeys(COLUMNS, ""), "data": "d", "method": method, "unseen": unseen, "seed": str(seed),
+            "accuracy": str(accuracy), **more}  # fmt: skip
+
+
+ROWS = [
+    row("base", "a", 1, 0.5), row("base", "a", 2, 0.7), row("base", "b", 1, 0.4), row("base", "b", 2, 0.4),
+    row("ours", "a", 1, 0.6), row("ours", "a", 2, 0.9), row("ours", "b", 1, 0.3),
+]  # fmt: skip
+
+
+def test_a_table_has_means_and_standard_errors_over_seeds() -> None:
+    text = tables(ROWS)
+    assert "| method | d: a | d: b | mean | seeds |" in text
+    assert "| base | 60.0 ± 10.0 | 40.0 ± 0.0 | 50.0 ± 10.0 | 2 |" in text
+    assert "| ours | 75.0 ± 15.0 | 30.0 | 52.5 ± 22.5 | 2 |" in text
+
+
+def test_differences_are_paired_over_fold_and_seed() -> None:
+    """+10, +20 and -10 points: mean 6.7, deviation 15.3, error 8.8."""
+    assert "| ours | 6.7 ± 8.8 | 3 | 2 |" in tables(ROWS, against=["base"])
+    with pytest.raises(ValueError, match="no row is called 'bse'"):
+        tables(ROWS, against=["bse"])
+
+
+def test_rows_of_one_method_are_told_apart_by_what_differs() -> None:
+    rows = [row("ours", "a", 1, 0.5, lr="0.1"), row("ours", "a", 1, 0.6, lr="0.3"), row("base", "a", 1, 0.4, lr="0.1")]
+    text = tables(rows)
+    assert "| ours, lr 0.1 | 50.0 |" in text and "| ours, lr 0.3 | 60.0 |" in text and "| base | 40.0 |" in text
+
+
+def test_an_empty_cell_stays_empty() -> None:
+    text = tables([row("base", "a", 1, 0.5), row("ours", "b", 1, 0.6)])
+    assert "| base | 50.0 |  |  | 1 |" in text
+
+
+@pytest.mark.parametrize(("values", "text"), [([91.26], "91.3"), ([0.9, 0.8], "0.85 ± 0.05"), ([0.5], "0.5")])
+def test_mean_and_error(values: list[float], text: str) -> None:
+    assert mean_and_error(values) == text
+
+
+def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = tiny_run("patchgen-select")
+    file = tmp_path / "data" / "results.csv"
+    new, total = collect([run.path], file)
+    assert (new, total) == (1, 1)
+    [found] = read_rows(file)
+    [test] = [r for r in run.records("test") if r["checkpoint"] == "selected"]
+    assert found["run"] == run.path.name and found["method"] == "patchgen-select" and found["unseen"] == "studio"
+    assert float(found["accuracy"]) == pytest.approx(test["all"]["accuracy"], abs=1e-5)
+    assert float(found["swad"]) >= 0 and found["auroc"] == ""
+    other = tiny_run("lp-ln")
+    assert collect([other.path], file) == (1, 2) and collect([other.path, run.path], file) == (0, 2)
+
+
+def test_the_commands(tiny_run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "r.csv"
+    assert main(["runs", "collect", str(tiny_run("lp-ln").path), "--csv", str(file)]) == 0
+    assert "1 new, 1 rows" in capsys.readouterr().out
+    assert main(["runs", "table", str(file), "--scores", "accuracy", "validation", "--only", "method", "lp-ln"]) == 0
+    assert "| lp-ln |" in capsys.readouterr().out
+    assert main(["runs", "table", str(file), "--scores", "acuracy"]) != 0
+    assert "did you mean 'accuracy'" in capsys.readouterr().err
+    assert main(["runs", "table", str(file), "--only", "method", "x"]) != 0
+    file.write_text("a,b\n1,2\n")
+    assert main(["runs", "table", str(file)]) != 0
+    assert "must have the columns" in capsys.readouterr().err
