@@ -18,7 +18,7 @@ COMMANDS = {
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
     "sweep": "all the runs of a recipe, on this machine, Ray or Slurm; stop and go on at any time",
     "report": "the paper's tables and figures from run folders, beside the paper's own numbers",
-    "runs": "list run folders, compare two, clear some away",
+    "runs": "list run folders, compare two, clear some away, collect their scores in a CSV file and tabulate it",
     "fit": "your own images to a model folder to hand on, with what to expect at a new site",
     "predict": "class, confidence and CSV for images, with any model or run",
     "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",

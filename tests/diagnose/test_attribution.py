@@ -212,6 +212,12 @@ def test_a_convolutional_net_has_gradients_but_no_attention() -> None:
         torch.testing.assert_close(rank(name, model, pixels), expected.detach(), rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="'attention'.*show no attention"):
         check_rankings(model, ("attention",), "resnet")
+    selective = Classifier(backbone, CLASSES, image_size=96, pool="select").eval()
+    selective.start(pixels)
+    read = rank("mask", selective, pixels) ** 2
+    weighed = (backbone(pixels).patches * selective.head.weight[TARGET][:, None]).sum(2) * read / read.sum(1, True)
+    torch.testing.assert_close(rank("gradient-x-input", selective, pixels), weighed.detach(), rtol=1e-3, atol=1e-6)
+    assert rank("grad-cam", selective, pixels).isfinite().all()
 
 
 def test_what_a_classifier_lacks_is_an_error_with_what_it_has() -> None:

@@ -84,7 +84,7 @@ def settings(data: str, unseen: str, backbone: str, seed: int, smoke: bool) -> C
             "batch_per_domain": 4,
         }
     else:
-        small = {"backbone": backbone, "steps": 61, "eval_every": 10, "val_images": 60, "batch_per_domain": 8}
+        small = {"backbone": backbone, "steps": 101, "eval_every": 20, "val_images": 60, "batch_per_domain": 8}
     return Config(data=data, unseen=unseen, seed=seed, image_size=84, augment=False, **small)
 
 

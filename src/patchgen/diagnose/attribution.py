@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
+from patchgen.model.selector import Selector
 from patchgen.names import did_you_mean
 
 Ranking = Callable[[Classifier, Tensor, Tensor], Tensor]
@@ -196,7 +197,11 @@ def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block
     """
     if classifier.backbone.family.convolutional:
         tokens = classifier.backbone(images).patches.detach().requires_grad_()
-        logits = classifier.classify(tokens if classifier.pool == "patchgen" else tokens.mean(1)).logits
+        if isinstance(classifier.select, Selector):
+            weight = classifier.select(classifier.backbone, images).mask.detach() ** float(classifier.select.gain)
+            logits = classifier.head((weight.unsqueeze(-1) * tokens).sum(1) / weight.sum(1, keepdim=True))
+        else:
+            logits = classifier.classify(tokens if classifier.pool == "patchgen" else tokens.mean(1)).logits
         return tokens.detach(), _gradient(logits, target, tokens)
     module = classifier.backbone.model.get_submodule(classifier.backbone.family.blocks)[block]
     with _leaf_at(module) as entered:

@@ -107,7 +107,7 @@ def _perturbation(found: Mapping[str, Any], figures: Mapping[str, Drawn]) -> str
         f"{found['size_rule']} Filled: the selection is kept and the rest perturbed (high: it suffices). Hollow: the "
         "selection is perturbed and the rest kept (low: it was needed). Blur has the patch's side as sigma, mean is "
         "the image's mean colour, swap is the same place of another image, of any class. At token level (PatchGen) "
-        "token-mean puts the image's mean token and token-drop sets the mask to 0."
+        "token-drop sets the mask to 0; token-mean, where the mask acts behind the backbone, puts the mean token."
     )
     drawn = [drawn for name, drawn in figures.items() if name.startswith("perturbation")]
     return f"<p>{escape(text)}</p>" + "".join(_svg(one) for one in drawn)

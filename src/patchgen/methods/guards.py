@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Mapping
 
 from patchgen.methods.method import Method
-from patchgen.model.classifier import Classifier
+from patchgen.model.classifier import MASKED, Classifier
 
 ON_LOGITS = ("", "read", "shift", "replace")  # parts of a sum stand in this order; the first word may be anywhere
 
 
 def refuse_fixed_features(method: Method) -> None:
     """A term on the features alone changes nothing where neither the backbone nor a mask in front of them learns."""
-    if method.chosen_tune == "head" and method.chosen_pool != "patchgen":
+    if method.chosen_tune == "head" and method.chosen_pool not in MASKED:
         raise ValueError(
             f"{method.config.method!r} moves the features of the source domains, but with tune 'head' and pool "
             f"{method.chosen_pool!r} nothing can move them; choose --tune layernorm, last_block or full"
