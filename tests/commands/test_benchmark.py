@@ -160,7 +160,7 @@ def test_method_labels(label: str, settings: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("lp-ln@maen", "'maen' is neither a pool nor a tuning mode (cls, mean, patchgen, head, layernorm"),
+        ("lp-ln@maen", "'maen' is neither a pool nor a tuning mode (cls, mean, patchgen, select, head, layernorm"),
         ("lp-ln@", "'' is neither a pool nor a tuning mode"),
         ("patchgne", "unknown method 'patchgne'; did you mean 'patchgen'?"),
         ("patchgen@cls", "pool 'cls' does not fit method 'patchgen'"),

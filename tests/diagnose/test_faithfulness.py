@@ -77,18 +77,35 @@ def test_curves_begin_and_end_at_the_extremes() -> None:
 def test_extremes_at_the_tokens_of_patchgen() -> None:
     torch.manual_seed(0)
     model = Classifier(load_backbone("tiny"), 3, image_size=56).eval()
-    tokens = model.read(torch.randn(2, 3, 56, 56))
+    images = torch.randn(2, 3, 56, 56)
+    tokens = model.read(images)
     whole = torch.ones(2, 1, 16, dtype=torch.bool)
     own = model.classify(tokens).logits.softmax(1)
     mean = model.classify(tokens.mean(1, keepdim=True).expand_as(tokens)).logits.softmax(1)
     none = model.classify(tokens, mask=torch.zeros(2, 16)).logits.softmax(1)
-    found = faith.token_answers(model, tokens)
+    found = faith.token_answers(model, images)
     for name, nothing_kept in (("token-mean", mean), ("token-drop", none)):
         torch.testing.assert_close(faith.ask(found[name], whole)[:, 0], own)
         torch.testing.assert_close(faith.ask(found[name], ~whole)[:, 0], nothing_kept)
     half = torch.arange(16).expand(2, 1, -1) < 8
-    learned = model.classify(tokens).masked()[0]
+    learned = model.classify(tokens).selection()
     expected = model.classify(tokens, mask=learned * half[:, 0]).logits.softmax(1)
+    torch.testing.assert_close(faith.ask(found["token-drop"], half)[:, 0], expected)
+
+
+@torch.no_grad()
+def test_extremes_of_a_selection_inside_the_backbone() -> None:
+    """Everything kept is the classifier's own answer, whatever the level of the mask that is shown."""
+    torch.manual_seed(0)
+    model = Classifier(load_backbone("tiny"), 3, image_size=56, pool="select").eval()
+    images = torch.randn(2, 3, 56, 56)
+    model.start(images)
+    model.select.level.copy_(torch.tensor([5.0, 1.0]))  # type: ignore[union-attr]
+    found, whole = faith.token_answers(model, images), torch.ones(2, 1, 16, dtype=torch.bool)
+    assert set(found) == {"token-drop"}
+    torch.testing.assert_close(faith.ask(found["token-drop"], whole)[:, 0], model(images).logits.softmax(1))
+    half = torch.arange(16).expand(2, 1, -1) < 8
+    expected = model(images, mask=model(images).own_mask * half[:, 0]).logits.softmax(1)
     torch.testing.assert_close(faith.ask(found["token-drop"], half)[:, 0], expected)
 
 

@@ -73,15 +73,15 @@ RECORDS = [
 @pytest.mark.parametrize(
     ("rule", "metric", "step"),
     [
-        ("source-validation", "accuracy", 10),
+        ("source-validation", "accuracy", 20),
         ("source-validation", "f1", 0),
         ("last", "accuracy", 30),
         ("last", "f1", 30),
-        ("oracle", "accuracy", 20),
+        ("oracle", "accuracy", 30),
         ("oracle", "f1", 10),
     ],
 )
-def test_the_first_of_the_best_is_chosen(rule: str, metric: str, step: int) -> None:
+def test_of_equal_scores_the_most_recent_is_chosen(rule: str, metric: str, step: int) -> None:
     assert best(RECORDS, rule, metric)["step"] == step
     assert RULES[rule](best(RECORDS, rule, metric), metric) == max(RULES[rule](r, metric) for r in RECORDS)
 
