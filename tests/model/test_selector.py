@@ -187,3 +187,17 @@ def test_where_the_selection_acts(choice: dict[str, float]) -> None:
         model.start(images_for(backbone))
         found.append(model(images_for(backbone)).features)
     assert (found[0] - found[1]).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("family", ["siglip_vision_model", "dinov3_vit", "beit"])
+def test_other_families_of_transformers(family: str) -> None:
+    """Without a class token, with rotary positions, with a bias of its own in attention."""
+    from patchgen.model.backbone import Origin
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128}
+    backbone = Backbone(Loaded(build(family, {**sizes, "image_size": 64, "patch_size": 16})), Origin(family, family))
+    selector, images = started(backbone), images_for(backbone)
+    plain = backbone(images).cls
+    torch.testing.assert_close(selector(backbone, images, torch.ones(2, SIDE**2)).tokens.cls, plain)
+    assert (selector(backbone, images).tokens.cls - plain).abs().max() > 1e-3

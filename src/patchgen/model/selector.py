@@ -157,6 +157,8 @@ class _Reading(TorchFunctionMode):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Attention (B, H, T, d) in which the T - P queries before the patches see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
+        if not before:  # no class token to read for
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
         bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): none on the keys before
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers makes one of ones for an exporter
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
