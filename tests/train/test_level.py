@@ -71,6 +71,21 @@ def test_a_run_stores_its_level_and_records_both_sides(tiny_run: Callable[..., A
         torch.testing.assert_close(predictor.model.select.level.cpu(), tensors["select.level"])
 
 
+def test_the_level_does_not_depend_on_dropout(tiny_run: Callable[..., Any], monkeypatch: Any) -> None:
+    """The classifier is asked as it predicts, not as it trains."""
+    from patchgen.train import close
+
+    asked, find = [], close.find_level
+
+    def watched(classify: Any, rows: np.ndarray, *more: Any) -> tuple[float, float]:
+        asked.append(torch.equal(classify(rows[:2], None).logits, classify(rows[:2], None).logits))
+        return find(classify, rows, *more)
+
+    monkeypatch.setattr(close, "find_level", watched)
+    tiny_run("patchgen-select", dropout=0.5, seed=11)
+    assert asked == [True, True]  # the selected checkpoint and the average
+
+
 def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:
     from dataclasses import replace
 

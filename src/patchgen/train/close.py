@@ -50,6 +50,7 @@ def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict
         selector.level.zero_()  # a run that was killed behind this point has calibrated it already
         before = _recovery(trainer)
         rows = np.concatenate(list(trainer.fold.validation.values()))
+        trainer.model.drop.eval()
         level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, float(selector.gain))
         tensors["select.level"] = torch.tensor(level)
     if (before is not None or name == "swad") and trainer.fabric.is_global_zero:
