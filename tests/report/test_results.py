@@ -45,6 +45,12 @@ def test_rows_of_one_method_are_told_apart_by_what_differs() -> None:
     assert "| ours, lr 0.1 | 50.0 |" in text and "| ours, lr 0.3 | 60.0 |" in text and "| base | 40.0 |" in text
 
 
+def test_rows_of_two_setups_do_not_share_a_table() -> None:
+    rows = [row("base", "a", 1, 0.5, steps="61"), row("base", "a", 2, 0.6, steps="101")]
+    with pytest.raises(ValueError, match="rows of d have several values of steps, 101, 61; choose with --only"):
+        tables(rows)
+
+
 def test_an_empty_cell_stays_empty() -> None:
     text = tables([row("base", "a", 1, 0.5), row("ours", "b", 1, 0.6)])
     assert "| base | 50.0 |  |  | 1 |" in text

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ SCORES = (
     "random_mask",
 )
 COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
+SETUP = ("backbone", "image_size", "steps")  # what all rows of a data set in one table share
 RATES = ("lr", "lr_backbone", "lr_module", "hparams")
 HEADINGS = {
     "accuracy": "Accuracy on the whole unseen domain (%)",
@@ -85,7 +86,17 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
         rows: Of one CSV file, or some of them.
         scores: Columns to show.
         against: Methods whose paired differences, over equal data, fold and seed, are added below the accuracies.
+
+    Raises:
+        ValueError: rows of one data set have several backbones, image sizes or numbers of steps.
     """
+    for data in dict.fromkeys(row["data"] for row in rows):
+        for name in SETUP:
+            values = sorted({row[name] for row in rows if row["data"] == data})
+            if len(values) > 1:
+                raise ValueError(
+                    f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
+                )
     parts = [_table(rows, score) for score in scores]
     parts += [_paired(rows, base) for base in against]
     return "\n\n".join(part for part in parts if part)
@@ -143,7 +154,7 @@ def _table(rows: Sequence[Row], score: str) -> str:
         cells = [[_value(row, score) for row in own if (row["data"], row["unseen"]) == column] for column in columns]
         shown = [mean_and_error(cell) if cell else "" for cell in cells]
         whole = [mean_and_error([statistics.mean(cell) for cell in cells])] if all(cells) else [""]
-        lines.append([label, *shown, *(whole if len(columns) > 1 else []), _counts(own)])
+        lines.append([label, *shown, *(whole if len(columns) > 1 else []), str(len({row["seed"] for row in own}))])
     return f"{HEADINGS[score]}\n\n" + _markdown(lines)
 
 
@@ -152,11 +163,11 @@ def _paired(rows: Sequence[Row], base: str) -> str:
     labels = list(dict.fromkeys(_label(row, rows) for row in rows))
     if base not in labels:
         raise ValueError(f"no row is called {base!r}; there are {', '.join(labels)}")
-    of: Callable[[str], Mapping[tuple[str, ...], float]] = lambda label: {  # noqa: E731
-        (row["data"], row["unseen"], row["seed"]): _value(row, "accuracy")
-        for row in rows
-        if row["accuracy"] and _label(row, rows) == label
-    }
+
+    def of(label: str) -> dict[tuple[str, ...], float]:
+        own = [row for row in rows if row["accuracy"] and _label(row, rows) == label]
+        return {(row["data"], row["unseen"], row["seed"]): _value(row, "accuracy") for row in own}
+
     reference, lines = of(base), [["method", f"minus {base}", "pairs", "better in"]]
     for label in labels:
         pairs = [value - reference[key] for key, value in of(label).items() if key in reference]
@@ -174,11 +185,6 @@ def _label(row: Row, rows: Iterable[Row]) -> str:
 
 def _value(row: Row, score: str) -> float:
     return float(row[score]) * (100 if score in PERCENT else 1)
-
-
-def _counts(rows: Sequence[Row]) -> str:
-    seeds = sorted({int(row["seed"]) for row in rows})
-    return str(len(seeds))
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:

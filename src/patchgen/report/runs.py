@@ -217,7 +217,7 @@ def data_name(config: Config | StreamConfig) -> str:
         return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
     path = path.parent if path.name == "images" else path  # a set with its masks beside the images
     known = config.benchmark or next((name for name, entry in BENCHMARKS.items() if entry.is_called(path.name)), "")
-    return PAPER_DATA.get(known, known) or path.stem
+    return PAPER_DATA.get(known, known) or (path.stem if path.suffix == ".csv" else path.name)
 
 
 def paper_backbone(resolved: str) -> tuple[str, str]:

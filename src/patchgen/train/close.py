@@ -44,7 +44,7 @@ def close_run(trainer: Trainer) -> None:
 def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
     load_trained(trainer.model, tensors)
-    before: dict[str, Any] | None = None
+    before: dict[str, Any] = {}
     selector = trainer.model.select
     if isinstance(selector, Selector):
         selector.level.zero_()  # a run that was killed behind this point has calibrated it already
@@ -53,9 +53,9 @@ def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict
         trainer.model.drop.eval()
         level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, float(selector.gain))
         tensors["select.level"] = torch.tensor(level)
-    if (before is not None or name == "swad") and trainer.fabric.is_global_zero:
+    if (isinstance(selector, Selector) or name == "swad") and trainer.fabric.is_global_zero:
         trainer.save(name, tensors, facts)
-    return _score(trainer, name, tensors, facts) | (before or {})
+    return _score(trainer, name, tensors, facts) | before
 
 
 def _recovery(trainer: Trainer) -> dict[str, Any]:
