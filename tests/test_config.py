@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, preset_settings, read_settings
+from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig
+from patchgen.methods.presets import preset_settings
 
 BASE: dict[str, Any] = {"data": "photos", "unseen": "site_c"}
 # another valid value for every field

@@ -10,6 +10,7 @@ import sys
 import warnings
 from importlib import import_module
 
+from patchgen import plugins
 from patchgen.names import did_you_mean
 
 COMMANDS = {
@@ -57,6 +58,9 @@ def main(argv: list[str] | None = None) -> int:
     # a huge image is refused in our own words; Pillow's warning would stand above them
     warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
     try:
+        rest, files = plugins.take_options(rest)
+        for file in files:
+            plugins.load(file)
         return import_module(f"patchgen.commands.{name}").main(rest)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,4 +89,5 @@ def _is_lack_of_memory(error: Exception) -> bool:
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     rows = "\n".join(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items())
-    return f"usage: patchgen COMMAND ...\n\n{rows}\n\n`patchgen COMMAND --help` lists a command's options."
+    more = "`--plugin FILE.py`, with any command, adds methods, backbones and data sets of your own."
+    return f"usage: patchgen COMMAND ...\n\n{rows}\n\n`patchgen COMMAND --help` lists a command's options.\n{more}"

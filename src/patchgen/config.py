@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from patchgen import plugins
 from patchgen.names import did_you_mean
 
 Pool = Literal["cls", "mean", "patchgen", "select"]
@@ -141,19 +142,22 @@ class Config:
         Settings at their default are left out, so that a setting added later does not rename the runs of today.
         """
         usual = Config("", "")
-        return run_hash({k: v for k, v in self.deciding().items() if v != getattr(usual, k)}, data_fingerprint)
+        settings = {k: v for k, v in self.deciding().items() if v != getattr(usual, k)}
+        return run_hash(settings, data_fingerprint, plugins.used_by(self))
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the numbers."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
 
 
-def run_hash(settings: dict[str, Any], data_fingerprint: str) -> str:
-    """A digest of settings and data. Of a local backbone what is in its files counts, and not where they lie."""
+def run_hash(settings: dict[str, Any], data_fingerprint: str, used: list[dict[str, str]]) -> str:
+    """A digest of settings, data and plug-ins. Of a local backbone or file what is in it counts, not where it lies."""
     from patchgen.model.local import content
 
     if digest := content(settings.get("backbone", "")):
         settings = {**settings, "backbone": digest}
+    if used:
+        settings = {**settings, "plugins": [p["version"] if p["name"].endswith(".py") else p["name"] for p in used]}
     text = json.dumps({**settings, "data": data_fingerprint}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -179,25 +183,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "val_images": 100,
     },
 }
-
-# One search for every method alike, on source validation: docs/decisions.md, "Learning rates of the small preset".
-SMALL_LR = {"patchgen": 1e-3, "others": 3e-3}
-SMALL_RATES = {
-    "patchgen-select": (3e-3, 1e-3),
-    "ablation-select": (3e-3, 1e-3),
-    "patchgen-attend": (3e-3, 3e-4),
-}  # head and backbone; module
-
-
-def preset_settings(preset: str, method: str) -> dict[str, Any]:
-    """What a preset sets for a method."""
-    settings = dict(PRESETS.get(preset, {}))
-    first = method.split("+")[0].removesuffix("-true-mask")
-    if preset == "small" and first in SMALL_RATES:
-        settings["lr"], settings["lr_module"] = SMALL_RATES[first]
-    elif preset == "small":
-        settings["lr"] = SMALL_LR["patchgen" if method.startswith(("patchgen", "ablation")) else "others"]
-    return settings
 
 
 def load_config(path: str | Path, **changes: Any) -> Config:

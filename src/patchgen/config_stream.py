@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from patchgen import plugins
 from patchgen.config import LARGEST, Refine, Tune, check_kinds, check_least, from_file, run_hash
 
 Components = Literal["known", "half", "grow"]
@@ -119,7 +120,7 @@ class StreamConfig:
         """Name of the run: a digest of the settings that decide its numbers, and of the rows of its stages."""
         usual = StreamConfig("")
         settings = {k: v for k, v in self.deciding().items() if k == "task" or v != getattr(usual, k)}
-        return run_hash(settings, data_fingerprint)
+        return run_hash(settings, data_fingerprint, plugins.used_by(self))
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the numbers; a schedule does so by its stages, which the fingerprint has."""

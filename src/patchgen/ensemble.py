@@ -120,6 +120,7 @@ def _finished(run: str | Path) -> RunFolder:
             f"{run} is a run of task {folder.config.task}, whose outputs for new classes mean something else in every "
             "run; an ensemble needs runs of task mdg"
         )
+    folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
         raise ValueError(f"{run}: method {folder.config.method!r} is given the true mask, an upper line; leave it out")
     return folder

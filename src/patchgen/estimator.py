@@ -20,11 +20,12 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from patchgen.config import NO_DOMAIN, PRESETS, Config, preset_settings
+from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.given import squares
 from patchgen.explain import Predictor, Scores
 from patchgen.fit.expect import Expected
 from patchgen.fit.source import as_data
+from patchgen.methods.presets import preset_settings
 from patchgen.model_folder import Model, read_model, write_model
 from patchgen.model_hub import fetch_model, push_model
 from patchgen.names import did_you_mean

@@ -123,6 +123,7 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
+    folder.require_plugins()
     method = make_method(config)
     method.class_names = classes
     model = build_model(config, method, len(classes))

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from patchgen.methods import method_class
 from patchgen.overlay import NOTICE
 
 # names that hubs know; everything else is "other"
@@ -121,7 +122,7 @@ validation did. It does not say that the prediction is wrong, and an image that 
 
 
 def _limits(facts: dict[str, Any]) -> str:
-    if facts["settings"]["method"].startswith(("patchgen-select", "ablation-select")):
+    if method_class(facts["settings"]["method"]).pool == "select":
         shows = (
             "patches that the classifier reads more than others, not where something is. The classifier reads only "
             "what is bright; the backbone's own mixing remains"

@@ -33,6 +33,7 @@ from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.confidence import Confidence, Familiar
 from patchgen.model.convert import Loaded, build
 from patchgen.names import did_you_mean
+from patchgen.plugins import require, used_by
 from patchgen.train.tensors import under
 
 FORMAT, VERSION = "patchgen-model", 1
@@ -146,6 +147,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
     predictor, confidence = model.predictor, model.predictor.confidence
     settings = asdict(predictor.config)
     del settings["data"]  # where the images lay is nobody's business
+    used = used_by(predictor.config)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -159,6 +161,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
         "backbone": {**model.about["backbone"], "included": with_backbone},
         "settings": {**settings, "backbone": model.about["backbone"]["source"]} if with_backbone else settings,
         "weights": {"file": WEIGHTS, "sha256": digest},
+        **({"plugins": used} if used else {}),
     }
 
 
@@ -183,6 +186,7 @@ def read_model(path: str | Path) -> Model:
     folder = Path(path)
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
+    require(facts.get("plugins"), folder)
     try:
         config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / CONFIG)))
         model = _build(folder, facts, config, tensors)

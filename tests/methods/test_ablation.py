@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.config import preset_settings
 from patchgen.methods import METHODS
 from patchgen.methods.ablation import OtherSelector
+from patchgen.methods.presets import preset_settings
 from patchgen.model.losses import cross_entropy, mask_suppression
 
 ROWS = ("ablation-static", "ablation-channel", "ablation-attention", "ablation-attention-ms")

@@ -24,13 +24,24 @@ def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
 
 
 def option(argv: list[str], name: str, default: str) -> str:
-    """The value of one option, before the rest is parsed (a preset changes the others' defaults)."""
-    for i, word in enumerate(argv):
-        if word == name and i + 1 < len(argv):
-            return argv[i + 1]
-        if word.startswith(f"{name}="):
-            return word.split("=", 1)[1]
-    return default
+    """The value of one option before the rest is parsed: a preset changes the others' defaults. The last one counts."""
+    found = _values(argv, name, several=False)
+    return found[-1] if found else default
+
+
+def method_preset(argv: list[str], preset: str, usual: str) -> dict[str, Any]:
+    """What the preset sets for the method that is named; help does without its rates, which take seconds to import."""
+    from patchgen.config import PRESETS
+
+    if asks_for_help(argv):
+        return dict(PRESETS.get(preset, {}))
+    from patchgen.methods.presets import preset_settings
+
+    return preset_settings(preset, option(argv, "--method", usual))
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    return bool({"-h", "--help"} & {*argv})
 
 
 def before_preset(kind: type[T], name: str, argv: list[str]) -> T | None:
@@ -40,7 +51,7 @@ def before_preset(kind: type[T], name: str, argv: list[str]) -> T | None:
     """
     import tyro
 
-    if {"-h", "--help"} & {*argv}:
+    if asks_for_help(argv):
         return None
     nothing = dataclasses.MISSING
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import tyro
 
 from patchgen.commands import announce, option, parse, require_data, settings_of
-from patchgen.config import Config, Pool, Tune, preset_settings
+from patchgen.config import PRESETS, Config, Pool, Tune
 
 if TYPE_CHECKING:
     from patchgen.report.table import Cell
@@ -71,13 +71,18 @@ class Job:
 
 def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator[Job]:
     """Fold by fold, so that an interrupted benchmark has whole folds."""
+    from patchgen.methods.presets import preset_settings
+
     for unseen in dict.fromkeys(arguments.folds or domains):
         for seed in dict.fromkeys(arguments.seeds):
             for label in dict.fromkeys(arguments.methods):
                 chosen = {**_published(arguments, label.split("@")[0]), **method_settings(label)}
                 given = known_hparams(arguments, chosen["method"])
                 chosen["hparams"] = {**chosen.get("hparams", {}), **given}
-                own_rate = chosen.pop("lr", None) or preset_settings(arguments.preset, chosen["method"]).get("lr")
+                preset = preset_settings(arguments.preset, chosen["method"])
+                if arguments.lr_module is None:
+                    chosen["lr_module"] = preset.get("lr_module")
+                own_rate = chosen.pop("lr", None) or preset.get("lr")
                 for lr in arguments.lr_grid or (arguments.lr or own_rate or Config.lr,):
                     yield Job(label, settings_of(arguments, Config, unseen=unseen, seed=seed, lr=lr, **chosen))
 
@@ -121,7 +126,7 @@ def method_settings(label: str) -> dict[str, str]:
 
 
 def main(argv: list[str]) -> int:
-    start = {"data": tyro.MISSING, **preset_settings(option(argv, "--preset", "small"), ""), "lr": 0.0}
+    start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {}), "lr": 0.0}
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
     _check(arguments)
     announce(arguments.quiet)

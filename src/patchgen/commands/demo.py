@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchgen.commands import parse
-from patchgen.config import Config, preset_settings
+from patchgen.config import Config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,6 +53,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         json: Print the scores as JSON instead of tables.
     """
     from patchgen.data.oracle import suite_folder, suite_spec
+    from patchgen.methods.presets import preset_settings
     from patchgen.report.page import scores
     from patchgen.train.trainer import train
 

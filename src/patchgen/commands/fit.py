@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, option, parse, print_table, require_data, settings_of
-from patchgen.config import NO_DOMAIN, Config, SplitRule, Task, preset_settings
+from patchgen.commands import announce, method_preset, option, parse, print_table, require_data, settings_of
+from patchgen.config import NO_DOMAIN, Config, SplitRule, Task
 
 if TYPE_CHECKING:
     from patchgen.model_folder import Model
@@ -53,7 +53,7 @@ class FitArguments(Config):
 
 
 def main(argv: list[str]) -> int:
-    preset = preset_settings(option(argv, "--preset", "small"), option(argv, "--method", FitArguments.method))
+    preset = method_preset(argv, option(argv, "--preset", "small"), FitArguments.method)
     arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **preset))
     config = settings_of(arguments, Config)
     require_data(config.data)

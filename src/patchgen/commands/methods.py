@@ -16,9 +16,11 @@ def list_methods(json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
+    from patchgen import plugins
     from patchgen.methods import ALIASES, METHODS
     from patchgen.methods.stream import STREAM_METHODS
 
+    plugins.load_all()
     costs = step_costs()
     rows: list[dict[str, Any]] = [
         {"name": name, "pool": method.pool, "tune": method.tune, "cost": costs.get(name), "summary": method.summary,

@@ -10,8 +10,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, before_preset, option, parse, require_data, settings_of, train_stream
-from patchgen.config import Config, load_config, preset_settings
+from patchgen.commands import (
+    announce,
+    before_preset,
+    method_preset,
+    option,
+    parse,
+    require_data,
+    settings_of,
+    train_stream,
+)
+from patchgen.config import Config, load_config
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ def defaults(argv: list[str]) -> dict[str, Any]:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if path:
         return vars(load_config(path))
-    preset = preset_settings(preset_name or "small", option(argv, "--method", Config.method))
+    preset = method_preset(argv, preset_name or "small", Config.method)
     if preset_name == "paper":
         preset |= _published(argv)
     return {"data": tyro.MISSING, "unseen": tyro.MISSING, **preset}

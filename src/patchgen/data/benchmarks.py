@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patchgen import plugins
 from patchgen.names import did_you_mean, name_key
 
 if TYPE_CHECKING:
@@ -281,9 +282,11 @@ BENCHMARKS: dict[str, Benchmark] = {entry.name: entry for entry in _ENTRIES}
 
 def get_benchmark(name: str) -> Benchmark:
     """The registered benchmark of that name, folder name or alias; a ValueError with the nearest one otherwise."""
-    for benchmark in BENCHMARKS.values():
-        if benchmark.is_called(name):
-            return benchmark
+    for load in (lambda: None, plugins.load_all):
+        load()
+        for benchmark in BENCHMARKS.values():
+            if benchmark.is_called(name):
+                return benchmark
     hint = did_you_mean(name, BENCHMARKS)
     raise ValueError(f"Unknown benchmark '{name}'{hint} (known: {', '.join(BENCHMARKS)})")
 

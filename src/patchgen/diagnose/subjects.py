@@ -105,6 +105,7 @@ def _finished(run: str) -> RunFolder:
     folder = RunFolder.open(run)
     if not folder.done:
         raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command goes on")
+    folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
         raise ValueError(
             f"{run}: method {folder.config.method!r} is given the true mask and has none of its own to diagnose; "

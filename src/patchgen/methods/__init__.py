@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+from patchgen import plugins
 from patchgen.config import Config
 from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
 from patchgen.methods.adversarial import Cdann, Dann
@@ -113,6 +114,7 @@ def method_class(name: str) -> type[Method]:
 
 def compared_methods(methods: Iterable[str]) -> tuple[str, ...]:
     """The names given, `all` among them standing for every method that can be compared on any backbone."""
+    plugins.load_all()
     every = [name for name, method in METHODS.items() if method.compared]
     return tuple(dict.fromkeys(name for word in methods for name in (every if word == "all" else [word])))
 
@@ -124,9 +126,12 @@ def _name(method: type[Method]) -> str:
 def _known(part: str, name: str) -> type[Method]:
     part = ALIASES.get(part, part)
     if part not in METHODS:
+        plugins.load_all()
+    if part not in METHODS:
         inside = f" in {name!r}" if part != name else ""
         hint = did_you_mean(part, [*METHODS, *ALIASES])
-        raise ValueError(f"unknown method {part!r}{inside}{hint} (known: {', '.join(METHODS)})")
+        known = f"(known: {', '.join(METHODS)}; one of your own: --plugin FILE.py)"
+        raise ValueError(f"unknown method {part!r}{inside}{hint} {known}")
     return METHODS[part]
 
 

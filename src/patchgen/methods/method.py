@@ -20,7 +20,7 @@ A method is a class with one verb, ``losses``. Everything else has a default:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from patchgen.train.step import Step
 
 
+class Rates(NamedTuple):
+    """Learning rates; what is None learns at the head's."""
+
+    head: float
+    backbone: float | None = None
+    module: float | None = None
+
+
 class Method(nn.Module):
     """Cross-entropy on the labelled samples; what other methods start from."""
 
@@ -41,6 +49,7 @@ class Method(nn.Module):
     attend: ClassVar[str] = "all"  # with the pool "patchgen": what its attention reads
     start: ClassVar[str] = "xavier"  # and how its scores begin
     tune: ClassVar[str] = "layernorm"  # what of the backbone learns
+    small_rates: ClassVar[Rates] = Rates(3e-3)  # of the preset `small`: docs/decisions.md
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`

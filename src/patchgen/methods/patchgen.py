@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, no_grad
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, Rates
 from patchgen.model.classifier import Output
 from patchgen.model.losses import (
     class_similarity,
@@ -18,6 +18,7 @@ from patchgen.model.losses import (
 
 class PatchGenWithoutLosses(Method):
     pool = "patchgen"
+    small_rates = Rates(1e-3)
     summary = "the mask module trained by cross-entropy alone (equal-parameter control, ablation row 3.1)"
 
     @no_grad()

@@ -1,4 +1,4 @@
-"""Published hyper-parameters of the host methods, by benchmark and backbone; what no release states is absent.
+"""What a preset sets for a method, and what the hosts published for theirs; what no release states is absent.
 
     host_settings("miro", "pacs", "resnet50")      # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": ...}
 
@@ -15,12 +15,25 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from patchgen.config import PRESETS
 from patchgen.data.benchmarks import match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
 
 ORDER = ("pacs", "vlcs", "officehome", "terraincognita", "domainnet")  # of every row below
 DEFAULT = {"lr": 5e-5, "weight_decay": 0.0, "dropout": 0.0}
+
+
+def preset_settings(preset: str, method: str = "") -> Settings:
+    """What a preset sets for a method: a protocol, and with `small` the method's own learning rates."""
+    settings = dict(PRESETS.get(preset, {}))
+    if preset == "small" and method:
+        from patchgen.methods import method_class
+
+        names = ("lr", "lr_backbone", "lr_module")
+        rates = zip(names, method_class(method).small_rates, strict=True)
+        settings |= {name: rate for name, rate in rates if rate is not None}
+    return settings
 
 
 def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) -> dict[str, Settings]:

@@ -12,12 +12,14 @@ from torch import Tensor, no_grad
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.balance import Balance
+from patchgen.methods.method import Rates
 from patchgen.methods.patchgen import PatchGenWithoutLosses
 from patchgen.model.classifier import Output
 
 
 class PatchGenSelect(Balance):
     pool = "select"
+    small_rates = Rates(3e-3, module=1e-3)
     addable = False
     summary = "the class token reads what a mask inside the backbone selects; balanced cross-entropy"
     reference = "this project"
@@ -35,6 +37,7 @@ class SelectTrueMask(PatchGenSelect):
 
 class PatchGenAttend(Balance, PatchGenWithoutLosses):
     attend, start = "selected", "contrast"
+    small_rates = Rates(3e-3, module=3e-4)
     addable = False
     compared = False
     summary = "the published module, but its attention reads the selection; balanced cross-entropy"

@@ -13,7 +13,6 @@ A method is a class with one verb, ``losses``; the loop reads its switches. Addi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen import plugins
 from patchgen.config_stream import StreamConfig
 from patchgen.methods.contrastive import info_nce, supervised_contrastive
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
@@ -157,7 +157,7 @@ class PromptCcdSelect(PromptCcd):
     summary = "promptccd on a class token that reads what the mask inside the backbone selects"
 
 
-STREAM_METHODS: Mapping[str, type[Gcd]] = {
+STREAM_METHODS: dict[str, type[Gcd]] = {
     "gcd": Gcd,
     "simgcd": SimGcd,
     "promptccd": PromptCcd,
@@ -170,6 +170,8 @@ STREAM_METHODS: Mapping[str, type[Gcd]] = {
 
 def make_stream_method(config: StreamConfig) -> Gcd:
     """The method that the settings name; settings that do not fit it are refused."""
+    if config.method not in STREAM_METHODS:
+        plugins.load_all()
     if config.method not in STREAM_METHODS:
         hint = did_you_mean(config.method, STREAM_METHODS)
         raise ValueError(f"task ccd has no method {config.method!r}{hint} (known: {', '.join(STREAM_METHODS)})")

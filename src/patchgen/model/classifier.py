@@ -26,6 +26,7 @@ class Output(NamedTuple):
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
     own_mask: Tensor | None = None  # (B, P)  the mask as the classifier reads it, where another level of it is shown
     context: Tensor | None = None  # (B, D)  the mean early token, without gradient: the image before any selection
+    complementary: Tensor | None = None  # (B, D)  z-, with its gradient: `model.head` on it gives logits that train
 
     def selection(self) -> Tensor:
         """The mask (B, P) of a model that has one."""
@@ -122,7 +123,8 @@ class Classifier(nn.Module):
             return Output(self.head(self.drop(read)), read, context=context)
         chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        return Output(self.head(self.drop(chosen.selected)), chosen.selected, chosen.mask, rest, context=context)
+        logits, z = self.head(self.drop(chosen.selected)), chosen.selected
+        return Output(logits, z, chosen.mask, rest, context=context, complementary=chosen.complementary)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""

@@ -75,10 +75,13 @@ class Selector(nn.Module):
             _require_fused_attention(backbone)
 
     def score(self, early: Tensor) -> Tensor:
-        """What goes into the sigmoid, (B, P). The mean over targets of <q_p, k_q> is <q_p, mean k>."""
-        key = self.key(early).mean(1, keepdim=True)  # (B, 1, D)
-        heads = default_heads(early.shape[-1])
-        return (self.query(early) * key).sum(-1) / math.sqrt(heads * early.shape[-1]) + self.shift
+        """What goes into the sigmoid, (B, P). The mean over targets of <q_p, k_q> is <q_p, k of the mean target>.
+
+        <W_q e_p + b_q, k> is <e_p, W_q^T k> + <b_q, k>, so no patch is projected: P x D products, not P x D^2.
+        """
+        key = self.key(early.mean(1))  # (B, D)
+        scores = torch.einsum("bpd,bd->bp", early, key @ self.query.weight) + (key @ self.query.bias).unsqueeze(1)
+        return scores / math.sqrt(default_heads(early.shape[-1]) * early.shape[-1]) + self.shift
 
     @torch.no_grad()
     def start(self, early: Tensor) -> None:

@@ -236,7 +236,7 @@ def label_of(config: Config | StreamConfig) -> str:
         notes = [f"no L_{name.removeprefix('lambda_')}" for name in names if getattr(config, name) == 0]
         odd = [name for name in ("lambda_conf", "tau") if getattr(config, name) not in (0, getattr(usual, name))]
         notes += [f"{name} {getattr(config, name):g}" for name in odd]
-    if config.method.startswith(("patchgen", "ablation")) and config.refine != usual.refine:
+    if config.refine != usual.refine:
         notes.append(f"refine {config.refine}")
     if isinstance(config, Config) and config.select != "source-validation":
         notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))

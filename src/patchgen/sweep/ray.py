@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, cast
 
+from patchgen import plugins
 from patchgen.sweep.jobs import Job, Outcome, perform
 from patchgen.sweep.launch import EngineLost, WorkerLost
 
@@ -31,7 +32,11 @@ class RayEngine:
             ) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default, without its warning
         self.ray: Any = ray
-        own = {"num_cpus": cpus, "include_dashboard": False} if address is None else {"address": address}
+        own: dict[str, Any] = {"address": address}
+        if address is None:
+            own = {"num_cpus": cpus, "include_dashboard": False}
+        if plugins.VARIABLE in os.environ:  # a cluster's machines do not inherit it
+            own["runtime_env"] = {"env_vars": {plugins.VARIABLE: os.environ[plugins.VARIABLE]}}
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
         except ConnectionError as error:

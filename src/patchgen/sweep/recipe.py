@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchgen.config import PRESETS, Config, known_settings, preset_settings, read_settings
+from patchgen.config import PRESETS, Config, known_settings, read_settings
 from patchgen.config_stream import StreamConfig, stream_preset
 from patchgen.names import did_you_mean
 
@@ -155,7 +155,7 @@ def _config(recipe: Recipe, settings: Settings) -> Config | StreamConfig:
 
 def _preset(preset: str | None, settings: Settings) -> Settings:
     """What a preset sets for this run's method; `paper` adds what the method's authors published for this data."""
-    from patchgen.methods.presets import published
+    from patchgen.methods.presets import preset_settings, published
 
     method = str(settings.get("method", Config.method))
     found = preset_settings(preset or "", method)

@@ -22,6 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
+from patchgen import plugins
 from patchgen.config import Config, dump_config, load_config, read_settings
 from patchgen.config_stream import StreamConfig, load_stream_config
 from patchgen.files import write_text
@@ -204,9 +205,18 @@ class RunFolder:
         """What the numbers may depend on beside the settings; of the data its fingerprint."""
         import torch
 
-        self.write_json(
-            "env.json", environment(torch.get_num_threads()) | {"backbone": dict(backbone), "data": self.data}
-        )
+        facts: dict[str, Any] = {"backbone": dict(backbone), "data": self.data}
+        if used := plugins.used_by(self.settings):
+            facts["plugins"] = used
+        self.write_json("env.json", environment(torch.get_num_threads()) | facts)
+
+    def require_plugins(self) -> None:
+        """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
+        try:
+            facts = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
+            return
+        plugins.require(facts.get("plugins") if isinstance(facts, dict) else None, self.path)
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to go on from; None at the beginning.

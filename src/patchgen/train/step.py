@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -45,6 +45,8 @@ class Step:
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, add their gradients, and keep their values for the next record."""
+        if self.number == self._trainer.start:
+            require_gradients(losses, self._trainer.config.method)
         if self._weight != 1:
             losses = {name: self._weight * value if name == "main" else value for name, value in losses.items()}
         self._trainer.fabric.backward(torch.stack(list(losses.values())).sum() / self._parts)
@@ -70,6 +72,17 @@ class Step:
             torch.nn.utils.clip_grad_norm_(trained, longest)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def require_gradients(losses: Mapping[str, Tensor], method: str) -> None:
+    """Refuse a term that would be summed and logged and train nothing."""
+    for name, value in losses.items():
+        if not value.requires_grad:
+            raise ValueError(
+                f"method {method!r}: the loss term {name!r} has no gradient, so it would train nothing. It was made of "
+                "detached values, such as `complementary_logits` (`complementary` has its gradient), or within "
+                "torch.no_grad(); return it from `watch` if it is only to be logged"
+            )
 
 
 def main_weights(trainer: Trainer, step: int) -> list[float]:
@@ -105,6 +118,7 @@ class PlainStep(Step):
         return cast(Output, self.model(batch.image))
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
+        require_gradients(losses, self._method.config.method)
         torch.autograd.backward(torch.stack(list(losses.values())).sum())
 
     def note(self, values: dict[str, Tensor]) -> None:

@@ -41,6 +41,7 @@ from patchgen.train.evaluate import MEMORY
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.progress import Progress
 from patchgen.train.records import RunFolder
+from patchgen.train.step import require_gradients
 from patchgen.train.stream_data import BATCH, StreamImages, epoch_parts, num_steps
 from patchgen.train.stream_optim import make_stream_optimizer, set_rate
 from patchgen.train.stream_pool import MixturePool
@@ -197,6 +198,7 @@ class StreamTrainer:
         """One optimiser step on two views (2B, 3, S, S); returns the named values, detached."""
         views = self._see(rows, images)
         losses = self.method.losses(self.model, views)
+        require_gradients(losses, self.config.method)
         self.optimizer.zero_grad(set_to_none=True)
         torch.stack(list(losses.values())).sum().backward()
         self.optimizer.step()
