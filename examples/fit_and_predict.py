@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import tyro
 
-from patchgen import PatchGenClassifier
 from patchgen.data.given import image_paths
-from patchgen.explain import Unreadable
+from patchgen.fit.estimator import PatchGenClassifier
+from patchgen.predict.predictor import Unreadable
 
 
 def main(

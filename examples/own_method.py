@@ -8,11 +8,12 @@ from __future__ import annotations
 import tyro
 from torch import Tensor
 
-from patchgen.config import Config, preset_settings
+from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, Method
+from patchgen.methods.presets import preset_settings
 from patchgen.model.classifier import Output
-from patchgen.train.trainer import train
+from patchgen.train.fold import train
 
 
 class SmallLogits(Method):

@@ -11,7 +11,8 @@ import pandas as pd
 import tyro
 import yaml
 
-from patchgen.sweep.jobs import failure_of, perform
+from patchgen.runs.find import failure_of
+from patchgen.sweep.jobs import perform
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
 

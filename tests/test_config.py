@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from patchgen.config import LEAST, NOT_HASHED, PRESETS, Config, dump_config, load_config, read_settings
-from patchgen.config_stream import StreamConfig
+from patchgen.config import PRESETS, Config, dump_config, load_settings, read_settings
+from patchgen.config.stream import StreamConfig
 from patchgen.methods.presets import preset_settings
+from patchgen.runs.folder import run_name
 
 BASE: dict[str, Any] = {"data": "photos", "unseen": "site_c"}
 # another valid value for every field
@@ -40,23 +41,23 @@ def test_every_field_is_covered_here() -> None:
 def test_hash_changes_with_what_decides_the_numbers_and_with_nothing_else(name: str) -> None:
     plain, changed = Config(**BASE), Config(**{**BASE, name: OTHER[name]})
     assert getattr(plain, name) != getattr(changed, name)
-    assert (plain.hash("rows") == changed.hash("rows")) == (name in NOT_HASHED)
+    assert (run_name(plain, "rows") == run_name(changed, "rows")) == (name in Config.not_hashed)
 
 
 def test_hash_is_the_digest_of_the_settings_that_are_not_usual() -> None:
     text = json.dumps({"data": "rows", "seed": 3, "unseen": "site_c", "weight_decay": 0.5})
     config = Config(**BASE, seed=3, weight_decay=0.5, threads=2)
-    assert config.hash("rows") == hashlib.sha256(text.encode()).hexdigest()[:12]
-    assert config.hash("rows") != config.hash("other rows")
-    assert Config(**BASE, weight_decay=0).hash("rows") == Config(**BASE).hash("rows")
+    assert run_name(config, "rows") == hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert run_name(config, "rows") != run_name(config, "other rows")
+    assert run_name(Config(**BASE, weight_decay=0), "rows") == run_name(Config(**BASE), "rows")
 
 
 @pytest.mark.parametrize("settings", [BASE, {**BASE, **PRESETS["small"]}, OTHER, {**BASE, "unseen": "2016"}])
 def test_yaml_round_trip(settings: dict[str, Any], tmp_path: Path) -> None:
     config = Config(**settings)
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    again = load_config(tmp_path / "config.yaml")
-    assert again == config and again.hash("rows") == config.hash("rows")
+    again = load_settings(tmp_path / "config.yaml")
+    assert again == config and run_name(again, "rows") == run_name(config, "rows")
 
 
 def write(folder: Path, text: str) -> Path:
@@ -67,7 +68,7 @@ def write(folder: Path, text: str) -> Path:
 
 def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
     path = write(tmp_path, "data: photos\nseed: 4\n")
-    assert load_config(path, unseen="site_c", seed=5) == Config(**BASE, seed=5)
+    assert load_settings(path, unseen="site_c", seed=5) == Config(**BASE, seed=5)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,13 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
 )
 def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        load_config(write(tmp_path, text))
+        load_settings(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("name", LEAST)
+@pytest.mark.parametrize("name", Config.least)
 def test_too_small_is_refused(name: str) -> None:
-    value = LEAST[name] - 1
-    with pytest.raises(ValueError, match=f"{name} must be at least {LEAST[name]}, not {value}"):
+    value = Config.least[name] - 1
+    with pytest.raises(ValueError, match=f"{name} must be at least {Config.least[name]}, not {value}"):
         Config(**BASE, **{name: value})
 
 
@@ -155,7 +156,7 @@ def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     elif path.name.startswith("ccd-"):
         assert len(read_schedule(path).groups) == 4
     else:
-        assert load_config(path).unseen
+        assert load_settings(path).unseen
 
 
 @pytest.fixture
@@ -181,8 +182,8 @@ def test_a_backbone_that_moves_keeps_its_runs(
     kind: Any, backbone: Path, image_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A run begun with a folder that lies elsewhere by now goes on, and a finished one is found again."""
-    from patchgen.train.stream import StreamTrainer, train_stream
-    from patchgen.train.trainer import Trainer, train
+    from patchgen.train.fold import Trainer, train
+    from patchgen.train.stream.loop import StreamTrainer, train_stream
 
     run_it: Any = train if kind is Config else train_stream
     trainer: Any = Trainer if kind is Config else StreamTrainer
@@ -228,13 +229,14 @@ def test_other_weights_at_the_same_name_are_another_run(kind: Any, tmp_path: Pat
         path.parent.mkdir()
         path.write_bytes(content)
     one, two, copy, gone = (
-        kind(**needed, backbone=str(path)).hash("rows") for path in (*places, tmp_path / "w3" / "model.safetensors")
+        run_name(kind(**needed, backbone=str(path)), "rows")
+        for path in (*places, tmp_path / "w3" / "model.safetensors")
     )
-    assert one == copy and len({one, two, gone, kind(**needed).hash("rows")}) == 4
+    assert one == copy and len({one, two, gone, run_name(kind(**needed), "rows")}) == 4
 
 
 def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
-    from patchgen.train.trainer import train
+    from patchgen.train.fold import train
 
     for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from patchgen.config import dump_config
-from patchgen.config_stream import SMALL, StreamConfig, load_stream_config, stream_preset
+from patchgen.config import dump_config, load_settings
+from patchgen.config.stream import SMALL, StreamConfig, stream_preset
+from patchgen.runs.folder import run_name
 
 
 def test_round_trip_through_yaml(tmp_path: Path) -> None:
     config = StreamConfig("birds", **SMALL, method="gcd")
     (tmp_path / "config.yaml").write_text(dump_config(config))
-    assert load_stream_config(tmp_path / "config.yaml") == config
+    assert load_settings(tmp_path / "config.yaml") == config
 
 
 def test_the_hash_names_what_decides_the_numbers() -> None:
     config = StreamConfig("birds")
     for same in ({"data": "elsewhere"}, {"threads": 1}, {"cache": False}, {"schedule": "other.yaml"}):
-        assert replace(config, **same).hash("rows") == config.hash("rows")
+        assert run_name(replace(config, **same), "rows") == run_name(config, "rows")
     for other in ({"seed": 2}, {"method": "gcd"}, {"components": "half"}, {"lr_module": 0.1}):
-        assert replace(config, **other).hash("rows") != config.hash("rows")
-    assert config.hash("rows") != config.hash("other rows")
+        assert run_name(replace(config, **other), "rows") != run_name(config, "rows")
+    assert run_name(config, "rows") != run_name(config, "other rows")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_bad_settings(settings: dict[str, Any], text: str) -> None:
 def test_unknown_settings_get_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("data: birds\nwarmup: 3\n")
     with pytest.raises(ValueError, match="did you mean 'warm_up'"):
-        load_stream_config(tmp_path / "c.yaml")
+        load_settings(tmp_path / "c.yaml")
 
 
 def test_presets_know_the_host_s_settings_for_cub(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen.discover import Features, discover, group_features, read_features, reference_images
-from patchgen.explain import Predictor, load_run
-from patchgen.train.records import RunFolder
+from patchgen.predict.discover import Features, discover, group_features, read_features, reference_images
+from patchgen.predict.predictor import Predictor, load_run
+from patchgen.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 NAMES = ("ant", "bee", "cat")  # of the first three axes

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import COMMANDS, main
-from patchgen.model_card import _limits
-from patchgen.plugins import take_options
+from patchgen.common.plugins import take_options
+from patchgen.predict.card import _limits
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -170,8 +170,9 @@ def test_python_in_the_pages_compiles() -> None:
 PUBLIC = {
     "Fit, predict, explain": [
         "patchgen.PatchGenClassifier", "patchgen.fit.expect.Expected", "patchgen.load_predictor", "patchgen.load_run",
-        "patchgen.explain.Predictor", "patchgen.explain.Prediction", "patchgen.overlay.Explanation",
-        "patchgen.export.export",
+        "patchgen.predict.predictor.Predictor", "patchgen.predict.predictor.Prediction",
+        "patchgen.draw.overlay.Explanation",
+        "patchgen.predict.export.export",
     ],
     "The module and its losses": [
         "patchgen.PatchGen", "patchgen.PatchGenOutput", "patchgen.model.losses.mask_suppression",
@@ -182,10 +183,10 @@ PUBLIC = {
     "Data": [
         "patchgen.read_table", "patchgen.data.table.Table", "patchgen.data.splits.make_splits",
         "patchgen.data.splits.write_splits", "patchgen.data.splits.read_splits", "patchgen.data.oracle.Oracle",
-        "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.doctor.examine",
+        "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.data.doctor.examine",
     ],
     "Training": [
-        "patchgen.train.trainer.train", "patchgen.train.records.RunFolder", "patchgen.train.swad.Swad",
+        "patchgen.train.fold.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
         "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
         "patchgen.sweep.jobs.perform",
     ],

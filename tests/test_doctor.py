@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import patchgen.doctor as doctor
-from patchgen.doctor import Check, examine, examine_machine, worst
+import patchgen.data.doctor as doctor
+from patchgen.data.doctor import Check, examine, examine_machine, worst
 
 
 def paint(root: Path, name: str, seed: int, size: tuple[int, int] = (12, 8)) -> Path:

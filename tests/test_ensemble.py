@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.ensemble import score_ensemble
-from patchgen.explain import Prediction, load_run
-from patchgen.train.records import RunFolder
+from patchgen.predict.ensemble import score_ensemble
+from patchgen.predict.predictor import Prediction, load_run
+from patchgen.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -150,7 +150,7 @@ def test_other_classes_are_refused(words: list[str], tmp_path: Path, monkeypatch
     class Other:
         classes = ("circle", "square")
 
-    monkeypatch.setattr("patchgen.ensemble.load_run", lambda *_: Other())
+    monkeypatch.setattr("patchgen.predict.ensemble.load_run", lambda *_: Other())
     with pytest.raises(ValueError, match="classes circle, square, but the data have circle, cross, square"):
         score_ensemble(words)
 

@@ -17,15 +17,16 @@ from PIL import Image
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 
-from patchgen import PatchGenClassifier, load_predictor
 from patchgen.data.table import read_table
 from patchgen.fit import procedure
+from patchgen.fit.estimator import PatchGenClassifier
 from patchgen.fit.source import as_data
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.convert import Loaded, build
-from patchgen.model_folder import FILES, backbone_facts
-from patchgen.model_folder import _backbone as rebuilt
-from patchgen.train.records import RunFolder
+from patchgen.predict.model_folder import FILES, backbone_facts
+from patchgen.predict.model_folder import _backbone as rebuilt
+from patchgen.predict.predictor import load_predictor
+from patchgen.runs.folder import RunFolder
 
 CHEAP: dict[str, Any] = {
     "backbone": "tiny", "image_size": 56, "steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4,
@@ -304,7 +305,7 @@ def test_saved_and_loaded_predict_the_same(
     assert sorted(p.name for p in folder.iterdir()) == sorted(FILES)
     assert [p.name for p in folder.parent.iterdir()] == ["model"]
     if with_backbone:  # the backbone's source is not asked
-        monkeypatch.setattr("patchgen.model.checkpoint.load_backbone", None)
+        monkeypatch.setattr("patchgen.methods.build.load_backbone", None)
     loaded = PatchGenClassifier.load(folder)
     np.testing.assert_array_equal(loaded.predict_proba(files), fitted.predict_proba(files))
     np.testing.assert_array_equal(loaded.explain(files[0]).mask, fitted.explain(files[0]).mask)

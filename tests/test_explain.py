@@ -14,10 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen.explain import Prediction, Predictor, Unreadable, load_run
-from patchgen.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
-from patchgen.train.records import RunFolder
-from patchgen.train.tensors import load_tensors, save_tensors
+from patchgen.draw.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
+from patchgen.predict.predictor import Prediction, Predictor, Unreadable, load_run
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors, save_tensors
 
 MakeRun = Callable[..., RunFolder]
 

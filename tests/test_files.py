@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.files import replacing, write_text
+from patchgen.common.files import replacing, write_text
 
 
 def test_a_file_takes_its_place_when_the_block_ends_well(tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_figures_and_sheets_that_cannot_be_written_leave_nothing(
 ) -> None:
     from matplotlib.figure import Figure
 
-    from patchgen.report.drawing import Drawn, new_figure
-    from patchgen.report.sheet import write_sheet
+    from patchgen.draw.plots import Drawn, new_figure
+    from patchgen.draw.sheet import write_sheet
 
     def full(self: object, place: Path, *words: object, **options: object) -> None:
         Path(place).write_bytes(b"half")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchgen.names import did_you_mean
+from patchgen.common.text import did_you_mean
 
 
 @pytest.mark.parametrize(

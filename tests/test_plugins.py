@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from patchgen import plugins
+from patchgen.common import plugins
 from patchgen.config import Config
 from patchgen.methods import METHODS
 from patchgen.model.backbone import BACKBONES, load_backbone
+from patchgen.runs.folder import run_name
 
 GUIDE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)[0]
@@ -129,16 +130,16 @@ def test_a_backbone_and_another_hash(tmp_path: Path, forgotten: None) -> None:
         "BACKBONES['mine'] = Spec('', '', 'MIT', {}, make=lambda: Loaded(load_backbone('tiny').model))\n"
     )
     (tmp_path / "mine.py").write_text(source)
-    before = Config("photos", "a").hash("x")
+    before = run_name(Config("photos", "a"), "x")
     plugins.load(tmp_path / "mine.py")
     assert load_backbone("mine").licence == "MIT" and "mine" in BACKBONES
-    first = Config("photos", "a", backbone="mine").hash("x")
-    assert Config("photos", "a").hash("x") == before  # a run that does not use it keeps its name
+    first = run_name(Config("photos", "a", backbone="mine"), "x")
+    assert run_name(Config("photos", "a"), "x") == before  # a run that does not use it keeps its name
     del BACKBONES["mine"]
     plugins._loaded.clear()
     (tmp_path / "mine.py").write_text(source + "# other content\n")
     plugins.load(tmp_path / "mine.py")
-    assert Config("photos", "a", backbone="mine").hash("x") != first
+    assert run_name(Config("photos", "a", backbone="mine"), "x") != first
 
 
 def test_an_installed_package_is_found(tmp_path: Path, image_folder: Path) -> None:

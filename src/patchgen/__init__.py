@@ -13,10 +13,10 @@ __all__ = ["PatchGen", "PatchGenClassifier", "PatchGenOutput", "load_predictor",
 
 _HOME = {
     "PatchGen": "patchgen.model.patchgen",
-    "PatchGenClassifier": "patchgen.estimator",
+    "PatchGenClassifier": "patchgen.fit.estimator",
     "PatchGenOutput": "patchgen.model.patchgen",
-    "load_predictor": "patchgen.explain",
-    "load_run": "patchgen.explain",
+    "load_predictor": "patchgen.predict.predictor",
+    "load_run": "patchgen.predict.predictor",
     "read_table": "patchgen.data.table",
 }
 

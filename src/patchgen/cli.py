@@ -10,8 +10,8 @@ import sys
 import warnings
 from importlib import import_module
 
-from patchgen import plugins
-from patchgen.names import did_you_mean
+from patchgen.common import plugins
+from patchgen.common.text import did_you_mean
 
 COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",

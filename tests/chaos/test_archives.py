@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
+from patchgen.common.files import cache_dir
 from patchgen.data.cub import read_cub
 from patchgen.model import weights
-from patchgen.model.weights import WeightsError, cache_dir, fetch
+from patchgen.model.weights import WeightsError, fetch
 
 Write = Callable[[zipfile.ZipFile], None]
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}

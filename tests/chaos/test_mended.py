@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import save_file
 
 from patchgen import cli
-from patchgen.config import Config, load_config
+from patchgen.config import Config, load_settings
 from patchgen.data.stages import read_schedule
 from patchgen.model.backbone import load_backbone
-from patchgen.sweep.folders import describe
-from patchgen.train import trainer as trainer_module
+from patchgen.runs.find import describe
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors, save_tensors
+from patchgen.train import fold as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.records import RunFolder
-from patchgen.train.tensors import load_tensors, save_tensors
-from patchgen.train.trainer import Trainer, train
+from patchgen.train.fold import Trainer, train
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_wrong_file_of_settings_is_one_line_with_its_name(text: str, message: 
         "\n".join(f"{k}: {v}" for k, v in {"data": "d", "unseen": "u"}.items() if k not in text) + f"\n{text}\n"
     )
     with pytest.raises(ValueError, match=message) as caught:
-        load_config(path)
+        load_settings(path)
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands.benchmark import BenchmarkArguments, jobs_of, method_settings
-from patchgen.train import trainer
-from patchgen.train.records import RunFolder
+from patchgen.commands.benchmark import BenchmarkArguments, jobs_of
+from patchgen.methods.presets import method_settings
+from patchgen.runs.folder import RunFolder
+from patchgen.train import fold as trainer
 
 DOMAINS = ("clinic", "field", "studio")
 METHODS = ("lp", "patchgen")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import main
-from patchgen.train.records import RunFolder
+from patchgen.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.data.oracle import Domain, Oracle, OracleSpec
 from patchgen.diagnose import diagnosis
-from patchgen.diagnose.subjects import open_subjects
-from patchgen.train.records import RunFolder
+from patchgen.predict.subjects import open_subjects
+from patchgen.runs.folder import RunFolder
 
 FIGURES = {"perturbation-1", "perturbation-2", "curves", "geometry", "overlays", "cost"}
 TinyRun = Callable[..., RunFolder]

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.discover import Features, read_features
-from patchgen.explain import Predictor
-from patchgen.train.records import RunFolder
+from patchgen.predict.discover import Features, read_features
+from patchgen.predict.predictor import Predictor
+from patchgen.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -50,7 +50,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         axis = [AXIS[path.parent.name] for path in found.paths]
         return found._replace(vectors=(np.eye(8)[axis] + 0.02 * rng.standard_normal((len(axis), 8))).astype(np.float32))
 
-    monkeypatch.setattr("patchgen.discover.read_features", plant)
+    monkeypatch.setattr("patchgen.predict.discover.read_features", plant)
 
 
 def test_groups_sheets_and_csv(run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured) -> None:
@@ -125,10 +125,11 @@ def test_any_method_and_task(
 def test_a_class_without_examples_is_said(
     run: str, photos: Path, tmp_path: Path, planted: None, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    from patchgen.discover import reference_images
+    from patchgen.predict.discover import reference_images
 
     monkeypatch.setattr(
-        "patchgen.discover.reference_images", lambda *words: reference_images(*words)._replace(without=["comet"])
+        "patchgen.predict.discover.reference_images",
+        lambda *words: reference_images(*words)._replace(without=["comet"]),
     )
     assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--new-classes", "2"]) == 0
     assert "no readable training image of comet" in capsys.readouterr().err

@@ -12,12 +12,12 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen import export as export_module
 from patchgen.cli import main
-from patchgen.explain import Predictor, load_predictor, load_run
-from patchgen.export import drawn_images, export
-from patchgen.model.confidence import Confidence
-from patchgen.train.records import RunFolder
+from patchgen.predict.confidence import Confidence
+from patchgen.predict.export import drawn_images, export
+from patchgen.predict.export import export as export_module
+from patchgen.predict.predictor import Predictor, load_predictor, load_run
+from patchgen.runs.folder import RunFolder
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
 pytest.importorskip("onnxscript", reason="the extra `export` is not installed")

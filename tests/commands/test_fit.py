@@ -13,11 +13,11 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.config import Config
-from patchgen.explain import load_predictor, load_run
 from patchgen.fit.procedure import Clock
-from patchgen.model_folder import FILES
+from patchgen.predict.model_folder import FILES
+from patchgen.predict.predictor import load_predictor, load_run
+from patchgen.runs.folder import RunFolder
 from patchgen.tasks import make_fold
-from patchgen.train.records import RunFolder
 
 CHEAP = shlex.split(
     "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --lr 0.01 --swad"

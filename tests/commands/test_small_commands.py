@@ -16,9 +16,9 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.doctor import Check
 from patchgen.data.splits import make_splits, read_splits
 from patchgen.data.table import read_table
-from patchgen.doctor import Check
 from patchgen.model import weights
 
 
@@ -56,7 +56,7 @@ def test_doctor_fails_with_exit_code_1(image_folder: Path, tmp_path: Path, capsy
 
 def test_doctor_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     check = Check("python", "fail", "[Errno 13] denied [/bold]", "mend it")
-    monkeypatch.setattr("patchgen.doctor.examine_machine", lambda: [check])
+    monkeypatch.setattr("patchgen.data.doctor.examine_machine", lambda: [check])
     assert main(["doctor"]) == 1
     assert "[Errno 13] denied [/bold]" in capsys.readouterr().out
 

@@ -9,8 +9,8 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.commands.train import defaults
-from patchgen.train.records import RunFolder
-from patchgen.train.trainer import Trainer
+from patchgen.runs.folder import RunFolder
+from patchgen.train.fold import Trainer
 
 SMALL = "--unseen studio --method lp --backbone tiny --image-size 28 --steps 3 --eval-every 1 --batch-per-domain 2"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.stain import STAINS, Histology, HistologyDraw, from_density, stain_matrix, to_density
-from patchgen.train.trainer import Trainer, train
+from patchgen.train.fold import Trainer, train
 
 OFF = Histology(turn=0, flip=0, scale=0, shift=0)
 

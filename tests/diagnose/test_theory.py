@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patchgen import theory
 from patchgen.data.oracle import SUITE
-from patchgen.diagnose import theory, theory_run
-from patchgen.diagnose import theory_bounds as bounds
-from patchgen.diagnose import theory_oracle as oracle
-from patchgen.diagnose import theory_rows as rows
-from patchgen.diagnose.theory_bounds import DomainRisk, Geometry, Head, judge
+from patchgen.theory import bounds, oracle, rows
+from patchgen.theory import run as theory_run
+from patchgen.theory.bounds import DomainRisk, Geometry, Head, judge
 
 RNG = np.random.default_rng(0)
 

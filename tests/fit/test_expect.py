@@ -19,7 +19,7 @@ from patchgen.fit.calibrate import (
     spread,
 )
 from patchgen.fit.expect import expect
-from patchgen.model.confidence import Confidence
+from patchgen.predict.confidence import Confidence
 
 FOLDS = {"berlin": 0.62, "lyon": 0.71, "turin": 0.66, "graz": 0.7}
 MANY = dict.fromkeys(FOLDS, 10**9)  # images, so that counting them adds nothing

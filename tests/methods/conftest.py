@@ -17,11 +17,11 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, Output, trained_tensors
-from patchgen.train.records import RunFolder
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import Trainer, train
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import Trainer, train
 
 LABEL = (0, 2, 2, 1, 0, -1)
 DOMAIN = (0, 0, 0, 2, 2, 2)
@@ -84,7 +84,7 @@ from torch import distributed as dist
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 
 
 def gradients(rows, settings):

@@ -60,7 +60,7 @@ def test_the_small_preset_takes_the_modules_rate(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_run_predicts_what_it_recorded(name: str, tiny_run: Callable[..., Any], image_folder: Path) -> None:
-    from patchgen.explain import Prediction, load_run
+    from patchgen.predict.predictor import Prediction, load_run
 
     run = tiny_run(name, steps=3)
     model = load_run(run.path)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.explain import Prediction, load_run
 from patchgen.methods import Method, make_method
 from patchgen.methods.arm import Context, MapContext, VectorContext
+from patchgen.methods.build import build_on
 from patchgen.model.backbone import Backbone, Origin, load_backbone
-from patchgen.model.checkpoint import build_on
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.convert import Loaded, build
+from patchgen.predict.predictor import Prediction, load_run
 from patchgen.train.step import PlainStep
 
 CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}

@@ -11,7 +11,7 @@ import torch
 from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.model.classifier import trained_tensors
-from patchgen.train.tensors import load_tensors
+from patchgen.runs.tensors import load_tensors
 
 
 def walk(s: Any, steps: int) -> list[dict[str, torch.Tensor]]:

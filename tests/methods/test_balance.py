@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.balance import Balance, balanced
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 from patchgen.model.losses import generalized_cross_entropy
 
 LABEL = torch.tensor([0, 2, 2, 1, -1])
@@ -100,7 +100,7 @@ def test_a_share_of_nothing_is_plain_cross_entropy() -> None:
 def test_runs_train_and_resume_to_the_same_bytes(
     method: str, tiny_run: Callable[..., Any], tiny_settings: dict[str, Any], tmp_path: Any, monkeypatch: Any
 ) -> None:
-    from patchgen.train.trainer import Trainer, train
+    from patchgen.train.fold import Trainer, train
 
     whole = tiny_run(method)
     step = Trainer._step

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.explain import load_run
 from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, TextTower
-from patchgen.model_folder import read_model, write_model
+from patchgen.predict.model_folder import read_model, write_model
+from patchgen.predict.predictor import load_run
+from patchgen.runs.tensors import load_tensors
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
-from patchgen.train.tensors import load_tensors
 
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")

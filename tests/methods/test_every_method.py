@@ -8,7 +8,7 @@ import torch
 from patchgen.data.loaders import Batch
 from patchgen.diagnose.cost_methods import DOMAINS, make_runner
 from patchgen.methods import METHODS, compared_methods
-from patchgen.model.checkpoint import load_trained
+from patchgen.methods.build import load_trained
 
 CLASSES, STEPS, SIZE = 3, 40, 28
 NEAR = {"gestur": {"decay": 0.5}, "mtl": {"ema": 0.5}}  # averages that can follow forty steps

@@ -14,8 +14,8 @@ from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.kept import Kept
 from patchgen.model.classifier import trained_tensors
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import Trainer, train
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import Trainer, train
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

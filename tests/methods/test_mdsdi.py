@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.explain import load_run
 from patchgen.methods import make_method
 from patchgen.methods.mdsdi import TwoPartHead, risk_after_a_step, squared_covariance
+from patchgen.predict.predictor import load_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 PLACE = torch.tensor([0, 0, 0, 1, 1, 1])  # of the scene's domains among the sources

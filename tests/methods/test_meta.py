@@ -18,10 +18,10 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import train
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import train
 
 DOMAIN = [0] * 3 + [2] * 3 + [3] * 3 + [7] * 3
 LABEL = [0, 2, 1, 1, 0, -1, 2, 2, 0, 1, 1, 0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, make_method
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, Output
 
 LABEL = torch.tensor([0, 2, 2, 1])

@@ -10,7 +10,7 @@ import torch
 
 from patchgen.config import Config
 from patchgen.methods import METHODS, make_method
-from patchgen.model.checkpoint import load_trained
+from patchgen.methods.build import load_trained
 from patchgen.model.losses import cross_entropy
 
 

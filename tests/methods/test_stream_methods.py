@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 from patchgen.methods.stream import STREAM_METHODS, Views, cosine_logits, make_stream_method
+from patchgen.methods.stream.model import StreamModel, build_stream_model
 from patchgen.model.losses import class_similarity, mask_suppression
-from patchgen.model.stream import StreamModel, build_stream_model
 
 SETTINGS: dict[str, Any] = {
     "data": "none", "backbone": "tiny", "image_size": 28, "projection_hidden": 16, "projection_bottleneck": 8,

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
+from patchgen.methods.build import build_model, build_on
 from patchgen.methods.style import StyleHead, mix_style, statistics, swap_content
 from patchgen.model.backbone import Backbone, Origin
-from patchgen.model.checkpoint import build_model, build_on
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
 from patchgen.model.generic import build_generic

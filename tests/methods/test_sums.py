@@ -14,10 +14,10 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, Method, make_method
+from patchgen.methods.build import build_on
 from patchgen.methods.guards import ON_LOGITS
 from patchgen.methods.mixup import mix
 from patchgen.model.backbone import load_backbone
-from patchgen.model.checkpoint import build_on
 from patchgen.model.classifier import Output
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep

@@ -18,8 +18,8 @@ from patchgen.methods import compared_methods
 from patchgen.methods.domains import by_domain
 from patchgen.methods.mixup import mix
 from patchgen.model.classifier import trained_tensors
+from patchgen.train.fold import Trainer, train
 from patchgen.train.step import PlainStep
-from patchgen.train.trainer import Trainer, train
 
 OF_DOMAINS = ["irm", "vrex", "groupdro", "coral", "mmd", "mixup", "mldg", "fish", "arm", "mdsdi"]
 

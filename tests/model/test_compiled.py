@@ -16,9 +16,9 @@ from patchgen.config import Config
 from patchgen.model import compiled
 from patchgen.model.backbone import Backbone, load_backbone, set_tuning
 from patchgen.model.compiled import compile_blocks
-from patchgen.train.records import RunFolder
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import Trainer, train
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import Trainer, train
 
 
 class Traced:

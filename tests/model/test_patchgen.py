@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen import PatchGen, PatchGenOutput
-from patchgen.model.patchgen import REFINE, default_heads, square_grid
+from patchgen.model.patchgen import REFINE, PatchGen, PatchGenOutput, default_heads, square_grid
 
 Weights = dict[str, Tensor]
 

@@ -178,7 +178,7 @@ def test_where_the_selection_acts(choice: dict[str, float]) -> None:
     """The mask is scored a block later, or patches read it too: the class token is another one."""
     from patchgen.config import Config
     from patchgen.methods import make_method
-    from patchgen.model.checkpoint import build_on
+    from patchgen.methods.build import build_on
 
     found = []
     for hparams in ({}, choice):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen import PatchGen, PatchGenOutput
 from patchgen.model.losses import mask_suppression
+from patchgen.model.patchgen import PatchGen, PatchGenOutput
 from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
 
 DIM, PATCHES, HEADS = 12, 9, 3

@@ -19,8 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from patchgen.common.files import cache_dir
 from patchgen.model import weights
-from patchgen.model.weights import WeightsError, cache_dir, cached, fetch
+from patchgen.model.weights import WeightsError, cached, fetch
 
 STATE = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 

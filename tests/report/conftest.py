@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from patchgen.config import Config, dump_config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.folder import run_name
 
 TINY = "file vit_tiny_patch16_224.safetensors"
 DOMAINS = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "oracle": ("amber", "dusk", "jade", "mist"),
@@ -40,7 +41,7 @@ def make_fold(
         scored("selected", value, scores or {}) | ({"mask": mask} if mask else {}),
     ]
     records += [] if swad_value is None else [scored("swad", swad_value, scores or {})]
-    folder = write_folder(root / config.hash(Path(config.data).name), config, backbone_name, records)
+    folder = write_folder(root / run_name(config, Path(config.data).name), config, backbone_name, records)
     lines = [f"{d}/{i}.png,{d},a,,in,domainbed,1,0.2" for d in DOMAINS[name] for i in range(2)]
     (folder / "splits.csv").write_text("\n".join(["path,domain,label,group,part,rule,seed,holdout", *lines]) + "\n")
     return folder
@@ -54,7 +55,7 @@ def make_stream(root: Path, method: str, sessions: list[tuple[float, float, floa
         cells = [{"accuracy": value, "error": 0.01, "images": 50} for value in numbers]
         scores = {"all": cells[0], "hard": {"known": cells[1], "unknown": cells[2]}}
         records.append({"kind": "stage", "stage": number, "checkpoint": "kept", "transductive": scores})
-    return write_folder(root / config.hash("rows"), config, TINY, records)
+    return write_folder(root / run_name(config, "rows"), config, TINY, records)
 
 
 def write_folder(folder: Path, config: Config | StreamConfig, backbone: str, records: list[dict[str, Any]]) -> Path:

@@ -9,9 +9,9 @@ import pytest
 
 from patchgen.report.ablation import ROWS, ablation_grids, ablation_row, sensitivity_grids
 from patchgen.report.grid import Column, Grid, Line, gather
-from patchgen.report.runs import Run, read_run
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.report.write import RECIPES, absent, make_grids
+from patchgen.runs.scores import Run, read_run
 
 Make = Callable[..., Path]
 PACS = ("art_painting", "cartoon", "photo", "sketch")

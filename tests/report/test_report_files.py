@@ -162,8 +162,8 @@ def test_figures_have_their_numbers(written: Path) -> None:
 def test_gains_are_of_patchgen_over_its_host(mixed_runs: Path) -> None:
     from patchgen.report.charts import gains
     from patchgen.report.reference import find
-    from patchgen.report.runs import find_runs
     from patchgen.report.tables import stream_grids
+    from patchgen.runs.scores import find_runs
 
     [grid] = stream_grids(find_runs([mixed_runs])[0])
     found = gains(grid)

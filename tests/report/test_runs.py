@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
-from patchgen.report.runs import Run, data_name, find_runs, label_of, paper_backbone, read_run
+from patchgen.config.stream import StreamConfig
 from patchgen.report.write import write_report
+from patchgen.runs.scores import Run, data_name, find_runs, label_of, paper_backbone, read_run
 
 Make = Callable[..., Path]
 
@@ -182,6 +182,6 @@ def test_backbones_in_the_papers_words() -> None:
 
 
 def test_the_trainer_is_never_imported(tmp_path: Path) -> None:
-    code = "import sys, patchgen.commands.report, patchgen.report.write; print('patchgen.train.trainer' in sys.modules)"
+    code = "import sys, patchgen.commands.report, patchgen.report.write; print('patchgen.train.fold' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from patchgen.overlay import OPACITY
-from patchgen.report.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over, viridis, write_sheet
+from patchgen.draw.overlay import OPACITY
+from patchgen.draw.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over, viridis, write_sheet
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 

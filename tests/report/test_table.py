@@ -6,18 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.text import markdown
 from patchgen.config import Config
-from patchgen.report.table import (
-    Cell,
-    accuracy_table,
-    backbone_line,
-    best_by_validation,
-    cells_of,
-    markdown,
-    recovery_table,
-    validation_table,
-)
-from patchgen.train.records import RunFolder
+from patchgen.report.table import accuracy_table, backbone_line, best_by_validation, recovery_table, validation_table
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import Cell, cells_of
 
 DOMAINS = ("art", "photo")
 

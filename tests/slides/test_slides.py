@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.explain import Scores
+from patchgen.predict.predictor import Scores
 from patchgen.slides.geojson import COLOURS, write_geojson
 from patchgen.slides.heatmap import collect_maps, colour, enlarge, write_map
 from patchgen.slides.pyramid import write_pyramid
@@ -313,8 +313,8 @@ def test_another_calibration_is_another_model(
     from patchgen.cli import main
     from patchgen.config import Config
     from patchgen.fit.procedure import fit
-    from patchgen.model.confidence import Confidence
-    from patchgen.model_folder import write_model
+    from patchgen.predict.confidence import Confidence
+    from patchgen.predict.model_folder import write_model
 
     config = Config(**{**tiny_settings, "method": "lp-ln", "unseen": "none", "swad": False})
     model = fit(config, tmp_path / "runs", expecting=False, quiet=True)

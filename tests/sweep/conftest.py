@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job
-from patchgen.train.records import RunFolder
 
 
 @pytest.fixture

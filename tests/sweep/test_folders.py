@@ -10,10 +10,10 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
-from patchgen.sweep.folders import describe, differences, find_runs, remove
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.find import describe, differences, find_runs, remove
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job, note_failure, perform
-from patchgen.train.records import RunFolder
 
 NoOps = Callable[[int], list[Job]]
 

@@ -9,26 +9,18 @@ from typing import Any
 
 import pytest
 
+from patchgen.common.text import duration
 from patchgen.config import Config
-from patchgen.sweep.forecast import (
-    ALIKE,
-    RATE,
-    SAME,
-    duration,
-    finished_runs,
-    predict_cost,
-    seconds_of,
-    usual_rate,
-)  # fmt: skip
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.sweep.forecast import ALIKE, RATE, SAME, finished_runs, predict_cost, seconds_of, usual_rate
 from patchgen.sweep.jobs import Job
-from patchgen.train.records import RunFolder
 
 CONFIG = Config("d", "u", steps=10, batch_per_domain=5, image_size=112, backbone="dinov2-small", method="lp")
 
 
 def job(out: Path, **changes: Any) -> Job:
     config = replace(CONFIG, **changes)
-    return Job(("a job",), ("",), config, out, config.hash("rows"), size=config.steps)
+    return Job(("a job",), ("",), config, out, run_name(config, "rows"), size=config.steps)
 
 
 def finish(made: Job, seconds: list[float]) -> RunFolder:

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.find import failure_of, state_of
+from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Job, failure_of, note_failure, perform, state_of, worth_another
+from patchgen.sweep.jobs import Job, note_failure, perform, worth_another
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.records import ProcessDied, RunBusy, RunFolder
-from patchgen.train.trainer import train
+from patchgen.train.fold import train
 
 Recipe = Callable[[str], Path]
 NoOps = Callable[[int], list[Job]]

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from patchgen.runs.find import failure_of
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep import jobs as jobs_module
 from patchgen.sweep import launch as launch_module
-from patchgen.sweep.jobs import Job, Outcome, failure_of, perform
+from patchgen.sweep.jobs import Job, Outcome, perform
 from patchgen.sweep.launch import EngineLost, Watch, WorkerLost, launch
-from patchgen.train.records import RunFolder
 
 NoOps = Callable[[int], list[Job]]
 

@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from patchgen.config import Config
+from patchgen.runs.find import failure_of
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep.engines import Share, divide
-from patchgen.sweep.jobs import Job, Outcome, failure_of
+from patchgen.sweep.jobs import Job, Outcome
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.local import LocalEngine
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.records import RunFolder
-from patchgen.train.trainer import train
+from patchgen.train.fold import train
 
 Recipe = Callable[[str], Path]
 Plain = Callable[[RunFolder], list[dict[str, Any]]]

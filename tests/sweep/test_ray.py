@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from patchgen.config import Config
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.records import RunFolder
-from patchgen.train.trainer import train
+from patchgen.train.fold import train
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from patchgen.sweep.ray import RayEngine  # noqa: E402

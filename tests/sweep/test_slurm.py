@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from patchgen.runs.find import failure_of
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Job, failure_of
+from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 
 submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")

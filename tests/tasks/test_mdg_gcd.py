@@ -15,12 +15,12 @@ import torch
 
 from patchgen.config import Config
 from patchgen.data.table import Table
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import make_fold
 from patchgen.tasks.mdg_gcd import DiscoveryFold, known_classes, output_names
-from patchgen.train.records import RunFolder
+from patchgen.train.fold import train
 from patchgen.train.step import Step
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import train
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

@@ -10,8 +10,8 @@ import torch
 
 from patchgen.config import Config
 from patchgen.train.determinism import deterministic
+from patchgen.train.fold import train
 from patchgen.train.step import Step
-from patchgen.train.trainer import train
 
 
 def lengths(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path) -> list[float]:

@@ -16,7 +16,7 @@ from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.table import read_table
 from patchgen.methods import make_method
-from patchgen.model.checkpoint import build_model
+from patchgen.methods.build import build_model
 from patchgen.model.losses import mask_health
 from patchgen.train import evaluate
 from patchgen.train.evaluate import Evaluator, Reader

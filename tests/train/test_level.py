@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from patchgen.model.classifier import Output
+from patchgen.runs.tensors import load_tensors
 from patchgen.train.level import EVERYTHING, find_level
-from patchgen.train.tensors import load_tensors
 
 LABEL = np.arange(40) % 2
 
@@ -61,7 +61,7 @@ def test_a_flat_mask_selects_everything() -> None:
 
 
 def test_a_run_stores_its_level_and_records_both_sides(tiny_run: Callable[..., Any]) -> None:
-    from patchgen.explain import load_run
+    from patchgen.predict.predictor import load_run
 
     run = tiny_run("patchgen-select")
     for name in ("selected", "swad"):
@@ -91,7 +91,7 @@ def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:
 
     from patchgen.config import Config
     from patchgen.data.oracle import SUITE, Oracle
-    from patchgen.train.trainer import train
+    from patchgen.train.fold import train
 
     data = Oracle(replace(SUITE["oracle-easy"], per_class=6)).write(tmp_path / "easy") / "images"
     settings = {"backbone": "tiny", "image_size": 84, "steps": 3, "batch_per_domain": 4, "augment": False}

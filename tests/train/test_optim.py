@@ -11,10 +11,10 @@ from torch import nn
 
 from patchgen.config import Config
 from patchgen.methods import make_method
-from patchgen.model.checkpoint import build_model, load_trained
+from patchgen.methods.build import build_model, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
-from patchgen.train.tensors import load_tensors, save_tensors
 
 
 def settings(**changes: Any) -> Config:

@@ -15,10 +15,10 @@ import torch
 from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.data.table import Table
-from patchgen.explain import Prediction, load_run
+from patchgen.predict.predictor import Prediction, load_run
 from patchgen.tasks.mdg import make_fold
+from patchgen.train.fold import train
 from patchgen.train.patients import PatientTally
-from patchgen.train.trainer import train
 
 GROUP = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")
 LABEL = torch.tensor([0, 0, 0, 1, 1, 0, 1, 1])

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 from patchgen.model.prefix import Prefix
-from patchgen.train import evaluate, stream
-from patchgen.train.records import RunFolder
-from patchgen.train.stream import StreamTrainer, train_stream
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import train
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
+from patchgen.train import evaluate
+from patchgen.train.fold import train
+from patchgen.train.stream import loop as stream
+from patchgen.train.stream.loop import StreamTrainer, train_stream
 
 SCHEDULE = "groups: [[circle, cross], [square]]\nratios: [[0.6, 1.0], [1.0]]\n"
 CLOCK = ("seconds", "seconds_per_step")

@@ -10,11 +10,11 @@ import torch
 import transformers
 
 from patchgen.config import Config
+from patchgen.methods.build import recompute_activations
 from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
-from patchgen.model.checkpoint import recompute_activations
 from patchgen.model.convert import Loaded, build
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import train
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import train
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 

@@ -16,15 +16,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from patchgen.common.files import write_text
 from patchgen.config import Config
 from patchgen.data.table import Table
-from patchgen.files import write_text
-from patchgen.model_folder import FORMAT
+from patchgen.runs.folder import MODEL_FORMAT, RunFolder, environment
+from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.records import RunFolder, environment
+from patchgen.train.fold import _first_process
 from patchgen.train.summary import summarize
-from patchgen.train.tensors import load_tensors, save_tensors
-from patchgen.train.trainer import _first_process
 
 
 @pytest.fixture
@@ -52,14 +51,18 @@ def test_open_says_what_is_not_a_run(tmp_path: Path) -> None:
 
 
 def test_open_names_the_runs_behind_a_model_folder(tmp_path: Path) -> None:
-    facts = {"format": FORMAT, "run": "aaa", "folds": [{"site": "lyon", "run": "bbb"}, {"site": "graz", "run": "ccc"}]}
+    facts = {
+        "format": MODEL_FORMAT,
+        "run": "aaa",
+        "folds": [{"site": "lyon", "run": "bbb"}, {"site": "graz", "run": "ccc"}],
+    }
     (tmp_path / "config.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match=r"is a model folder: .*: bbb \(without lyon\), ccc \(without graz\)$"):
         RunFolder.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(facts | {"folds": []}))
     with pytest.raises(ValueError, match=r"`patchgen runs` lists them\): aaa$"):
         RunFolder.open(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"format": FORMAT, "folds": [1]}))
+    (tmp_path / "config.json").write_text(json.dumps({"format": MODEL_FORMAT, "folds": [1]}))
     with pytest.raises(ValueError, match=r"`patchgen runs` lists them\)$"):
         RunFolder.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"format": "of another"}))

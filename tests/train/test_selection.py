@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score, roc_auc_score
 
-from patchgen.train.metrics import accuracy, f1, mask_recovery, per_class_accuracy, scores
-from patchgen.train.selection import RULES, best
+from patchgen.runs.selection import RULES, best
+from patchgen.tasks.metrics import accuracy, f1, mask_recovery, per_class_accuracy, scores
 
 
 def labels(classes: int, seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:

@@ -19,15 +19,15 @@ import torch
 import transformers
 from PIL import Image
 
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 from patchgen.discovery.mixture import SphericalMixture
-from patchgen.train import stream as stream_module
-from patchgen.train import stream_close
-from patchgen.train.records import RunFolder
-from patchgen.train.stream import StreamTrainer, train_stream
-from patchgen.train.stream_data import StreamImages, epoch_parts, num_steps
-from patchgen.train.stream_pool import MixturePool
-from patchgen.train.tensors import load_tensors
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.stream import close as stream_close
+from patchgen.train.stream import loop as stream_module
+from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
+from patchgen.train.stream.loop import StreamTrainer, train_stream
+from patchgen.train.stream.pool import MixturePool
 
 COLOURS = {
     "blue": (30, 30, 200),
@@ -182,7 +182,7 @@ def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     code = (
-        "import json, sys; from patchgen.config_stream import StreamConfig; from patchgen.train.stream import "
+        "import json, sys; from patchgen.config.stream import StreamConfig; from patchgen.train.stream.loop import "
         "train_stream; train_stream(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps({**settings, "threads": 1, "epochs": 8})]

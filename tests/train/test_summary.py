@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patchgen.common.progress import Progress
 from patchgen.config import Config
 from patchgen.data.table import Table
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import backbone_of
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder
-from patchgen.train.summary import backbone_of, progress_line, summarize
+from patchgen.train.summary import progress_line, summarize
 
 SCORE = {"accuracy": 0.5, "f1": 0.25, "images": 20}
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from patchgen.config import Config
+from patchgen.runs.folder import RunFolder
 from patchgen.train import track
-from patchgen.train.records import RunFolder
+from patchgen.train.fold import Trainer, train
 from patchgen.train.track import Tracker, scalars
-from patchgen.train.trainer import Trainer, train
 
 pytest.importorskip("tensorboard", reason="the extra `track` is not installed")
 

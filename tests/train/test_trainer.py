@@ -16,12 +16,12 @@ import torch
 from torch.multiprocessing import ProcessExitedException
 
 from patchgen.config import Config
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
 from patchgen.train import close
-from patchgen.train import trainer as trainer_module
+from patchgen.train import fold as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.records import RunFolder
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import Trainer, train
+from patchgen.train.fold import Trainer, train
 from patchgen.train.values import StepValues
 
 
@@ -84,7 +84,7 @@ def test_an_interrupted_run_goes_on_to_the_same_records(
 def test_a_killed_run_goes_on_to_the_same_records(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "steps": 60, "eval_every": 3, "threads": 1}
     code = (
-        "import json, sys; from patchgen.config import Config; from patchgen.train.trainer import train;"
+        "import json, sys; from patchgen.config import Config; from patchgen.train.fold import train;"
         "train(Config(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps(settings)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from patchgen.train.records import RunFolder
+from patchgen.runs.folder import RunFolder
 from patchgen.train.values import NEVER, StepValues, diverged, not_finite
 
 NAN = float("nan")

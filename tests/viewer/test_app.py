@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from patchgen.diagnose.attribution import RANKINGS
-from patchgen.explain import load_run
+from patchgen.predict.predictor import load_run
 from tests.viewer.conftest import BAD_FILES, png
 
 
@@ -295,7 +295,7 @@ def test_calibration_and_strangeness_reach_the_answer(
     make_client: Callable[..., Any], run_folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A temperature flattens; with a threshold below every distance each image is unlike the training images."""
-    from patchgen.model.confidence import Confidence, Familiar
+    from patchgen.predict.confidence import Confidence, Familiar
     from patchgen.viewer import library
 
     def load(path: Path) -> Any:

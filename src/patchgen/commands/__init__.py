@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from patchgen.names import did_you_mean
+from patchgen.common.text import did_you_mean
 
 T = TypeVar("T")
 FILE_WIDTH = 160  # columns of a table that is written to a file

@@ -19,7 +19,7 @@ from patchgen.commands.bench_table import (
     bench_rate,
     bench_start,
 )
-from patchgen.files import write_text
+from patchgen.common.files import write_text
 
 
 def bench_step(
@@ -34,8 +34,8 @@ def bench_step(
         repeats: Timed steps of each method, after one that warms up.
         json: Print JSON instead of tables.
     """
+    from patchgen.common.progress import Progress
     from patchgen.diagnose import cost
-    from patchgen.train.progress import Progress
 
     with Progress("bench step", cost.pieces(repeats, cost.PATCHES)) as bar:
 
@@ -105,8 +105,8 @@ def bench_kmeans(
         chunk_mb: Megabytes that the broadcasting version may hold at once; its speed depends on it.
         json: Print JSON instead of a table.
     """
+    from patchgen.common.progress import Progress
     from patchgen.diagnose import cost_discovery
-    from patchgen.train.progress import Progress
 
     with Progress("bench kmeans", 2 * repeats) as bar:
 
@@ -172,8 +172,8 @@ def bench_discovery(
         inits: Starts of each k-means.
         json: Print JSON instead of tables.
     """
+    from patchgen.common.progress import Progress
     from patchgen.diagnose import cost_stream
-    from patchgen.train.progress import Progress
 
     with Progress("bench discovery", cost_stream.pieces(repeats)) as bar:
 
@@ -234,9 +234,9 @@ def bench_methods(
         csv: Write the ratios here as well.
         json: Print JSON instead of a table.
     """
+    from patchgen.common.progress import Progress
     from patchgen.diagnose import cost_methods
     from patchgen.methods import compared_methods
-    from patchgen.train.progress import Progress
 
     chosen = compared_methods(names or ["all"])
     with Progress("bench methods", len(chosen)) as bar:

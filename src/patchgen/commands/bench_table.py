@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from patchgen.commands import announce, print_table
-from patchgen.files import write_text
+from patchgen.common.files import write_text
 
 
 def bench_all(small: bool = False, json: bool = False, out: str | None = None) -> None:

@@ -8,15 +8,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from patchgen.commands import announce, option, parse, require_data, settings_of
 from patchgen.config import PRESETS, Config, Pool, Tune
+from patchgen.methods.presets import method_settings
+from patchgen.runs.folder import run_name
 
 if TYPE_CHECKING:
-    from patchgen.report.table import Cell
+    from patchgen.runs.scores import Cell
 
 
 @dataclass(frozen=True)
@@ -110,21 +112,6 @@ def _published(arguments: BenchmarkArguments, method: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if getattr(arguments, k) == usual.get(k, getattr(Config, k, None))}
 
 
-def method_settings(label: str) -> dict[str, str]:
-    """`lp-ln@mean` -> its method, pool and tuning mode."""
-    method, *changes = label.split("@")
-    settings = {"method": method}
-    for word in changes:
-        if word in get_args(Pool):
-            settings["pool"] = word
-        elif word in get_args(Tune):
-            settings["tune"] = word
-        else:
-            known = ", ".join((*get_args(Pool), *get_args(Tune)))
-            raise ValueError(f"{label!r}: {word!r} is neither a pool nor a tuning mode ({known})")
-    return settings
-
-
 def main(argv: list[str]) -> int:
     start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {}), "lr": 0.0}
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
@@ -160,7 +147,7 @@ def _check(arguments: BenchmarkArguments) -> None:
 
 
 def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
-    from patchgen.train.trainer import train
+    from patchgen.train.fold import train
 
     failed = 0
     for number, job in enumerate(jobs, 1):
@@ -179,10 +166,11 @@ def _print(
 ) -> None:
     from pathlib import Path
 
-    from patchgen.report.table import best_by_validation, cells_of
-    from patchgen.train.records import RunFolder
+    from patchgen.report.table import best_by_validation
+    from patchgen.runs.folder import RunFolder
+    from patchgen.runs.scores import cells_of
 
-    folders = [(job, RunFolder(Path(arguments.out) / job.config.hash(data))) for job in jobs]
+    folders = [(job, RunFolder(Path(arguments.out) / run_name(job.config, data))) for job in jobs]
     missing = [job for job, run in folders if not run.done]
     cells = best_by_validation(c for job, run in folders if run.done for c in cells_of(run, job.label))
     if arguments.json:
@@ -197,14 +185,8 @@ def _print(
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import (
-        CHECKPOINTS,
-        PARTS,
-        accuracy_table,
-        backbone_line,
-        recovery_table,
-        validation_table,
-    )
+    from patchgen.report.table import CHECKPOINTS, accuracy_table, backbone_line, recovery_table, validation_table
+    from patchgen.runs.scores import PARTS
 
     seeds = len(set(arguments.seeds))
     print(f"\n{backbone_line(cells)}")

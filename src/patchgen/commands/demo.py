@@ -15,7 +15,7 @@ from patchgen.config import Config
 if TYPE_CHECKING:
     import numpy as np
 
-    from patchgen.train.records import RunFolder
+    from patchgen.runs.folder import RunFolder
 
 DATA = "oracle-shortcut"
 METHODS = ("lp", "lp-ln", "patchgen", "patchgen-select")
@@ -55,7 +55,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     from patchgen.data.oracle import suite_folder, suite_spec
     from patchgen.methods.presets import preset_settings
     from patchgen.report.page import scores
-    from patchgen.train.trainer import train
+    from patchgen.train.fold import train
 
     spec = suite_spec(DATA)
     print(f"{DATA}: {len(spec.domains)} domains, {spec.unseen!r} unseen; drawing the images", file=sys.stderr)
@@ -90,8 +90,8 @@ def settings(data: str, unseen: str, backbone: str, seed: int, smoke: bool) -> C
 
 
 def _print(rows: list[dict[str, Any]], smoke: bool) -> None:
+    from patchgen.common.text import markdown
     from patchgen.report.page import show
-    from patchgen.report.table import markdown
 
     for columns in (COLUMNS, LINES):
         lines = [row for row in rows if columns is COLUMNS or row["true_mask"] is not None]
@@ -131,8 +131,8 @@ def _gallery(runs: dict[str, RunFolder]) -> str:
     """Unseen images, evenly over the classes, with what each method says of them."""
     from patchgen.data.oracle import true_masks
     from patchgen.data.table import read_table
-    from patchgen.explain import Prediction, load_run
-    from patchgen.overlay import original
+    from patchgen.draw.overlay import original
+    from patchgen.predict.predictor import Prediction, load_run
     from patchgen.report.page import gallery, triptych
 
     config = runs[MASKED].config

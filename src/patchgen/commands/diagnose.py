@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(DiagnoseArguments, "diagnose", argv)
     announce()
     from patchgen.commands.predict import ticker
+    from patchgen.common.progress import Progress
     from patchgen.diagnose.diagnosis import Options, examine, prepare
-    from patchgen.train.progress import Progress
 
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     out = Path(arguments.out or Path(arguments.run) / "diagnosis")

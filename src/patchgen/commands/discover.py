@@ -17,9 +17,9 @@ from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
 
 if TYPE_CHECKING:
-    from patchgen.discover import Features, Groups, Member
     from patchgen.discovery import Estimate
-    from patchgen.explain import Predictor
+    from patchgen.predict.discover import Features, Groups, Member
+    from patchgen.predict.predictor import Predictor
 
 CENTRAL = 24  # images of a group that its sheet shows
 CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "distance_ratio")
@@ -77,9 +77,9 @@ def read_known(
     predictor: Predictor, arguments: DiscoverArguments, say: Callable[[str], None]
 ) -> tuple[Features, list[str]]:
     """Features and labels of the run's own images of known classes."""
-    from patchgen.discover import read_features, reference_images
-    from patchgen.train.progress import Progress
-    from patchgen.train.records import RunFolder
+    from patchgen.common.progress import Progress
+    from patchgen.predict.discover import read_features, reference_images
+    from patchgen.runs.folder import RunFolder
 
     known = reference_images(RunFolder.open(arguments.run), arguments.data)
     with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
@@ -129,8 +129,8 @@ def _csv_cells(one: Member) -> list[str]:
 
 
 def _write_sheets(groups: Groups, rows: Iterable[dict[str, Any]], out: Path) -> None:
-    from patchgen.overlay import original
-    from patchgen.report.sheet import Tile, contact_sheet, write_sheet
+    from patchgen.draw.overlay import original
+    from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 
     for row in rows:
         if row["sheet"]:
@@ -150,7 +150,7 @@ def _caption(row: dict[str, Any], shown_images: int) -> str:
 
 def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
     """One HTML page beside the sheets: no script, nothing from the network."""
-    from patchgen.overlay import NOTICE
+    from patchgen.draw.overlay import NOTICE
     from patchgen.report.page import page, table
 
     columns = {"group": "group", "images": "images", "fits": "fits a known class",
@@ -211,9 +211,9 @@ def main(argv: list[str]) -> int:
     paths = find_images(arguments.images)
     _check(arguments, len(paths))
     announce(arguments.quiet)
-    from patchgen.discover import discover
-    from patchgen.explain import load_run
-    from patchgen.train.progress import Progress
+    from patchgen.common.progress import Progress
+    from patchgen.predict.discover import discover
+    from patchgen.predict.predictor import load_run
 
     def say(text: str) -> None:
         if not arguments.quiet:

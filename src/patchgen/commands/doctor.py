@@ -12,7 +12,7 @@ import tyro
 from patchgen.commands import parse, print_table, require_data
 
 if TYPE_CHECKING:
-    from patchgen.doctor import Check
+    from patchgen.data.doctor import Check
 
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
 LINE_EVERY = 2000  # files between two lines of progress where there is no terminal
@@ -35,7 +35,7 @@ def examine(
         json: Print JSON instead of a table.
     """
     from patchgen.data.benchmarks import get_benchmark
-    from patchgen.doctor import examine_machine, worst
+    from patchgen.data.doctor import examine_machine, worst
 
     if data is not None:
         require_data(data)
@@ -55,8 +55,8 @@ def examine(
 
 
 def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | None, decode: bool) -> list[Check]:
-    from patchgen.doctor import examine
-    from patchgen.train.progress import Progress
+    from patchgen.common.progress import Progress
+    from patchgen.data.doctor import examine
 
     bars: list[Progress] = []  # made at the first file: only then is their number known
     with ExitStack() as stack:

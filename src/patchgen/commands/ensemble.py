@@ -13,7 +13,7 @@ import tyro
 from patchgen.commands import announce, parse, print_table
 
 if TYPE_CHECKING:
-    from patchgen.ensemble import Ensemble
+    from patchgen.predict.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     out = _checked(arguments.out)
     announce()
     from patchgen.commands.predict import ticker
+    from patchgen.common.progress import Progress
     from patchgen.data.table import write_csv
-    from patchgen.ensemble import open_members, score_members
-    from patchgen.train.progress import Progress
+    from patchgen.predict.ensemble import open_members, score_members
 
     folders, fold = open_members(arguments.runs, arguments.data)
     images = sum(map(len, fold.test.values())) * len(folders)

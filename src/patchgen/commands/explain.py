@@ -15,10 +15,10 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
-from patchgen.files import replacing, write_text
+from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
-    from patchgen.explain import Explanation, Predictor, Unreadable
+    from patchgen.predict.predictor import Explanation, Predictor, Unreadable
 
 NAME = 48  # characters kept of an image's name: at four bytes each they still fit a file system's 255
 
@@ -74,7 +74,7 @@ def explain_all(
 ) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     """Write every picture and mask; the entries of the index, and what could not be read."""
     from patchgen.data.images import UnreadableImage
-    from patchgen.explain import Unreadable
+    from patchgen.predict.predictor import Unreadable
 
     entries, failed = [], []
     for path, name in zip(paths, output_names(paths), strict=True):
@@ -100,7 +100,7 @@ figcaption { padding: .6rem .9rem; overflow-wrap: anywhere; } ol { margin: .3rem
 
 def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -> str:
     """One HTML page beside the pictures: no script, nothing from the network."""
-    from patchgen.overlay import NOTICE
+    from patchgen.draw.overlay import NOTICE
 
     scale = "stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected"
     figures = "\n".join(map(_figure, entries))
@@ -144,8 +144,8 @@ def main(argv: list[str]) -> int:
     paths, out = find_images(arguments.images), Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
-    from patchgen.explain import load_predictor
-    from patchgen.train.progress import Progress
+    from patchgen.common.progress import Progress
+    from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     predictor.require_mask()

@@ -38,8 +38,8 @@ def main(argv: list[str]) -> int:
     if arguments.count < 1:
         raise ValueError(f"--count must be at least 1, not {arguments.count}")
     announce()
-    from patchgen.explain import load_predictor
-    from patchgen.export import TOLERANCE, drawn_images, export, require_extra
+    from patchgen.predict.export import TOLERANCE, drawn_images, export, require_extra
+    from patchgen.predict.predictor import load_predictor
 
     require_extra()
     files = find_images(arguments.images)[: arguments.count] if arguments.images else []

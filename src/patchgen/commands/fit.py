@@ -14,7 +14,7 @@ from patchgen.commands import announce, method_preset, option, parse, print_tabl
 from patchgen.config import NO_DOMAIN, Config, SplitRule, Task
 
 if TYPE_CHECKING:
-    from patchgen.model_folder import Model
+    from patchgen.predict.model_folder import Model
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     require_data(config.data)
     announce(arguments.quiet)
     from patchgen.fit.procedure import fit
-    from patchgen.model_folder import check_target, write_model
+    from patchgen.predict.model_folder import check_target, write_model
 
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")

@@ -16,7 +16,7 @@ def list_methods(json: bool = False) -> None:
     Args:
         json: Print JSON instead of a table.
     """
-    from patchgen import plugins
+    from patchgen.common import plugins
     from patchgen.methods import ALIASES, METHODS
     from patchgen.methods.stream import STREAM_METHODS
 

@@ -36,8 +36,8 @@ def write_set(name: Annotated[str, tyro.conf.Positional], out: str, quiet: bool 
         out: The folder to create; one that already holds this set is left as it is.
         quiet: No progress bar.
     """
+    from patchgen.common.progress import Progress
     from patchgen.data.oracle import Oracle, suite_spec
-    from patchgen.train.progress import Progress
 
     oracle = Oracle(suite_spec(name))
     with Progress(f"writing {name}", len(oracle), quiet=quiet) as bar:
@@ -73,8 +73,8 @@ def compose_set(
         seed: Of everything random: photographs, positions, backgrounds and noise.
         quiet: No progress bar.
     """
+    from patchgen.common.progress import Progress
     from patchgen.data.compose import compose
-    from patchgen.train.progress import Progress
 
     require_data(data)
     composition = compose(

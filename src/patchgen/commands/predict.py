@@ -17,9 +17,9 @@ from patchgen.commands import announce, parse
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
-    from patchgen.explain import Prediction, Predictor, Unreadable
+    from patchgen.common.progress import Progress
+    from patchgen.predict.predictor import Prediction, Predictor, Unreadable
     from patchgen.slides.slide import UnreadableSlide
-    from patchgen.train.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def report_unreadable(
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
-    from patchgen.explain import Unreadable
+    from patchgen.predict.predictor import Unreadable
 
     for result in results:
         if isinstance(result, Unreadable):
@@ -196,7 +196,7 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
              failed: list[Unreadable]) -> None:  # fmt: skip
     """Append to the file what it lacks; the file appears under its name when all is there."""
     from patchgen.commands.predict_lines import GrowingFile
-    from patchgen.explain import identity
+    from patchgen.predict.predictor import identity
 
     target, model = Path(str(arguments.csv or arguments.jsonl)), identity(arguments.run, arguments.checkpoint)
     with GrowingFile(target, model, _lines(arguments, predictor), paths) as file:
@@ -225,8 +225,8 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
-    from patchgen.explain import load_predictor
-    from patchgen.train.progress import Progress
+    from patchgen.common.progress import Progress
+    from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.

@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from patchgen.train.records import lock
+from patchgen.runs.folder import lock
 
 if TYPE_CHECKING:
-    from patchgen.explain import Prediction
+    from patchgen.predict.predictor import Prediction
 
 
 def csv_line(cells: Sequence[str]) -> str:

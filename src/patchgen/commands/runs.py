@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from patchgen.commands import parse, print_table
-from patchgen.names import did_you_mean
+from patchgen.common.text import did_you_mean
 
 if TYPE_CHECKING:
-    from patchgen.sweep.folders import Description
+    from patchgen.runs.find import Description
 
 Folders = Annotated[tuple[str, ...], tyro.conf.Positional]
 
@@ -26,7 +26,7 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
         folders: Where to look.
         json: Print JSON instead of a table.
     """
-    from patchgen.sweep.folders import describe, find_runs
+    from patchgen.runs.find import describe, find_runs
 
     found = [describe(run) for run in find_runs(folders)]
     if json:
@@ -42,7 +42,7 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
 
 
 def _cells(line: Description) -> list[str]:
-    from patchgen.sweep.forecast import duration
+    from patchgen.common.text import duration
 
     score = "" if line.accuracy is None else f"{100 * line.accuracy:.1f}"
     return [
@@ -65,8 +65,8 @@ def diff_runs(
         other: Another.
         json: Print JSON instead of a table.
     """
-    from patchgen.sweep.folders import differences
-    from patchgen.train.records import RunFolder
+    from patchgen.runs.find import differences
+    from patchgen.runs.folder import RunFolder
 
     found = differences(RunFolder.open(one), RunFolder.open(other))
     if json:
@@ -93,7 +93,7 @@ def clean_runs(
         keep_checkpoints: Of finished runs, remove all checkpoints but these, such as `selected`; records stay.
         yes: Do it.
     """
-    from patchgen.sweep.folders import bytes_of, find_runs, remove, to_clean
+    from patchgen.runs.find import bytes_of, find_runs, remove, to_clean
 
     if not (failed or unfinished or keep_checkpoints is not None):
         raise ValueError("say what to remove: --failed, --unfinished, or --keep-checkpoints selected")

@@ -13,12 +13,12 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import report_unreadable, shown, ticker
-from patchgen.files import write_text
+from patchgen.common.files import write_text
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from patchgen.explain import Predictor
+    from patchgen.predict.predictor import Predictor
     from patchgen.slides.slide import Slide, UnreadableSlide
     from patchgen.slides.tiles import Grid
 
@@ -114,12 +114,12 @@ def process(arguments: SlideArguments, predictor: Predictor, path: Path, digest:
     """
     from PIL import Image
 
+    from patchgen.common.progress import Progress
     from patchgen.slides.heatmap import save_png
     from patchgen.slides.scan import find_places, scan
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.slides.tiles import make_grid, thumbnail
     from patchgen.slides.tissue import tissue_mask, tissue_share
-    from patchgen.train.progress import Progress
 
     with open_slide(path, arguments.mpp_slide) as slide:
         grid = make_grid(slide, arguments.mpp, arguments.tile)
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(SlideArguments, "slide", argv)
     _check(arguments)
     announce()
-    from patchgen.explain import identity, load_predictor
+    from patchgen.predict.predictor import identity, load_predictor
     from patchgen.slides.slide import UnreadableSlide, require_openslide
 
     require_openslide()

@@ -100,7 +100,7 @@ def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineO
 
 
 def _forget_failures(jobs: Sequence[Job]) -> None:
-    from patchgen.sweep.jobs import FAILED
+    from patchgen.runs.find import FAILED
 
     for job in jobs:
         if job.state == "failed":
@@ -148,7 +148,7 @@ def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, opti
 
 def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
     """Say what failed and why; exit code 1 where something is missing that was asked for."""
-    from patchgen.sweep.jobs import FAILED, failure_of
+    from patchgen.runs.find import FAILED, failure_of
 
     if arguments.json:
         print(json.dumps([_facts(job) for job in jobs], indent=2))
@@ -166,7 +166,7 @@ def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    from patchgen.sweep.jobs import failure_of
+    from patchgen.runs.find import failure_of
 
     failure = failure_of(job.folder)
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.commands import announce, parse, print_table
-from patchgen.files import replacing, write_text
+from patchgen.common.files import replacing, write_text
 
 HEADER = ("s", "result", "quantity", "case", "measured", "bound", "verdict", "tightness")
 TITLES = {
@@ -67,8 +67,8 @@ def theory(
 
 def measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
     """What is written to theory.json; `run` is None where none was asked for."""
-    from patchgen.diagnose.theory import measure_oracle, measure_run, oracle_images
-    from patchgen.train.progress import Progress
+    from patchgen.common.progress import Progress
+    from patchgen.theory import measure_oracle, measure_run, oracle_images
 
     trained = None
     total = oracle_images(sizes, images, seed)
@@ -112,7 +112,7 @@ def write(found: Mapping[str, Any], out: Path) -> None:
 
 def page(found: Mapping[str, Any]) -> str:
     """The tables as Markdown, with what each row rests on."""
-    from patchgen.report.table import markdown
+    from patchgen.common.text import markdown
 
     lines = ["# The theory, measured", "", SCOPE, ""]
     for name, rows in tables(found).items():

@@ -20,7 +20,7 @@ from patchgen.commands import (
     settings_of,
     train_stream,
 )
-from patchgen.config import Config, load_config
+from patchgen.config import Config, load_settings
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def defaults(argv: list[str]) -> dict[str, Any]:
     if path and preset_name:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if path:
-        return vars(load_config(path))
+        return vars(load_settings(path))
     preset = method_preset(argv, preset_name or "small", Config.method)
     if preset_name == "paper":
         preset |= _published(argv)
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     config = settings_of(arguments, Config)
     require_data(config.data)
     announce(arguments.quiet)
-    from patchgen.train.trainer import train
+    from patchgen.train.fold import train
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
     run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track)

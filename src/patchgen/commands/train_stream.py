@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, before_preset, option, parse, require_data, settings_of
-from patchgen.config import read_settings
-from patchgen.config_stream import StreamConfig, load_stream_config, stream_preset
+from patchgen.config import load_settings, read_settings
+from patchgen.config.stream import StreamConfig, stream_preset
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def defaults(argv: list[str]) -> dict[str, Any]:
     if path and preset:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if path:
-        return vars(load_stream_config(path))
+        return vars(load_settings(path))
     words = before_preset(StreamArguments, "train", argv)
     return {"data": tyro.MISSING, **stream_preset(preset or "small", words.data if words else "")}
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     config = settings_of(arguments, StreamConfig)
     require_data(config.data)
     announce(arguments.quiet)
-    from patchgen.train.stream import train_stream
+    from patchgen.train.stream.loop import train_stream
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
     run = train_stream(config, arguments.out, quiet=arguments.quiet, track=arguments.track)

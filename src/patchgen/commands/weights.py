@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from patchgen.commands import choose, parse, print_table
-from patchgen.names import did_you_mean
+from patchgen.common.text import did_you_mean
 
 
 def list_weights(json: bool = False) -> None:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchgen import plugins
-from patchgen.names import did_you_mean, name_key
+from patchgen.common import plugins
+from patchgen.common.text import did_you_mean, name_key
 
 if TYPE_CHECKING:
     from patchgen.data.table import Table
@@ -278,6 +278,7 @@ _ENTRIES = (
 )
 
 BENCHMARKS: dict[str, Benchmark] = {entry.name: entry for entry in _ENTRIES}
+plugins.open_table("datasets", BENCHMARKS)
 
 
 def get_benchmark(name: str) -> Benchmark:

@@ -44,7 +44,7 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", prog
         root: the folder with the official files `train`, `test` and `meta`.
         progress: called with 1 after each image that is written.
     """
-    from patchgen.model.weights import cache_dir
+    from patchgen.common.files import cache_dir
 
     if part not in OFFICIAL_IMAGES:
         raise ValueError(f"CIFAR-100 has the parts {', '.join(OFFICIAL_IMAGES)}, not {part!r}")

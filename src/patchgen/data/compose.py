@@ -22,13 +22,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
 from patchgen.data.images import UnreadableImage, square
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.table import is_image, list_images
-from patchgen.names import did_you_mean
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
 BACKGROUNDS = tuple(oracle_draw.BACKDROPS)

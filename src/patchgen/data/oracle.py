@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from patchgen.common.text import did_you_mean
 from patchgen.data import oracle_draw as draw
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.oracle_spec import SUITE, Domain, OracleSpec
 from patchgen.data.table import Table
-from patchgen.names import did_you_mean
 
 __all__ = ["SUITE", "Domain", "Oracle", "OracleSpec", "Sample", "suite_folder", "suite_spec", "true_masks"]
 LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # each has its own stream: changing one moves no other
@@ -121,7 +121,7 @@ def suite_spec(name: str) -> OracleSpec:
 
 def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
     """The images folder of a suite member, for `read_table`; written into the user's cache the first time."""
-    from patchgen.model.weights import cache_dir
+    from patchgen.common.files import cache_dir
 
     oracle = Oracle(suite_spec(name))
     return oracle.write(cache_dir() / "oracle" / f"{name}-{oracle.digest()}", progress) / "images"

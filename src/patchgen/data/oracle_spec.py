@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from patchgen.common.text import did_you_mean
 from patchgen.data.oracle_draw import BACKDROPS, LOOKS, MOTIFS
-from patchgen.names import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.text import did_you_mean
 from patchgen.data.table import Table, write_csv
-from patchgen.names import did_you_mean
 
 COLUMNS = ("path", "label", "stage")
 UNUSED = -1

@@ -20,9 +20,9 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
+from patchgen.common.files import replacing
+from patchgen.common.text import did_you_mean
 from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
-from patchgen.files import replacing
-from patchgen.names import did_you_mean
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchgen.common.text import did_you_mean
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.selector import Selector
-from patchgen.names import did_you_mean
 
 Ranking = Callable[[Classifier, Tensor, Tensor], Tensor]
 CONTROLS = ("random", "centre")  # know nothing of the model

@@ -33,13 +33,13 @@ from torch.utils.data import DataLoader, Dataset
 from patchgen.config import Config
 from patchgen.diagnose.cost_input import Report, plain_batch, write_images
 from patchgen.methods import make_method
+from patchgen.methods.build import build_model
 from patchgen.model.backbone import BACKBONES, load_backbone
-from patchgen.model.checkpoint import build_model
 from patchgen.model.classifier import Classifier
 from patchgen.model.generic import quiet_loading
 from patchgen.tasks import Fold, make_fold
+from patchgen.train.fold import train
 from patchgen.train.optim import make_optimizer
-from patchgen.train.trainer import train
 
 TARGET = 2.0  # the smallest ratio wanted
 DOMAINS, CLASSES = 4, 3

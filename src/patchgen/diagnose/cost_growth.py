@@ -28,8 +28,8 @@ from patchgen.diagnose.cost_input import MEAN, STD, one_thread, write_images
 from patchgen.discovery import clustering_accuracy
 from patchgen.discovery.kmeans import nearest
 from patchgen.methods import make_method
+from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
-from patchgen.model.checkpoint import build_on
 from patchgen.model.patchgen import PatchGen
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep

@@ -20,8 +20,8 @@ import torch
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method, method_class
+from patchgen.methods.build import build_on
 from patchgen.model.backbone import BACKBONES, load_backbone
-from patchgen.model.checkpoint import build_on
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep

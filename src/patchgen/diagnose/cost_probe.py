@@ -23,8 +23,8 @@ from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.diagnose.cost_input import Report, write_images
 from patchgen.methods import make_method
+from patchgen.methods.build import build_on
 from patchgen.model.backbone import BACKBONES, load_backbone
-from patchgen.model.checkpoint import build_on
 from patchgen.train.evaluate import Reader
 from patchgen.train.optim import make_optimizer
 

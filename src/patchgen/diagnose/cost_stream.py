@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 from patchgen.diagnose.cost import Report, _device, _now
 from patchgen.diagnose.cost_discovery import random_features
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.discovery.prompts import choose_prompts
 from patchgen.methods.stream import Views, make_stream_method
+from patchgen.methods.stream.model import StreamModel
 from patchgen.model.backbone import BACKBONES, load_backbone, set_tuning
-from patchgen.model.stream import StreamModel
-from patchgen.train.stream_optim import make_stream_optimizer
+from patchgen.train.stream.optim import make_stream_optimizer
 
 NEW_SHARE = 0.1  # classes of a stage that no labelled image has: CIFAR-100's last stage
 

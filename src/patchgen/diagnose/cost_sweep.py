@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.config import Config
+from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.local import LocalEngine
@@ -25,7 +26,7 @@ def no_op_jobs(count: int, out: Path, first_seed: int = 0) -> list[Job]:
     """Runs that differ in their seed and do nothing."""
     configs = [Config("nothing", "nowhere", seed=first_seed + i) for i in range(count)]
     return [
-        Job((f"no-op {config.seed}",), ("",), config, out, config.hash("no-op"), size=1, kind="no-op")
+        Job((f"no-op {config.seed}",), ("",), config, out, run_name(config, "no-op"), size=1, kind="no-op")
         for config in configs
     ]
 

@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from patchgen.common.files import write_text
+from patchgen.common.text import did_you_mean
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.attribution import available, check_rankings
 from patchgen.diagnose.claims import Claim, claims
@@ -23,12 +25,10 @@ from patchgen.diagnose.efficiency import efficiency
 from patchgen.diagnose.faithfulness import OPERATORS
 from patchgen.diagnose.measure import Plan, Record, measure
 from patchgen.diagnose.shown import shown
-from patchgen.diagnose.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 from patchgen.diagnose.summary import summarise
-from patchgen.explain import Checkpoint
-from patchgen.files import write_text
-from patchgen.names import did_you_mean
-from patchgen.report.drawing import Drawn
+from patchgen.draw.plots import Drawn
+from patchgen.predict.predictor import Checkpoint
+from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 
 SHOWN_IMAGES = 6
 REPEATS = 5  # timed steps of each method in part E

@@ -1,4 +1,4 @@
-"""Every figure of a diagnosis: the picture for a page or for print, and the numbers it shows (`report/drawing.py`)."""
+"""Every figure of a diagnosis: the picture for a page or for print, and the numbers it shows (`draw/plots.py`)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchgen.diagnose.faithfulness import OPERATORS, shares
-from patchgen.overlay import COLOURS as MAP_COLOURS
-from patchgen.overlay import OPACITY, upsample
-from patchgen.report.drawing import MARKERS, PALETTE, Drawn, Row, new_figure, plain
+from patchgen.draw.overlay import COLOURS as MAP_COLOURS
+from patchgen.draw.overlay import OPACITY, upsample
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

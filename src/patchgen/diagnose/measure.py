@@ -12,8 +12,8 @@ from torch import Tensor
 
 from patchgen.diagnose import faithfulness as faith
 from patchgen.diagnose.attribution import RANKINGS, descending
-from patchgen.diagnose.subjects import Subject
-from patchgen.train.metrics import mask_recovery
+from patchgen.predict.subjects import Subject
+from patchgen.tasks.metrics import mask_recovery
 
 CHUNK = 8  # images worked on together
 DIGITS = 6

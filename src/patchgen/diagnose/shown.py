@@ -9,7 +9,7 @@ import numpy as np
 
 from patchgen.diagnose.figures import Shown
 from patchgen.diagnose.measure import Plan, rank_all
-from patchgen.diagnose.subjects import Subject
+from patchgen.predict.subjects import Subject
 
 MAPS = ("mask", "attention", "grad-cam")
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
-from patchgen.explain import Predictor
-from patchgen.model.confidence import Confidence, Familiar
+from patchgen.predict.confidence import Confidence, Familiar
+from patchgen.predict.predictor import Predictor
 from patchgen.tasks import Fold
 from patchgen.tasks.mdg import at_most
 

@@ -17,20 +17,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import cache_dir
+from patchgen.common.progress import Progress
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
-from patchgen.explain import Checkpoint, load_run
 from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.expect import Expected, expect
-from patchgen.model.weights import cache_dir
-from patchgen.model_folder import Model, backbone_facts
+from patchgen.predict.model_folder import Model, backbone_facts
+from patchgen.predict.predictor import Checkpoint, load_run
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.selection import best
+from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
-from patchgen.train.progress import Progress
-from patchgen.train.records import RunFolder
-from patchgen.train.selection import best
-from patchgen.train.tensors import load_tensors
-from patchgen.train.trainer import train
+from patchgen.train.fold import train
 
 
 @dataclass(frozen=True)

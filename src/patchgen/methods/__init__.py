@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from patchgen import plugins
+from patchgen.common import plugins
+from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
 from patchgen.methods.adversarial import Cdann, Dann
@@ -36,7 +37,6 @@ from patchgen.methods.rsc import Rsc
 from patchgen.methods.select import PatchGenAttend, PatchGenSelect, SelectTrueMask
 from patchgen.methods.selfreg import SelfReg
 from patchgen.methods.style import MixStyle, SagNet
-from patchgen.names import did_you_mean
 
 METHODS: dict[str, type[Method]] = {
     "lp": LinearProbe,
@@ -83,6 +83,7 @@ METHODS: dict[str, type[Method]] = {
     "fish": Fish,
     "sma": Sma,
 }
+plugins.open_table("methods", METHODS)
 
 ALIASES = {"erm": "lp-ln"}  # other names that people know a method by
 

@@ -18,6 +18,8 @@ micro-batch, and q takes a share of its step with each of them.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,9 @@ from patchgen.methods.domains import by_domain, domain_risks
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.ranks import mean_over_ranks
-from patchgen.train.step import Step
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
 
 
 class Annealed(Method):

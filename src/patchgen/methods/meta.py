@@ -22,6 +22,7 @@ pass, so they make the steps of one. Accumulation is refused: an inner step need
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,7 +34,9 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.train.step import Step
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
 
 
 class DomainByDomain(Method):

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
-from patchgen.names import did_you_mean
 
 if TYPE_CHECKING:
     from patchgen.train.step import Step

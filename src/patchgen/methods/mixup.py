@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ from patchgen.methods.domains import by_domain
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Output
 from patchgen.model.ranks import mean_over_ranks
-from patchgen.train.step import Step
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)

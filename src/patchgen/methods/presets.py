@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from patchgen.config import PRESETS
+from patchgen.config.base import Tune
+from patchgen.config.fold import Pool
 from patchgen.data.benchmarks import match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
@@ -33,6 +35,21 @@ def preset_settings(preset: str, method: str = "") -> Settings:
         names = ("lr", "lr_backbone", "lr_module")
         rates = zip(names, method_class(method).small_rates, strict=True)
         settings |= {name: rate for name, rate in rates if rate is not None}
+    return settings
+
+
+def method_settings(label: str) -> dict[str, str]:
+    """`lp-ln@mean` -> its method, pool and tuning mode."""
+    method, *changes = label.split("@")
+    settings = {"method": method}
+    for word in changes:
+        if word in get_args(Pool):
+            settings["pool"] = word
+        elif word in get_args(Tune):
+            settings["tune"] = word
+        else:
+            known = ", ".join((*get_args(Pool), *get_args(Tune)))
+            raise ValueError(f"{label!r}: {word!r} is neither a pool nor a tuning mode ({known})")
     return settings
 
 

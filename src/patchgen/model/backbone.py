@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchgen import plugins
+from patchgen.common import plugins
+from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
 from patchgen.model.weights import WeightsError
-from patchgen.names import did_you_mean
 
 SEED = 0  # of every randomly initialised backbone
 
@@ -75,6 +75,7 @@ BACKBONES: dict[str, Spec] = {
     "tiny": Spec("", "dinov2_with_registers", "none", _vit(64, 2, 1, patch_size=14, image_size=112),
                  "random weights: for tests and smoke runs"),
 }  # fmt: skip
+plugins.open_table("backbones", BACKBONES)
 
 
 @dataclass(frozen=True)

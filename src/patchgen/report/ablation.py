@@ -9,8 +9,8 @@ from patchgen.config import Config
 from patchgen.report.grid import Column, Entry, Grid, Line, fill
 from patchgen.report.paper import find_paper
 from patchgen.report.reference import Row, find
-from patchgen.report.runs import Run
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
+from patchgen.runs.scores import Run
 
 ROWS = {
     "1.1": "LP+LN (baseline B)",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.report.drawing import MARKERS, PALETTE, Drawn, Row, new_figure, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain
 from patchgen.report.grid import Column, Grid, Line
 from patchgen.report.render import heading, label_text
 

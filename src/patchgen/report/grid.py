@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 from patchgen.report.reference import Row
-from patchgen.report.runs import Run, Score
+from patchgen.runs.scores import Run, Score
 
 SPLITS = {
     "in": "80 % of the unseen domain", "all": "the whole unseen domain",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.train.records import RunFolder
-from patchgen.train.selection import RULES
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.selection import RULES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -178,7 +178,7 @@ def svg(figure: Figure, description: str) -> str:
 
 
 def write_page(path: Path, html: str) -> Path:
-    from patchgen.files import write_text
+    from patchgen.common.files import write_text
 
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, html)

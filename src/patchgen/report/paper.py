@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from patchgen.data.benchmarks import name_key
 from patchgen.report.grid import Column, Entry, Line
 from patchgen.report.reference import Row, read_reference
-from patchgen.report.runs import paper_backbone
+from patchgen.runs.scores import paper_backbone
 
 NAMES = {  # our label -> the paper's words
     "lp": ("LP",),

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib.resources import files
 
-from patchgen.names import did_you_mean
+from patchgen.common.text import did_you_mean
 
 
 @dataclass(frozen=True)

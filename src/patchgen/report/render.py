@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
 
+from patchgen.common.text import markdown
 from patchgen.report.grid import Column, Entry, Grid, Line
-from patchgen.report.table import markdown
 
 CSV_HEADER = (
     "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import write_text
 from patchgen.config import Config
-from patchgen.files import write_text
-from patchgen.report.runs import find_runs, label_of, paper_backbone
-from patchgen.train.records import RunFolder
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import find_runs, label_of, paper_backbone
 
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")

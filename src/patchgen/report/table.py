@@ -6,69 +6,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from patchgen.train.records import RunFolder
-from patchgen.train.selection import RULES
-from patchgen.train.summary import backbone_of
+from patchgen.common.text import markdown
+from patchgen.runs.scores import Cell
 
-PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
 RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
 GIVEN = {"true": "true mask %", "random": "random mask %"}
 CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number and where it comes from."""
-
-    method: str
-    unseen: str
-    seed: int
-    checkpoint: str  # selected | swad
-    part: str  # in | all
-    accuracy: float
-    f1: float | None  # None where classes are discovered
-    images: int
-    validation: float  # source validation of the chosen evaluation: what lr and checkpoint were chosen by
-    known: float | None  # accuracy of known and of unknown classes, where classes are discovered
-    unknown: float | None
-    mask: dict[str, float]  # its health, and its recovery of the truth where that is known; {} where there is none
-    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask in the place of the learned one
-    lr: float
-    select: str
-    run: str
-    backbone: str  # the weights that were taken
-
-
-def cells_of(run: RunFolder, label: str) -> list[Cell]:
-    """All reported numbers of a finished run."""
-    config = run.config
-    tests = run.records("test")
-    chosen = next(record for record in tests if record["checkpoint"] == "selected")
-    evaluation = next(record for record in run.records("evaluation") if record["step"] == chosen["step"])
-    score = RULES["source-validation"](evaluation, chosen.get("metric", "accuracy"))
-    given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
-    return [
-        Cell(
-            method=label,
-            unseen=config.unseen,
-            seed=config.seed,
-            checkpoint=record["checkpoint"],
-            part=part,
-            **{name: record[part].get(name) for name in ("accuracy", "f1", "images", "known", "unknown")},
-            validation=score,
-            mask=record.get("mask", {}),
-            given_mask=given if record is chosen and part == "all" else {},
-            lr=config.lr,
-            select=config.select,
-            run=run.path.name,
-            backbone=backbone_of(run),
-        )
-        for record in tests
-        for part in PARTS
-    ]
 
 
 def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
@@ -117,14 +62,6 @@ def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Seq
                  if c.unseen == d and "spread" in c.mask]  # fmt: skip
         rows.append([method, *per_domain, ", ".join(masks)])
     return markdown(["method", *domains, "mask mean/spread per unseen domain"], rows)
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns, as readable in a terminal as on a page."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows]]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def recovery_table(cells: Sequence[Cell], methods: Sequence[str], seeds: int = 1) -> str:

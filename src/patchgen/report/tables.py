@@ -14,7 +14,7 @@ from patchgen.config import Config
 from patchgen.report.grid import SPLITS, Column, Grid, Line, fill, gather
 from patchgen.report.paper import paper_lines
 from patchgen.report.reference import TABLES
-from patchgen.report.runs import Run
+from patchgen.runs.scores import Run
 
 NATURAL = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
 ORACLE = ("oracle-easy", "oracle-shortcut", "oracle-turned", "oracle-full", "oracle-tiny")

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
+from patchgen.common.files import write_text
 from patchgen.data.table import write_csv
-from patchgen.files import write_text
+from patchgen.draw.plots import Drawn
 from patchgen.report import page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids
 from patchgen.report.charts import draw
-from patchgen.report.drawing import Drawn
 from patchgen.report.grid import SPLITS, Grid
 from patchgen.report.latex import document, to_latex
 from patchgen.report.render import CSV_HEADER, to_html, to_markdown, to_rows
-from patchgen.report.runs import Run, Skipped, find_runs
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
+from patchgen.runs.scores import Run, Skipped, find_runs
 
 RECIPES = {  # start of a table's name -> what it shows; the recipe of the paper's runs, and the small one, in configs/
     "mdg": ("unseen domains, fold by fold", "mdg", "mdg-small"),

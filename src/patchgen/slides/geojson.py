@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchgen.files import replacing
+from patchgen.common.files import replacing
 from patchgen.slides.scan import Tile
 
 # Okabe and Ito's eight colours, told apart by most eyes (2008), black left out; classes beyond them repeat

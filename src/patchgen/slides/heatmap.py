@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from patchgen.files import replacing
-from patchgen.overlay import COLOURS, NOTICE, OPACITY
+from patchgen.common.files import replacing
+from patchgen.draw.overlay import COLOURS, NOTICE, OPACITY
 from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.scan import Tile
 from patchgen.slides.tiles import Grid

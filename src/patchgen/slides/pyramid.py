@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from patchgen.files import replacing
+from patchgen.common.files import replacing
 
 TILE = 256
 MICRONS = 10_000  # a centimetre

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.explain import DECODERS, Predictor, Scores
-from patchgen.files import replacing
+from patchgen.common.files import replacing
+from patchgen.predict.predictor import DECODERS, Predictor, Scores
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import Grid
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.text import duration
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job
-from patchgen.train.records import RunFolder
 
 # ViT-S/14 with tuned LayerNorms at 112 px on two CPU cores; time grows with the pixels and the width of the backbone
 RATE, RATE_PIXELS = 15.0, 112
@@ -115,11 +116,3 @@ def finished_runs(out: str | Path) -> list[RunFolder]:
     return [
         RunFolder(done.parent) for done in sorted(Path(out).glob("*/done")) if (done.parent / "config.yaml").exists()
     ]
-
-
-def duration(seconds: float) -> str:
-    """45 s, 12.5 min, 3.4 h, 2.1 days."""
-    for size, word in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {word}"
-    return f"{seconds:.0f} s"

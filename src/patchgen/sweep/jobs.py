@@ -19,28 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
-from patchgen.train.records import ProcessDied, RunBusy, RunFolder
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
+from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 
-State = Literal["waiting", "unfinished", "running", "done", "failed"]
 Outcome = Literal["done", "found", "busy", "failed"]  # found: somebody else had done it; busy: is doing it
 Kind = Literal["train", "no-op"]
-FAILED = "failed.json"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What `failed.json` holds."""
-
-    attempts: int
-    error: str
-    time: str
-    final: bool  # another attempt would fail the same way: wrong settings, wrong data, diverged
-
-    @property
-    def line(self) -> str:
-        """The error's last line, which says what it is."""
-        return (self.error.strip().splitlines() or ["unknown error"])[-1]
 
 
 @dataclass(frozen=True)
@@ -89,25 +73,6 @@ class Job:
         return cls(tuple(found.pop("labels")), tuple(found.pop("rows")), config, out, **found)
 
 
-def state_of(run: RunFolder) -> State:
-    """What has become of a run; a lock that is held outweighs an old failure."""
-    if run.done:
-        return "done"
-    if run.busy:
-        return "running"
-    if (run.path / FAILED).exists():
-        return "failed"
-    return "unfinished" if (run.path / "config.yaml").exists() else "waiting"
-
-
-def failure_of(run: RunFolder) -> Failure | None:
-    """The kept error of a run, if it has one."""
-    try:
-        return Failure(**json.loads((run.path / FAILED).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def worth_another(job: Job, retries: int) -> bool:
     """False where a run has used up its attempts, or would fail again as it did."""
     failure = failure_of(job.folder)
@@ -143,11 +108,11 @@ def note_failure(job: Job, error: str, final: bool = False) -> Failure:
 
 def _train(job: Job) -> None:
     if isinstance(job.config, StreamConfig):
-        from patchgen.train.stream import train_stream
+        from patchgen.train.stream.loop import train_stream
 
         train_stream(job.config, job.out, quiet=True, track=job.track)
     else:
-        from patchgen.train.trainer import train
+        from patchgen.train.fold import train
 
         train(job.config, job.out, quiet=True, track=job.track)
 

@@ -13,8 +13,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from patchgen.sweep.jobs import Job, Outcome, failure_of, note_failure, worth_another
-from patchgen.train.progress import Progress
+from patchgen.common.progress import Progress
+from patchgen.runs.find import failure_of
+from patchgen.sweep.jobs import Job, Outcome, note_failure, worth_another
 
 TICK = 1.0  # seconds between two looks at the records of what is running
 

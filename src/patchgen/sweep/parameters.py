@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import write_text
+from patchgen.common.text import markdown
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
-from patchgen.files import write_text
-from patchgen.report.table import markdown
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.folder import environment
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe
-from patchgen.train.records import environment
 
 MANIFESTS = ("splits.csv", "stages.csv")
 

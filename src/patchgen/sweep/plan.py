@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
+from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe, Settings, expand
 
@@ -59,10 +60,10 @@ class DataSets:
 
         if isinstance(config, StreamConfig):
             digest, stages = self._stream(config)
-            return config.hash(digest), config.epochs * stages
+            return run_name(config, digest), config.epochs * stages
         domains, digest = self._table(config.data, config.benchmark, config.options)
         leaves_out(config, domains)
-        return config.hash(digest), config.steps
+        return run_name(config, digest), config.steps
 
     def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:
         from patchgen.data.table import read_table

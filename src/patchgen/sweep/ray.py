@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, cast
 
-from patchgen import plugins
+from patchgen.common import plugins
 from patchgen.sweep.jobs import Job, Outcome, perform
 from patchgen.sweep.launch import EngineLost, WorkerLost
 

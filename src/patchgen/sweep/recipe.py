@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.text import did_you_mean
 from patchgen.config import PRESETS, Config, known_settings, read_settings
-from patchgen.config_stream import StreamConfig, stream_preset
-from patchgen.names import did_you_mean
+from patchgen.config.stream import StreamConfig, stream_preset
 
 Settings = dict[str, Any]
 OWN_KEYS = ("command", "preset", "grid", "rows")
@@ -167,7 +167,7 @@ def _preset(preset: str | None, settings: Settings) -> Settings:
 
 def _method(settings: Settings) -> Settings:
     """`lp-ln@mean`: the method with another pool or tuning mode."""
-    from patchgen.commands.benchmark import method_settings
+    from patchgen.methods.presets import method_settings
 
     label = settings.get("method", "")
     return dict(method_settings(label)) if isinstance(label, str) and "@" in label else {}

@@ -10,7 +10,7 @@ import numpy as np
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
 from patchgen.data.splits import Splits
 from patchgen.data.table import Table
-from patchgen.train.metrics import per_class_accuracy, scores
+from patchgen.tasks.metrics import per_class_accuracy, scores
 
 
 @dataclass(frozen=True)

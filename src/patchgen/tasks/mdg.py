@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from patchgen.common.text import did_you_mean
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.splits import Splits, make_splits
 from patchgen.data.table import Table, read_table
-from patchgen.names import did_you_mean
 from patchgen.tasks.fold import Fold
 
 

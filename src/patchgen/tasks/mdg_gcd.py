@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.discovery.assignment import accuracy_of_counts, match
 from patchgen.methods import method_class
-from patchgen.names import did_you_mean
 from patchgen.tasks import mdg
 from patchgen.tasks.fold import Fold
 

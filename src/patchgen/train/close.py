@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.model.checkpoint import load_trained
+from patchgen.common.progress import Progress
+from patchgen.methods.build import load_trained
 from patchgen.model.selector import Selector
+from patchgen.runs.tensors import load_tensors
 from patchgen.train.evaluate import mask_record
 from patchgen.train.level import find_level
 from patchgen.train.patients import PatientTally
-from patchgen.train.progress import Progress
 from patchgen.train.summary import summarize
-from patchgen.train.tensors import load_tensors
 
 if TYPE_CHECKING:
-    from patchgen.train.trainer import Trainer
+    from patchgen.train.fold import Trainer
 
 
 def close_run(trainer: Trainer) -> None:

@@ -18,7 +18,7 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
 from patchgen.model.prefix import Memory, Prefix, find_prefix
-from patchgen.train.metrics import mask_recovery, scores
+from patchgen.tasks.metrics import mask_recovery, scores
 from patchgen.train.patients import PatientTally
 
 HEALTH = ("mean", "spread", "weak", "strong")

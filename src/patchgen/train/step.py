@@ -13,7 +13,7 @@ from patchgen.model.classifier import Classifier, Output
 
 if TYPE_CHECKING:
     from patchgen.methods import Method
-    from patchgen.train.trainer import Trainer
+    from patchgen.train.fold import Trainer
 
 
 class Step:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchgen.config import Config
-from patchgen.train.records import RunFolder
-from patchgen.train.selection import best
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import backbone_of
+from patchgen.runs.selection import best
 
 if TYPE_CHECKING:
     from patchgen.tasks.fold import Fold
 
 SCORES = {"f1": "F1, whole", "known": "known classes", "unknown": "new classes"}  # beside accuracy, where recorded
-
-
-def backbone_of(run: RunFolder) -> str:
-    """The weights that a run was made with: what `auto` came to."""
-    return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
 
 
 def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
@@ -106,7 +101,7 @@ def _unlabelled(fold: Fold) -> str:
 
 
 def _f1_of(fold: Fold) -> str:
-    """Which F1 it is: `patchgen.train.metrics.f1` takes the second of two classes."""
+    """Which F1 it is: `patchgen.tasks.metrics.f1` takes the second of two classes."""
     classes = fold.table.classes
     return f"of class {classes[1]!r}, the positive one" if len(classes) == 2 else "mean over the classes that occur"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from patchgen.train.records import RunFolder
+    from patchgen.runs.folder import RunFolder
 
 KINDS = ("evaluation", "epoch")
 SHOWN = ("train", "validation", "mask", "oracle", "lr")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.model.classifier import trained_tensors
-from patchgen.train.records import RunFolder
+from patchgen.runs.folder import RunFolder
 
 NEVER = 2**62  # no step has this number
 NAMED = 4  # images in the text of an error; the file beside the records names all

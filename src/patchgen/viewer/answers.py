@@ -11,7 +11,7 @@ import torch
 from patchgen.data.augment import normalize
 from patchgen.diagnose.attribution import CONTROLS, RANKINGS, available, check_rankings
 from patchgen.diagnose.faithfulness import OPERATORS, pixel_answers
-from patchgen.explain import Predictor
+from patchgen.predict.predictor import Predictor
 
 # `swap` needs another image, so it stays with `patchgen diagnose`
 PERTURBATIONS = {"blur": "blurred", "mean": "the image's mean colour"}

@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from patchgen.data.images import UnreadableImage
-from patchgen.overlay import NOTICE
+from patchgen.draw.overlay import NOTICE
 from patchgen.viewer import answers, runs
 from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
 from patchgen.viewer.library import Library

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from patchgen.explain import Predictor, load_predictor
-from patchgen.model_folder import is_model_folder
+from patchgen.predict.predictor import Predictor, load_predictor
+from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
 from patchgen.viewer.shelf import clean_name
 
@@ -128,9 +128,9 @@ class Library:
 
 
 def _examples_of(item: Item) -> list[Example]:
-    from patchgen.diagnose.subjects import unseen_rows
+    from patchgen.predict.subjects import unseen_rows
+    from patchgen.runs.folder import RunFolder
     from patchgen.tasks import make_fold
-    from patchgen.train.records import RunFolder
 
     try:
         config = RunFolder.open(item.path).config

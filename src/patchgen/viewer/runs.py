@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from patchgen.train.records import RunFolder
+from patchgen.runs.folder import RunFolder
 from patchgen.viewer.library import Item
 
 SUMMARY = 200_000  # characters of a summary that are shown

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.data.images import UnreadableImage, decode
-from patchgen.overlay import original
+from patchgen.draw.overlay import original
 from patchgen.viewer.guard import Limits, Refused, megabytes
 
 # What `patchgen.data.table.IMAGE_EXTENSIONS` stands for. Pillow reads more, some of it through other programs.

@@ -29,8 +29,8 @@ LIMIT = 240.0  # seconds until a child counts as hanging; the machine may be bus
 MEMORY = 6 << 30  # bytes of address space
 FILE_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir", "shutil.rmtree"})
 HEAVY = (
-    "patchgen.train.trainer", "patchgen.train.stream", "patchgen.train.stream_close", "patchgen.explain",
-    "patchgen.report.write", "patchgen.doctor", "patchgen.sweep.plan", "patchgen.commands.sweep", "patchgen.cli",
+    "patchgen.train.fold", "patchgen.train.stream.loop", "patchgen.train.stream.close", "patchgen.predict.predictor",
+    "patchgen.report.write", "patchgen.data.doctor", "patchgen.sweep.plan", "patchgen.commands.sweep", "patchgen.cli",
     "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers", "sklearn.cluster", "scipy.optimize",
 )  # fmt: skip
 BROKEN = 70  # exit code of a child whose work raised

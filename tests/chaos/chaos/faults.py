@@ -274,7 +274,7 @@ def _dying_thread(faults: Faults, line: Line, times: int) -> None:
 
 
 def _at_step(number: int, action: Callable[[object], None]) -> None:
-    from patchgen.train.trainer import Trainer
+    from patchgen.train.fold import Trainer
 
     whole = Trainer._step
 
@@ -308,7 +308,7 @@ def _not_a_number(faults: Faults, line: Line, times: int) -> None:
 
         def work(place: Path = place, bad: int = bad) -> object:
             from patchgen.data.loaders import Batch
-            from patchgen.train.trainer import Trainer
+            from patchgen.train.fold import Trainer
 
             whole = Trainer.batch
 

@@ -89,8 +89,8 @@ def files_result(folder: Path) -> dict[str, str]:
 
 def broken_files(run: Path) -> list[str]:
     """Files of a run folder that stand under their own name and are not whole; a kill must leave none."""
-    from patchgen.train.records import RunFolder
-    from patchgen.train.tensors import load_tensors
+    from patchgen.runs.folder import RunFolder
+    from patchgen.runs.tensors import load_tensors
 
     broken = []
     for file in (file for file in run.rglob("*") if file.is_file() and not file.name.startswith(".")):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from chaos.ground import CLASSES, DOMAINS, RUN, STREAM
 from patchgen.config import Config
-from patchgen.config_stream import StreamConfig
+from patchgen.config.stream import StreamConfig
 
 WORDS = (
     "", " ", "studio", "none", "null", "~", "yes", "nan", "-1", "0", "1e9", "1e-3", "0x10", "../..", "/", "\\", "a,b",

@@ -1,0 +1,1 @@
+"""What every room uses: whole files, messages, progress bars and plug-ins."""

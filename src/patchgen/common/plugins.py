@@ -1,0 +1,185 @@
+"""Methods, backbones and data sets that are written outside the package.
+
+An installed package names what it has in entry points; a single file puts it into the tables itself:
+
+    [project.entry-points."patchgen.methods"]       # or patchgen.stream_methods, patchgen.backbones, patchgen.datasets
+    center = "my_package.losses:CenterLoss"
+
+    METHODS["center"] = CenterLoss                  # last line of center.py
+    patchgen train photos --unseen studio --method center --plugin center.py
+
+A file is code, so it runs only where a person named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier
+command on this machine, which kept a copy under its digest. A run or model folder records which plug-ins it needs and
+never brings any code itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from patchgen.common.files import cache_dir, write_text
+
+VARIABLE = "PATCHGEN_PLUGINS"  # files, with the system's path separator between; child processes inherit it
+GROUPS = ("methods", "stream_methods", "backbones", "datasets")
+
+
+class Plugin(NamedTuple):
+    name: str  # of a file, or of an installed package
+    version: str  # sha256 of a file, or the package's version
+    provides: frozenset[str]  # such as "methods:center"
+
+    @property
+    def is_file(self) -> bool:
+        return self.name.endswith(".py")
+
+
+_loaded: dict[str, Plugin] = {}  # by version for files, by name for packages
+_tables: dict[str, dict[str, Any]] = {}  # of the groups whose room is imported
+_built_in: dict[str, dict[str, Any]] = {}  # what they had by themselves
+_waiting: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}  # for rooms that are not imported yet
+
+
+def open_table(group: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The table of a group, open to plug-ins: each room hands in its own once, so that this module imports none."""
+    _tables[group], _built_in[group] = table, dict(table)
+    for name, value in _waiting.pop(group, {}).items():
+        _put(group, name, value)
+    return table
+
+
+def load(path: str | Path) -> Plugin:
+    """Run a file that a person named, once, and keep a copy for later commands.
+
+    Raises:
+        ValueError: no such file, it fails, or it takes a name that is taken.
+    """
+    file = Path(path).expanduser().absolute()
+    try:
+        source = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--plugin {path} cannot be read ({error.strerror}); give a Python file") from error
+    if file.suffix != ".py":
+        raise ValueError(f"--plugin {path}: a plug-in is one Python file, NAME.py")
+    found = _run(file, source, file.name)
+    kept = _copy_of(found.version)
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_text(kept, source.decode("utf-8"))
+    named = os.environ.get(VARIABLE, "").split(os.pathsep)
+    if str(file) not in named:
+        os.environ[VARIABLE] = os.pathsep.join(filter(None, [*named, str(file)]))
+    return found
+
+
+@cache
+def load_all() -> None:
+    """What installed packages name, and the files of $PATCHGEN_PLUGINS; once in a process."""
+    for group in GROUPS:
+        for point in entry_points(group=f"patchgen.{group}"):
+            package = point.dist.name if point.dist else point.value
+            version = point.dist.version if point.dist else ""
+            before = _loaded.get(package, Plugin(package, version, frozenset()))
+            try:
+                _put(group, point.name, point.load())
+            except Exception as error:  # anything may be wrong in it
+                reason = f"{type(error).__name__}: {error}"
+                raise ValueError(
+                    f"the package {package} names {point.name!r} in patchgen.{group}, which fails ({reason}); mend it "
+                    f"or pip uninstall {package}"
+                ) from error
+            _loaded[package] = before._replace(provides=before.provides | {f"{group}:{point.name}"})
+    for file in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        load(file)
+
+
+def used_by(config: Any) -> list[dict[str, str]]:
+    """The plug-ins that a run's method, backbone or data set comes from, as a run folder records them."""
+    kind = "stream_methods" if config.task == "ccd" else "methods"
+    names = {f"{kind}:{part}" for part in config.method.split("+")} | {f"backbones:{config.backbone}"}
+    names |= {f"datasets:{getattr(config, 'benchmark', None)}"}
+    found = [plugin for plugin in _loaded.values() if plugin.provides & names]
+    return [{"name": plugin.name, "version": plugin.version} for plugin in sorted(found)]
+
+
+def require(recorded: Any, where: str | Path) -> None:
+    """Have the plug-ins that a run or model folder recorded.
+
+    Raises:
+        ValueError: one is not known on this machine; the text says which.
+    """
+    for one in recorded if isinstance(recorded, list) else []:
+        name, version = str(one.get("name")), str(one.get("version"))
+        load_all()
+        if name in _loaded or version in _loaded:
+            continue
+        kept = _copy_of(version)
+        if name.endswith(".py") and _is_digest(version) and kept.is_file():
+            source = kept.read_bytes()
+            if hashlib.sha256(source).hexdigest() == version:
+                _run(kept, source, name)
+                continue
+        fix = "give it with --plugin FILE.py" if name.endswith(".py") else f"pip install {name}=={version}"
+        what = f"{name} (sha256 {version[:12]}...)" if name.endswith(".py") else f"{name} {version}"
+        raise ValueError(f"{where} was made with the plug-in {what}, which is not known on this machine; {fix}")
+
+
+def _run(file: Path, source: bytes, name: str) -> Plugin:
+    version = hashlib.sha256(source).hexdigest()
+    if version in _loaded:
+        return _loaded[version]
+    before = {group: dict(table) for group, table in _tables.items()}
+    spec = importlib.util.spec_from_file_location(f"patchgen_plugin_{version[:12]}", file)
+    assert spec is not None and spec.loader is not None
+    try:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    except Exception as error:  # anything may be wrong in it
+        raise ValueError(f"--plugin {file} fails: {type(error).__name__}: {error}") from error
+    provides = set()
+    for group, table in _tables.items():
+        own = before.get(group, _built_in[group])
+        taken = [key for key, value in own.items() if table.get(key) is not value]
+        if taken:
+            table.update(own)
+            raise ValueError(f"--plugin {file} takes the name {taken[0]!r}, which is there already; choose another")
+        provides |= {f"{group}:{key}" for key in table.keys() - own.keys()}
+    _loaded[version] = Plugin(name, version, frozenset(provides))
+    return _loaded[version]
+
+
+def _put(group: str, name: str, value: Any) -> None:
+    table = _tables.get(group, _waiting.get(group, {}))
+    if table.setdefault(name, value) is not value:
+        raise ValueError(f"the name {name!r} is there already")
+
+
+def _copy_of(digest: str) -> Path:
+    return cache_dir() / "plugins" / f"{digest}.py"
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
+def take_options(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """A command's words without `--plugin FILE`, and those files."""
+    rest: list[str] = []
+    files: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word.startswith("--plugin="):
+            files.append(word.removeprefix("--plugin="))
+        elif word == "--plugin":
+            file = next(waiting, None)
+            if file is None:
+                raise ValueError("--plugin needs a Python file: --plugin FILE.py")
+            files.append(file)
+        else:
+            rest.append(word)
+    return rest, files

@@ -1,0 +1,35 @@
+"""Names that people spell in several ways: one key for all of them, and a suggestion for a misspelt one."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+
+def name_key(name: str) -> str:
+    """Letters and digits only, lower case: `Real World`, `Real_World` and `RealWorld` share one key."""
+    return re.sub(r"[\W_]", "", name.casefold())
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """\"; did you mean 'x'?\", or nothing where no known name is near."""
+    by_key = {name_key(name): name for name in known}
+    near = difflib.get_close_matches(name_key(word), by_key, 1)
+    return f"; did you mean {by_key[near[0]]!r}?" if near else ""
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table with aligned columns, as readable in a terminal as on a page."""
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [head, *rows]]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def duration(seconds: float) -> str:
+    """45 s, 12.5 min, 3.4 h, 2.1 days."""
+    for size, word in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.0f} s"

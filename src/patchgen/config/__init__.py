@@ -1,0 +1,27 @@
+"""Every setting of a run, and the files they are read from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from patchgen.config.base import Refine, Settings, Tune, dump_config, from_file, known_settings, read_settings
+from patchgen.config.fold import NO_DOMAIN, PRESETS, Config, Pool, Selection, SplitRule, Task
+from patchgen.config.stream import StreamConfig, stream_preset
+
+
+def config_class(task: Any) -> type[Settings]:
+    """The kind of settings that a task has."""
+    return StreamConfig if task == "ccd" else Config
+
+
+def load_settings(path: str | Path, **changes: Any) -> Settings:
+    """Read a YAML file of settings of any task; unknown keys are refused with the nearest known one."""
+    return from_file(config_class(changes.get("task", read_settings(path).get("task"))), path, changes)
+
+
+__all__ = [
+    "Config", "NO_DOMAIN", "PRESETS", "Pool", "Refine", "Selection", "Settings", "SplitRule", "StreamConfig", "Task",
+    "Tune", "config_class", "dump_config", "from_file", "known_settings", "load_settings", "read_settings",
+    "stream_preset",
+]  # fmt: skip

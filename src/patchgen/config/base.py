@@ -1,0 +1,211 @@
+"""Settings of a run: one dataclass <-> one YAML file <-> the command's flags.
+
+`Settings` has the fields that every task shares; `fold.Config` and `stream.StreamConfig` add their own. A field is
+followed by the sentence that becomes its help. The settings that decide a run's numbers name it; those in
+``not_hashed`` only say where and how it is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from patchgen.common.text import did_you_mean
+
+Tune = Literal["head", "layernorm", "last_block", "full"]
+Refine = Literal["linear", "ln-linear", "linear-ln"]
+S = TypeVar("S", bound="Settings")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the settings of every task have in common."""
+
+    data: str
+    _: KW_ONLY
+    task: str
+    """What is asked of the method."""
+    method: str
+    """A name of `patchgen methods`."""
+    pool: str | None = None
+    """What the head reads; the method's own choice when left out."""
+    tune: Tune | None = None
+    """What of the backbone is trained; the method's own choice when left out."""
+    backbone: str = "auto"
+    """Alias, hub id, local folder, .safetensors file, or `auto`."""
+    image_size: int = 224
+    """Images are resized to this square, in pixels."""
+    normalization: Literal["backbone", "imagenet"] = "backbone"
+    """Pixel mean and deviation: the backbone's own, or ImageNet's for all as in the lineage."""
+    holdout: float = 0.2
+    """Share of the images that is held out."""
+    val_images: int | None = None
+    """Maximum number of validation images; all of the held-out part when left out."""
+
+    lr: float = 5e-5
+    """Learning rate of the head (and of what follows, when left out)."""
+    lr_module: float | None = None
+    """Learning rate of the PatchGen module; that of the head when left out."""
+    weight_decay: float = 0.0
+    """The optimiser's weight decay."""
+    lambda_ms: float = 1e-3
+    """Weight of low-score mask suppression, L_ms."""
+    lambda_sim: float = 1e-3
+    """Weight of class-conditional similarity, L_sim."""
+    lambda_conf: float = 1.0
+    """Weight of selected confidence, L_conf (the paper's is 1)."""
+    tau: float = 0.25
+    """Mask entries below this are weak."""
+    refine: Refine = "ln-linear"
+    """The refinement map F of the module."""
+
+    seed: int = 1
+    """Seed of batches, augmentation and initial weights."""
+    accelerator: str = "auto"
+    """cpu, cuda, mps or auto."""
+    threads: int | None = None
+    """CPU threads; results change with it in the last digits, so it is recorded."""
+    cache: bool = True
+    """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
+
+    not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache")
+    always_hashed: ClassVar[tuple[str, ...]] = ()  # also at their default
+    least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "seed": 0}
+    not_negative: ClassVar[tuple[str, ...]] = (
+        "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Refuse settings that contradict each other before any work is done.
+
+        Raises:
+            ValueError: its first word is the setting.
+        """
+        _check_kinds(self)
+        _check_range(self)
+        for name in self.not_negative:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= LARGEST:
+                rule = f"at most {LARGEST:g}" if LARGEST < value < float("inf") else "a number that is not negative"
+                raise ValueError(f"{name} must be {rule}, not {value}")
+        if not 0 < self.tau < 1:
+            raise ValueError(f"tau is a mask value between 0 and 1, not {self.tau}")
+
+    def deciding(self) -> dict[str, Any]:
+        """The settings that decide the numbers."""
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in self.not_hashed}
+
+    def hashed(self) -> dict[str, Any]:
+        """Those of them that name a run: what is at its default is left out.
+
+        So a setting added later does not rename the runs of today.
+        """
+        usual = {f.name: _default(f) for f in dataclasses.fields(self)}
+        return {k: v for k, v in self.deciding().items() if k in self.always_hashed or v != usual[k]}
+
+
+# Beyond these a run cannot start: generators take 63 bits of seed and step, and a system has so many threads.
+MOST = {"seed": 2**32 - 1, "image_size": 16384, "threads": 1024, "devices": 1024}
+LARGEST = 1e9  # of a rate or weight: far beyond what trains, and far below what a 32-bit number holds
+KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A field's default; an empty text for one that must be given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return "" if field.default is dataclasses.MISSING else field.default
+
+
+def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any]) -> S:
+    """The settings `kind` of a file; whatever is wrong with them, the error names the file."""
+    settings = known_settings(kind, {**read_settings(path), **changes}, str(path))
+    try:
+        return kind(**settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The `name: value` lines of a YAML file, whatever they are."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
+        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
+    return settings
+
+
+def dump_config(config: Any) -> str:
+    """The YAML text of a dataclass of settings."""
+    import yaml
+
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False)
+
+
+def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str, Any]:
+    """The same settings, if the dataclass `kind` has all of them and they have all that it requires."""
+    fields = dataclasses.fields(kind)
+    names = [f.name for f in fields]
+    for key in settings:
+        if key not in names:
+            raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), names)}")
+    nothing = dataclasses.MISSING
+    required = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
+    missing = [name for name in required if name not in settings]
+    if missing:
+        raise ValueError(f"{where}: the settings {', '.join(missing)} are required")
+    return settings
+
+
+def _check_range(config: Settings) -> None:
+    """Refuse settings below their least value, or above their most; None means that a setting was left out."""
+    for name, lowest in config.least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= lowest:
+            raise ValueError(f"{name} must be at least {lowest}, not {value}")
+    for name, highest in MOST.items():
+        if (getattr(config, name, None) or 0) > highest:
+            raise ValueError(f"{name} must be at most {highest}, not {getattr(config, name)}")
+
+
+def _check_kinds(config: Settings) -> None:
+    """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
+    for name, hint in get_type_hints(type(config)).items():
+        if get_origin(hint) is ClassVar or hint is KW_ONLY:
+            continue
+        value, inner = getattr(config, name), get_args(hint)
+        kind = inner[0] if type(None) in inner else hint
+        if value is None and kind is not hint:
+            continue
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            fix = did_you_mean(str(value), get_args(kind))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{fix}")
+        if kind in KINDS and not _fits(value, kind):
+            fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
+            raise ValueError(f"{name} must be {KINDS[kind]}, not {value!r}{fix}")
+        if get_origin(kind) is dict:
+            _check_dict(name, value, get_args(kind)[1])
+
+
+def _check_dict(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be `name: value` lines, not {value!r}")
+    for key, item in value.items():
+        if not isinstance(key, str) or not _fits(item, kind):
+            raise ValueError(f"{name}: each value must be {KINDS[kind]} under a name, not {key!r}: {item!r}")
+        if kind is float and not abs(item) <= LARGEST:
+            raise ValueError(f"{name}: {key} must be a number of at most {LARGEST:g}, not {item}")
+
+
+def _fits(value: Any, kind: type) -> bool:
+    return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)

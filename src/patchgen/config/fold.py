@@ -1,0 +1,137 @@
+"""Settings of a fold: one domain is left out of training and scored at the end (tasks `mdg` and `mdg_gcd`)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, Literal
+
+from patchgen.config.base import Settings
+
+Pool = Literal["cls", "mean", "patchgen", "select"]
+Selection = Literal["source-validation", "last", "oracle"]
+SplitRule = Literal["domainbed", "group"]
+Task = Literal["mdg", "mdg_gcd"]
+NO_DOMAIN = "none"  # as `unseen`: nothing is left out
+
+
+@dataclass(frozen=True)
+class Config(Settings):
+    """A run that leaves one domain out (tasks `mdg` and `mdg_gcd`)."""
+
+    data: str
+    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
+    unseen: str
+    """The domain that is left out of training and scored at the end; `none` trains on all and scores nothing."""
+    _: KW_ONLY
+    task: Task = "mdg"
+    """`mdg`: an unseen domain. `mdg_gcd`: unlabelled classes too. For `ccd`, classes over time: `--task ccd --help`."""
+    method: str = "patchgen"
+    """A name of `patchgen methods`; with `+` the terms of others are added, as in patchgen+miro."""
+    hparams: dict[str, float] = field(default_factory=dict)
+    """The method's own hyper-parameters, such as `miro 0.01` (`patchgen methods` lists them)."""
+    pool: Pool | None = None
+    """What the head reads; the method's own choice when left out."""
+    benchmark: str | None = None
+    """Read DATA as this registered benchmark; recognised by the folder name when left out."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Reading options of a benchmark, such as `crctp_fold Fold1`."""
+
+    steps: int = 5001
+    """Optimiser steps; the first is step 0."""
+    batch_per_domain: int = 32
+    """Images drawn from each source domain at each step."""
+    eval_every: int = 200
+    """Source validation happens at step 0, at every such step and at the last."""
+    val_images: int | None = None
+    """At most so many validation images a domain; all of the held-out part when left out."""
+    augment: bool = True
+    """Random changes of the images while training."""
+    augmentation: Literal["natural", "histology"] = "natural"
+    """Which: crop, flip and colours, or for stained tissue quarter turns, mirror images and strength of the stains."""
+    split: SplitRule = "domainbed"
+    """How a domain is split: the field's rule, or `group` (within a domain, a patient is never on both sides)."""
+    holdout: float = 0.2
+    """Share of each domain that is held out."""
+
+    known: str = "lreg"
+    """mdg_gcd: classes with labels: `lreg` (the first half and one more), `half`, or names with commas between."""
+    unlabelled: Literal["unknown", "mixed"] = "unknown"
+    """mdg_gcd: the unlabelled images are of unknown classes only, or of known ones too."""
+    labelled_share: float = 0.5
+    """mdg_gcd: with `mixed`, the share of known-class images that keep their label."""
+    num_classes: int | None = None
+    """mdg_gcd: how many classes there are in all, known and new; the true number when left out."""
+
+    lr: float = 5e-5
+    """Adam's learning rate of the head (and of what follows, when left out)."""
+    lr_backbone: float | None = None
+    """Learning rate of the tuned part of the backbone."""
+    dropout: float = 0.0
+    """Share of the head's inputs that are dropped while training."""
+    accumulate: int = 1
+    """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    """Number format of the training step."""
+    clip_gradients: float | None = None
+    """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
+    checkpoint_activations: bool = False
+    """Keep of a block of the backbone its input alone and compute it again for the gradients: less memory, slower."""
+    compile: bool = False
+    """Compile the blocks of the backbone for the training step; where that fails, the run goes on without it."""
+
+    swad: bool = False
+    """Average weights over the loss valley and report that model beside the selected one."""
+    swad_ratio: float | None = None
+    """Tolerance of the valley; the benchmark's own (1.3, VLCS 1.2) when left out."""
+    swad_compat: bool = False
+    """Follow the original SWAD implementation to the letter instead of its published rule."""
+    select: Selection = "source-validation"
+    """Which checkpoint is reported. `oracle` looks at the unseen domain and is labelled so."""
+    seed: int = 1
+    """Seed of splits, batches, augmentation and initial weights."""
+
+    devices: int = 1
+    """How many devices share a step."""
+    deterministic: bool = False
+    """Use operations that give the same bits each time, also on a GPU; one without such a form is warned of."""
+
+    not_hashed: ClassVar[tuple[str, ...]] = (
+        *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations"
+    )  # fmt: skip
+    least: ClassVar = {
+        **Settings.least,
+        **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
+        "swad_ratio": 1,
+    }
+    not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")
+
+    def check(self) -> None:
+        super().check()
+        if not 0 < self.holdout < 1:
+            raise ValueError(f"holdout is a share between 0 and 1, not {self.holdout}")
+        if not 0 < self.labelled_share <= 1:
+            raise ValueError(f"labelled_share is a share above 0 and at most 1, not {self.labelled_share}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is a share from 0 to below 1, not {self.dropout}")
+        if self.clip_gradients is not None and not 0 < self.clip_gradients < float("inf"):
+            raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {self.clip_gradients}")
+        parts = self.accumulate * self.devices
+        if self.batch_per_domain % parts:
+            raise ValueError(
+                f"batch_per_domain {self.batch_per_domain} must divide by devices x accumulate = {parts}; "
+                f"try {parts * max(1, round(self.batch_per_domain / parts))}"
+            )
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The lineage's protocol (DomainBed -> SWAD -> MIRO -> GMDG -> L-Reg): hours on a GPU, days on a CPU.
+    "paper": {"normalization": "imagenet"},
+    # A fold in minutes on two cores.
+    "small": {
+        "image_size": 112,
+        "steps": 151,
+        "batch_per_domain": 12,
+        "eval_every": 25,
+        "val_images": 100,
+    },
+}

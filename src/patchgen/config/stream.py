@@ -1,0 +1,142 @@
+"""Settings of a stream: a labelled stage, then stages in which new classes appear (task `ccd`).
+
+The defaults are the published ones of the host (PromptCCD); `small` is meant for two CPU cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from patchgen.config.base import LARGEST, Settings, Tune
+
+Components = Literal["known", "half", "grow"]
+StreamSelection = Literal["session-validation", "last"]
+
+
+@dataclass(frozen=True)
+class StreamConfig(Settings):
+    """A run over a stream of stages (task `ccd`)."""
+
+    data: str
+    """Folder `class/*.jpg`, `domain/class/*.jpg` or CSV manifest; or the official CIFAR-100 or CUB-200-2011 folder."""
+    _: KW_ONLY
+    task: Literal["ccd"] = "ccd"
+    """`ccd`: a labelled stage, then unlabelled stages in which new classes appear."""
+    schedule: str = "paper"
+    """Which classes enter when: `paper` (70 % labelled, then three times 10 %), or a YAML file."""
+    holdout: float = 0.1
+    """Share of each class that is never trained on, where the data has no test part of its own."""
+    method: str = "promptccd+patchgen"
+    """gcd, simgcd, promptccd, or gcd or promptccd with +patchgen or +patchgen-select."""
+    pool: Literal["cls", "mean"] | None = None
+    """What a method without the module reads: CLS when left out, or the mean of the patch tokens."""
+    tune: Tune = "last_block"
+    """What of the backbone is trained; the same for a host and for the host with PatchGen."""
+    image_size: int = 224
+    """Pixels of the square crops; images are resized to 8/7 of it before."""
+
+    epochs: int = 200
+    """Passes over the images of each stage."""
+    batch: int = 128
+    """Images a step, each in two views."""
+    lr: float = 0.1
+    """SGD's learning rate of backbone and projection head; it falls by a cosine to a thousandth."""
+    momentum: float = 0.9
+    """SGD's momentum."""
+    weight_decay: float = 5e-5
+    """SGD's weight decay."""
+    temperature: float = 1.0
+    """Temperature of the contrast between views (InfoNCE)."""
+    supervised_temperature: float = 0.07
+    """Temperature of the contrast between classes (SupCon)."""
+    supervised_weight: float = 0.35
+    """Share of the supervised terms in the labelled stage; later stages have no labels."""
+    entropy_weight: float = 2.0
+    """simgcd: weight of the entropy of the mean prediction (published: 4 on CIFAR-100, 2 on CUB)."""
+    projection_hidden: int = 2048
+    """Width of the projection head's two hidden layers."""
+    projection_bottleneck: int = 256
+    """Width in front of its last layer."""
+    projection_out: int = 65536
+    """Width of its output, in which views are compared."""
+
+    prompts: int = 5
+    """Prompts an image gets: the means of its likeliest components."""
+    warm_up: int = 30
+    """Epochs of each stage without prompts and pseudo-labels."""
+    refit_every: int = 30
+    """Epochs between two fits of the mixture, from the end of the warm-up on."""
+    components: Components = "known"
+    """Mixture components: the number of classes so far (`known`), from stage 1 on `half` of it, or `grow`."""
+    em_tolerance: float = 1e-7
+    """The fit of the mixture ends when a step gains less log-likelihood than this."""
+    replay: int = 100
+    """Features drawn from each component of the last stage's mixture and added to the next fits."""
+    test_prompts: bool = False
+    """Use prompts for the scored features too (the host does not)."""
+
+    pseudo_labels: Literal["mixture", "none"] = "mixture"
+    """PatchGen: labels of unlabelled images: their likeliest component, or none (then only L_ms is left)."""
+
+    selection: StreamSelection = "session-validation"
+    """Which epoch of a stage is kept: the best on held-out images of the classes so far, or the last."""
+    val_every: int = 10
+    """Epochs between two validations; the last epoch is always validated."""
+    val_images: int | None = None
+    """At most so many validation images, and as many of the stage beside them; all when left out."""
+    inits: int = 10
+    """Starts of the k-means that scores a stage; the best one counts."""
+    seed: int = 1
+    """Seed of batches, augmentation, initial weights and k-means; the stages are drawn by the schedule's own."""
+
+    not_hashed: ClassVar[tuple[str, ...]] = (*Settings.not_hashed, "schedule", "holdout")
+    always_hashed: ClassVar[tuple[str, ...]] = ("task",)
+    least: ClassVar = {
+        **Settings.least,
+        **dict.fromkeys(("epochs", "projection_hidden", "projection_bottleneck", "projection_out", "prompts",
+                         "refit_every", "val_every", "inits"), 1),
+        "batch": 2, "warm_up": 0, "replay": 0,  # a contrast needs a second image
+    }  # fmt: skip
+    not_negative: ClassVar = (*Settings.not_negative, "entropy_weight")
+
+    def check(self) -> None:
+        super().check()
+        for name in ("temperature", "supervised_temperature", "em_tolerance"):
+            if not 0 < getattr(self, name) <= LARGEST:
+                raise ValueError(f"{name} must be a number above 0, at most {LARGEST:g}, not {getattr(self, name)}")
+        for name in ("holdout", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is a share from 0 to below 1, not {getattr(self, name)}")
+        if not 0 <= self.supervised_weight <= 1:
+            raise ValueError(f"supervised_weight is a share from 0 to 1, not {self.supervised_weight}")
+        if self.warm_up >= self.epochs:
+            raise ValueError(
+                f"warm_up must be below the number of epochs, {self.epochs}, or prompts never begin; not {self.warm_up}"
+            )
+
+
+SMALL: dict[str, Any] = {
+    "image_size": 84,
+    "epochs": 6,
+    "batch": 32,
+    "lr": 0.02,  # at 0.1 so few steps saturate the mask: docs/ccd.md
+    "projection_hidden": 512,
+    "projection_bottleneck": 128,
+    "projection_out": 4096,
+    "warm_up": 2,
+    "refit_every": 2,
+    "val_every": 2,
+    "val_images": 600,
+}
+
+
+def stream_preset(preset: str, data: str) -> dict[str, Any]:
+    """What a preset sets for this data: the host halves its components and its learning rate on CUB."""
+    from patchgen.data.cub import is_cub
+
+    settings = dict(SMALL) if preset == "small" else {"normalization": "imagenet"}
+    if data and Path(data).is_dir() and is_cub(Path(data)):
+        settings |= {"components": "half"} | ({"lr": 0.05} if preset == "paper" else {})
+    return settings

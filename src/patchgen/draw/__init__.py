@@ -1,0 +1,1 @@
+"""Maps over images, contact sheets and plots."""

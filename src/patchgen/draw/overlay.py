@@ -1,0 +1,151 @@
+"""The mask as a picture: the image, the map over it, a colour bar, and what it must not be mistaken for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from patchgen.common.text import did_you_mean
+from patchgen.data.images import decode
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+LONGEST = 1024  # pixels of the longer side of the original in a picture
+COLOURS = "viridis"  # even steps to the eye, and readable without red or green
+OPACITY = 0.6  # of the colours over the image
+NOTICE = "selection map, not an annotation"
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """Why an image got its label, as far as the mask tells."""
+
+    path: Path | None  # None where no file was given
+    image: np.ndarray  # (S, S, 3) uint8: what the model saw
+    mask: np.ndarray  # (h, w) float32 in [0, 1]
+    top: tuple[tuple[str, float], ...]  # (class, probability), likeliest first
+
+    @property
+    def mask_statistics(self) -> dict[str, float]:
+        return {"min": float(self.mask.min()), "mean": float(self.mask.mean()), "max": float(self.mask.max())}
+
+    def overlay(
+        self,
+        threshold: float | None = None,
+        *,
+        relative: bool = False,
+        colours: str = COLOURS,
+        opacity: float = OPACITY,
+    ) -> Image.Image:
+        """A picture: the original image, the mask over it, and the colour bar.
+
+        Args:
+            threshold: Also outline where the mask exceeds this value in (0, 1).
+            relative: Stretch the colours to the mask's own range; the picture then says so.
+            colours: A colour map of matplotlib, such as `viridis`, `cividis` or `gray`.
+            opacity: Of the colours over the image: 0 shows the image alone, 1 the map alone.
+        """
+        if threshold is not None and not 0 < threshold < 1:
+            raise ValueError(f"threshold is a mask value between 0 and 1, not {threshold}")
+        if not 0 <= opacity <= 1:
+            raise ValueError(f"opacity is a share from 0 to 1, not {opacity}")
+        from matplotlib import colormaps
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        if colours not in colormaps:
+            raise ValueError(f"matplotlib has no colour map {colours!r}{did_you_mean(colours, colormaps)}")
+        figure = _draw(self, threshold, relative, colours, opacity)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def original(path: Path) -> np.ndarray:
+    """(H, W, 3) uint8 of a readable image: upright, its aspect kept, the longer side at most LONGEST."""
+    with Image.open(path) as image:
+        image.draft(None, (LONGEST, LONGEST))
+        width, height = ImageOps.exif_transpose(image).size
+    scale = min(1.0, LONGEST / max(width, height))
+    # `decode` knows transparency, 16 bits and what to refuse, but makes squares: the shorter side is restored here
+    square = Image.fromarray(decode(path, round(max(width, height) * scale)))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return np.array(square.resize(size, Image.Resampling.BILINEAR))
+
+
+def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Smooth (h, w) -> (height, width); never outside the mask's own range, so nothing is selected by ringing."""
+    grown = Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(grown), mask.min(), mask.max())
+
+
+def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    photo = original(found.path) if found.path else found.image
+    height, width = photo.shape[:2]
+    mask = upsample(found.mask, height, width)
+    shape = min(max(height / width, 0.4), 2.5)  # a strip is shown smaller rather than as a picture without end
+    layout = ConstrainedLayoutEngine(h_pad=0.09)  # inches: the title off the edge
+    figure = Figure(figsize=(9.4, 4.1 * shape + 0.95), dpi=110, facecolor="white", layout=layout)
+    left, right = figure.subplots(1, 2)
+    left.imshow(photo)
+    right.imshow(np.asarray(Image.fromarray(photo).convert("L")), cmap="gray", vmin=0, vmax=255)
+    low, high, label = _scale(found.mask, relative)
+    colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
+    if threshold is not None and found.mask.min() < threshold < found.mask.max():
+        for colour, line in (("black", 3.2), ("white", 1.4)):  # seen on bright and dark colours alike
+            right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
+    _colour_bar(figure, right, colours, label)
+    _caption(figure, left, right, found, threshold)
+    return figure
+
+
+def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
+    """Where the colours begin and end, and what the picture says of it."""
+    low, high = float(mask.min()), float(mask.max())
+    if relative and high - low > 1e-4:
+        return low, high, "mask, RELATIVE: stretched to this image's range"
+    # a constant mask is never stretched: rounding errors would look like structure
+    return 0.0, 1.0, "mask: 0 left out, 1 selected" + (" (constant: not stretched)" if relative else "")
+
+
+def _colour_bar(figure: Figure, axes: Axes, colours: AxesImage, label: str) -> None:
+    beside = axes.inset_axes((1.03, 0, 0.045, 1))  # as high as the panel, whatever its shape
+    bar = figure.colorbar(colours, cax=beside)
+    beside.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the image
+    ticks = np.linspace(*colours.get_clim(), 5)
+    digits = 2 if ticks[-1] - ticks[0] > 0.05 else 4
+    bar.set_ticks(ticks.tolist(), labels=[f"{tick:.{digits}f}" for tick in ticks])
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label(label, fontsize=8.5)
+
+
+def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, threshold: float | None) -> None:
+    """Title, panel names and notice; names are shown as they are, never read as formulas."""
+    label, confidence = found.top[0]
+    figure.suptitle(f"{_short(label)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
+    m = found.mask_statistics
+    crossed = threshold is not None and m["min"] < threshold < m["max"]
+    outline = f", outline at {threshold:g}" if crossed else f", none crosses {threshold:g}" if threshold else ""
+    left.set_title(_short(found.path.name if found.path else ""), fontsize=9, color="0.35", parse_math=False)
+    numbers = f"mask min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
+    right.set_title(numbers, fontsize=9, color="0.35")
+    right.set_xlabel(NOTICE, fontsize=8, color="0.35", style="italic")
+    for axes in (left, right):
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+
+
+def _short(text: str, most: int = 44) -> str:
+    """The end is kept: it is what tells long names apart."""
+    printable = text.encode("utf-8", "backslashreplace").decode()
+    return printable if len(printable) <= most else "…" + printable[1 - most :]

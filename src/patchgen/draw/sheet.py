@@ -1,0 +1,139 @@
+"""Contact sheets: many small images, each with its selection map, a name and a note, on one picture.
+
+    tile = Tile(pixels, "tile_07.png", "confidence 0.83", mask)
+    write_sheet(Path("new-1.png"), contact_sheet("new-1", [tile], subtitle="37 images"))
+
+Drawn with Pillow alone, 1200 pixels wide. Masks have the fixed colour scale of all our pictures, 0 to 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from patchgen.common.files import replacing
+from patchgen.draw.overlay import NOTICE, OPACITY, upsample
+
+WIDTH = 1200
+MARGIN, GAP = 24, 16  # at the edges of the sheet, between tiles
+INSIDE = 4  # between an image and its map
+HEADER = 92
+LINE = 19  # height of a line of text below a tile
+INK, GREY, BLANK = (28, 32, 36), (75, 85, 96), (255, 255, 255)
+# viridis at 0, 1/16, ..., 1: straight lines between these stay within 5 of 255 of it
+VIRIDIS = np.array([
+    (68, 1, 84), (72, 24, 106), (71, 45, 123), (66, 64, 134), (59, 82, 139), (51, 99, 141), (44, 114, 142),
+    (38, 130, 142), (33, 145, 140), (31, 160, 136), (40, 174, 128), (63, 188, 115), (94, 201, 98), (132, 212, 75),
+    (173, 220, 48), (216, 226, 25), (253, 231, 37),
+], dtype=float)  # fmt: skip
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    image: np.ndarray  # (H, W, 3) uint8
+    name: str
+    note: str = ""
+    mask: np.ndarray | None = None  # (h, w) in [0, 1]
+
+
+def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle: str = "") -> Image.Image:
+    """Tiles in reading order under a header; a tile with a mask is [image | mask over it], else the image alone.
+
+    Raises:
+        ValueError: no tile, or more columns than can be read.
+    """
+    if not tiles:
+        raise ValueError("a contact sheet needs at least one tile")
+    if not 1 <= columns <= 12:
+        raise ValueError(f"columns must lie between 1 and 12, not {columns}: more cannot be read at {WIDTH} pixels")
+    with_masks = any(tile.mask is not None for tile in tiles)
+    cell = (WIDTH - 2 * MARGIN - (columns - 1) * GAP) // columns
+    side = (cell - INSIDE) // 2 if with_masks else cell  # of the square that an image is fitted into
+    height = side + 2 * LINE + GAP
+    rows = -(-len(tiles) // columns)
+    sheet = Image.new("RGB", (WIDTH, HEADER + rows * height + MARGIN - GAP), BLANK)
+    _header(sheet, title, subtitle, with_masks)
+    for i, tile in enumerate(tiles):
+        corner = MARGIN + i % columns * (cell + GAP), HEADER + i // columns * height
+        _tile(sheet, tile, corner, cell, side)
+    return sheet
+
+
+def write_sheet(path: Path, sheet: Image.Image) -> None:
+    """A PNG, under a temporary name first."""
+    with replacing(path) as temporary:
+        sheet.save(temporary, "PNG")
+
+
+def viridis(values: np.ndarray) -> np.ndarray:
+    """Colours (..., 3) in 0..255 of values in [0, 1]."""
+    at = np.linspace(0, 1, len(VIRIDIS))
+    return np.stack([np.interp(values, at, channel) for channel in VIRIDIS.T], axis=-1)
+
+
+def mask_over(image: Image.Image, mask: np.ndarray) -> Image.Image:
+    """The mask's colours over the image in grey."""
+    grey = np.asarray(image.convert("L"), dtype=float)[..., None]
+    colours = viridis(upsample(mask, image.height, image.width))
+    return Image.fromarray((OPACITY * colours + (1 - OPACITY) * grey).round().astype(np.uint8))
+
+
+def fit_text(text: str, font: Font, width: float) -> str:
+    """One printable line no wider than `width`; the end is kept, because it is what tells long names apart."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if font.getlength(line) <= width:
+        return line
+    ends = range(1, len(line) + 1)  # where the part that is kept may start: the later, the shorter
+    return "…" + line[1 + bisect_left(ends, True, key=lambda start: font.getlength("…" + line[start:]) <= width) :]
+
+
+@cache
+def _font(size: int) -> Font:
+    return ImageFont.load_default(size)
+
+
+def _header(sheet: Image.Image, title: str, subtitle: str, with_masks: bool) -> None:
+    draw = ImageDraw.Draw(sheet)
+    room = WIDTH - 2 * MARGIN - (340 if with_masks else 0)
+    for text, size, colour, top in ((title, 28, INK, 16), (subtitle, 16, GREY, 54)):
+        font = _font(size)
+        draw.text((MARGIN, top), fit_text(text, font, room), colour, font)
+    if with_masks:
+        _colour_bar(sheet, draw)
+
+
+def _colour_bar(sheet: Image.Image, draw: ImageDraw.ImageDraw) -> None:
+    width, height, font = 150, 12, _font(14)
+    left, middle = WIDTH - MARGIN - 75 - width, 32
+    ramp = Image.new("RGB", (width, height), (128, 128, 128))  # the bar's colours lie on grey as they do on the image
+    sheet.paste(mask_over(ramp, np.linspace(0, 1, width)[None]), (left, middle - height // 2))
+    draw.text((left - 8, middle), "0 left out", GREY, font, anchor="rm")
+    draw.text((left + width + 8, middle), "1 selected", GREY, font, anchor="lm")
+    draw.text((WIDTH - MARGIN, 62), NOTICE, GREY, font, anchor="rm")
+
+
+def _tile(sheet: Image.Image, tile: Tile, corner: tuple[int, int], cell: int, side: int) -> None:
+    left, top = corner
+    image = _fitted(tile.image, side)
+    down = top + (side - image.height) // 2
+    sheet.paste(image, (left + (side - image.width) // 2, down))
+    if tile.mask is not None:
+        sheet.paste(mask_over(image, tile.mask), (left + side + INSIDE + (side - image.width) // 2, down))
+    font, draw = _font(14), ImageDraw.Draw(sheet)
+    for i, (text, colour) in enumerate(((tile.name, INK), (tile.note, GREY))):
+        draw.text((left, top + side + 3 + i * LINE), fit_text(text, font, cell), colour, font)
+
+
+def _fitted(pixels: np.ndarray, side: int) -> Image.Image:
+    """The image at its own aspect, its longer side `side` pixels."""
+    height, width = pixels.shape[:2]
+    scale = side / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)

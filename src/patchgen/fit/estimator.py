@@ -1,0 +1,226 @@
+"""A classifier with the habits of scikit-learn, for people with images from several sites.
+
+from patchgen import PatchGenClassifier
+model = PatchGenClassifier(steps=300).fit("tiles")                       # tiles/site/class/*.png
+print(model.expected_accuracy_)                                          # at a site that nobody has seen
+model.predict(["a.png", "b.png"]), model.explain("a.png").overlay()
+model.save("tiles-model"); PatchGenClassifier.load("tiles-model")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+
+from patchgen.common.text import did_you_mean
+from patchgen.config import NO_DOMAIN, PRESETS, Config
+from patchgen.data.given import squares
+from patchgen.draw.overlay import Explanation
+from patchgen.fit.expect import Expected
+from patchgen.fit.source import as_data
+from patchgen.methods.presets import preset_settings
+from patchgen.predict.hub import fetch_model, push_model
+from patchgen.predict.model_folder import Model, read_model, write_model
+from patchgen.predict.predictor import Predictor, Scores
+
+BATCH = 64
+OWN = ("method", "backbone", "preset", "runs", "expect", "quiet")
+SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("data", "unseen", "task", *OWN))
+
+
+class PatchGenClassifier(ClassifierMixin, BaseEstimator):
+    """Fit on images of some sites, know what to expect at the next one, and hand the model on.
+
+    Args:
+        method: A name of `patchgen methods`.
+        backbone: Alias, hub id, local folder, .safetensors file, or `auto`.
+        preset: `small` (minutes on two cores) or `paper` (the field's 5001 steps at 224 px).
+        runs: Folder of the trainings. A fit that was stopped goes on from there when it is called again.
+        expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
+        quiet: No progress.
+        settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
+
+    After `fit` or `load`: ``classes_``, ``domains_``, ``expected_accuracy_`` (`Expected`, or None), ``folds_`` (a dict
+    a site), ``temperature_``, ``calibration_``; after `fit` also ``history_``, the evaluations, and ``run_``.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str = "patchgen-select",
+        backbone: str = "auto",
+        preset: str = "small",
+        runs: str = "runs",
+        expect: bool = True,
+        quiet: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.method, self.backbone, self.preset = method, backbone, preset
+        self.runs, self.expect, self.quiet = runs, expect, quiet
+        self._settings: tuple[str, ...] = ()
+        self._set(settings)
+
+    # Parameters
+
+    def _set(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            if name not in SETTINGS:
+                known = [*OWN, *SETTINGS]
+                raise ValueError(f"PatchGenClassifier has no setting {name!r}{did_you_mean(name, known)}")
+            setattr(self, name, value)
+        self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The settings that were given, and the defaults of the first six."""
+        return {name: getattr(self, name) for name in (*OWN, *self._settings)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change settings; a fitted model is not changed by it."""
+        self._set({name: value for name, value in params.items() if name not in OWN})
+        for name in OWN:
+            setattr(self, name, params.get(name, getattr(self, name)))
+        return self
+
+    def config(self, data: str, unseen: str | None = None) -> Config:
+        """The settings of a training: the preset's, then those that were given."""
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
+        given = {name: getattr(self, name) for name in ("method", "backbone", *self._settings)}
+        return Config(**{**preset_settings(self.preset, self.method), **given, "data": data,
+                         "unseen": unseen or NO_DOMAIN})  # fmt: skip
+
+    # Fitting
+
+    def fit(
+        self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None
+    ) -> Self:
+        """Train, after leaving each site out in turn to say what to expect at a new one.
+
+        Args:
+            data: Folder `site/class/*.png`, CSV manifest (path, domain, label, optional group), array (N, H, W, 3)
+                uint8, or a list of paths or PIL images.
+            y: The class of each image of an array or list: names or whole numbers.
+            domains: The site of each image of an array or list.
+            groups: Its patient or slide; the split is then by `group` unless `split` says otherwise.
+            unseen: Leave this site alone out, score it, and keep the model that was trained without it.
+        """
+        from patchgen.fit.procedure import fit
+        from patchgen.runs.folder import RunFolder
+
+        config = self.config(as_data(data, y, domains, groups, self.runs), unseen)
+        chosen = "split" in self._settings
+        model = fit(config, self.runs, expecting=self.expect, split_given=chosen, quiet=self.quiet)
+        if y is not None and np.asarray(y).dtype.kind in "iu":
+            model.about["labels"] = "int"
+        self._take(model)
+        run = RunFolder.open(Path(self.runs) / model.about["run"])
+        self.run_, self.history_ = str(run.path), run.records("evaluation")
+        return self
+
+    def _take(self, model: Model) -> None:
+        """What is known after a fit and after loading alike."""
+        self.model_, about = model, model.about
+        names = model.predictor.classes
+        self.classes_ = np.array([int(name) for name in names] if about.get("labels") == "int" else names)
+        self.domains_ = tuple(about["data"]["sites"])
+        self.folds_: list[dict[str, Any]] = about["folds"]
+        self.calibration_: dict[str, Any] = about["calibration"]
+        self.temperature_ = model.predictor.confidence.temperature
+        self.expected_accuracy_ = _expected(about["expected"])
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model behind the estimator: files in, predictions out, one batch in memory at a time."""
+        if not hasattr(self, "model_"):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError("this PatchGenClassifier is not fitted yet; call fit, or load a model folder")
+        return self.model_.predictor
+
+    # Using
+
+    def _scores(self, images: Any) -> Iterator[Scores]:
+        predictor = self.predictor
+        pixels = squares(images, predictor.config.image_size)
+        while batch := list(islice(pixels, BATCH)):
+            yield from predictor.score(batch)
+
+    def predict_proba(self, images: Any) -> np.ndarray:
+        """Calibrated probabilities (N, C), columns in the order of ``classes_``.
+
+        Args:
+            images: A list of paths or PIL images, an array (N, H, W, 3) uint8, one file, or a folder.
+        """
+        return np.stack([found.probabilities for found in self._scores(images)])
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The likeliest class of each image: (N,)."""
+        best = self.predict_proba(images).argmax(1)
+        return self.classes_[best]
+
+    def unlike_training(self, images: Any) -> np.ndarray:
+        """(N,) bool: farther from the training images, in features, than 99 % of source validation."""
+        return np.array([bool(found.unlike_training) for found in self._scores(images)])
+
+    def score(self, images: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """Accuracy on images with classes `y`, or on all labelled images of a folder or manifest."""
+        if y is None:
+            images, y = self._labelled(images)
+        right = self.predict(images).astype(str) == np.asarray(y).astype(str)
+        return float(np.average(right, weights=sample_weight))
+
+    def _labelled(self, data: Any) -> tuple[list[Path], list[str]]:
+        from patchgen.data.table import read_table
+
+        if not isinstance(data, (str, os.PathLike)):
+            raise ValueError("score needs y=, the class of each image, unless the data is a folder or manifest")
+        table = read_table(os.fspath(data))
+        rows = [i for i in range(len(table)) if table.label[i] >= 0]
+        return [table.file(i) for i in rows], [table.label_name(i) for i in rows]
+
+    def explain(self, image: Any) -> Explanation:
+        """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""
+        return self.predictor.explain(image)
+
+    # Handing on
+
+    def save(self, folder: str | Path, *, with_backbone: bool = True) -> Path:
+        """Write a model folder: safetensors, JSON and a model card. Without the backbone it is small, but not alone."""
+        self.predictor  # noqa: B018  says so when there is nothing to save
+        return write_model(folder, self.model_, with_backbone=with_backbone)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The estimator of a model folder, its settings included."""
+        model = read_model(folder)
+        config, usual = model.predictor.config, Config("", "")
+        own = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
+        own["normalization"] = config.normalization  # all that the preset would change
+        found = cls(method=config.method, backbone=config.backbone, preset="paper", **own)
+        found._take(model)
+        return found
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None) -> Self:
+        """The estimator of a model folder, or of a hub's `org/name`."""
+        return cls.load(fetch_model(source, revision))
+
+    def push_to_hub(self, repo: str, *, private: bool = False, with_backbone: bool = True) -> str:
+        """Upload the model folder to a hub's `org/name`; returns the address."""
+        with tempfile.TemporaryDirectory() as place:
+            return push_model(self.save(Path(place) / "model", with_backbone=with_backbone), repo, private=private)
+
+
+def _expected(facts: dict[str, Any] | None) -> Expected | None:
+    if facts is None:
+        return None
+    pairs = {name: tuple(facts[name]) if facts[name] else None for name in ("interval", "new_site")}
+    return Expected(mean=facts["mean"], folds=dict(facts["folds"]), **pairs)  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""Methods for a stream of stages: two views of each image in, named losses out.
+
+    gcd                   contrast between views; in the labelled stage also between classes
+    simgcd                gcd with learned prototypes that the two views teach each other
+    promptccd             gcd with prompts from a mixture over the features
+    X+patchgen            X with z+ in place of CLS, and the three mask losses
+    X+patchgen-select     X with a CLS that reads what the mask inside the backbone selects, and no further loss
+
+A method is a class with one verb, ``losses``; the loop reads its switches. Adding one is a class and a line in
+``STREAM_METHODS``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchgen.common import plugins
+from patchgen.common.text import did_you_mean
+from patchgen.config.stream import StreamConfig
+from patchgen.methods.stream.contrastive import info_nce, supervised_contrastive
+from patchgen.methods.stream.model import Seen, StreamModel
+from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
+
+PROTOTYPE_TEMPERATURE = 0.1  # of p_h, and of SimGCD's student
+TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher, at the start of a stage and from the end of its warm-up on
+
+
+@dataclass(frozen=True)
+class Views:
+    """A batch as a method sees it: rows 0..B-1 are the first views, rows B..2B-1 the second."""
+
+    seen: Seen  # of all 2B views
+    target: Tensor  # (2B,) position among the known classes in the labelled stage, -1 later
+    pseudo: Tensor  # (2B,) the same, with a component of the mixture where there is no label; -1 for none
+    centres: Tensor | None  # (K, D) what pseudo counts: means of the known classes, or of the components
+    classes: int  # how many there are so far
+    epoch: int
+    labelled: bool  # the stage has labels; asking the targets would make the device catch up
+
+
+class Gcd:
+    """Views of an image belong together, and so do images of a class where labels are given."""
+
+    pool: ClassVar[str] = "cls"
+    prompts: ClassVar[bool] = False  # the mixture's means join the tokens
+    mixture: ClassVar[bool] = False  # a mixture is fitted
+    prototypes: ClassVar[bool] = False  # classes are learned, and scored by them instead of k-means
+    summary: ClassVar[str] = "contrast between views, and between classes where labels are given"
+    reference: ClassVar[str] = "Vaze et al. 2022"
+
+    def __init__(self, config: StreamConfig) -> None:
+        self.config = config
+
+    def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
+        """Named terms, already weighted: their sum is what a step minimises."""
+        c, projected = self.config, model.project(views.seen.features)
+        share = self.supervised(views)
+        terms = {"info_nce": (1 - share) * info_nce(projected, c.temperature)}
+        if share:
+            terms["sup_con"] = share * supervised_contrastive(projected, views.target, c.supervised_temperature)
+        return terms
+
+    def watch(self, views: Views) -> dict[str, Tensor]:
+        """Named values to log; nothing is trained by them."""
+        return {}
+
+    def supervised(self, views: Views) -> float:
+        """Share of the supervised terms: none where nothing is labelled."""
+        return self.config.supervised_weight if views.labelled else 0.0
+
+
+class SimGcd(Gcd):
+    prototypes = True
+    summary = "gcd with learned prototypes: each view teaches the other one, and all classes are to be used"
+    reference = "Wen et al. 2023"
+
+    def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
+        share, logits = self.supervised(views), model.classify(views.seen.features, views.classes)  # (2B, K)
+        log_p = (logits / PROTOTYPE_TEMPERATURE).log_softmax(1)
+        teacher = (logits.detach() / self._teacher(views.epoch)).softmax(1).roll(len(logits) // 2, 0)  # the other view
+        mean = log_p.exp().mean(0)  # (K,)
+        unused = math.log(views.classes) + (mean * mean.clamp(min=1e-12).log()).sum()  # log K - H(mean)
+        terms = super().losses(model, views) | {
+            "distil": (1 - share) * -(teacher * log_p).sum(1).mean(),
+            "entropy": (1 - share) * self.config.entropy_weight * unused,
+        }
+        if share:
+            terms["classes"] = share * F.nll_loss(log_p, views.target, ignore_index=-1)
+        return terms
+
+    def _teacher(self, epoch: int) -> float:
+        start, end = TEACHER_TEMPERATURE
+        return end + (start - end) * max(0.0, 1 - epoch / max(self.config.warm_up, 1))
+
+
+class PromptCcd(Gcd):
+    prompts = mixture = True
+    summary = "gcd with prompts: the means of an image's likeliest mixture components join its tokens"
+    reference = "Cendra et al. 2024"
+
+
+class PatchGenTerms(Gcd):
+    """z+ takes the place of CLS everywhere; pseudo-labels come from the mixture, p_h from cosines with its means."""
+
+    pool = "patchgen"
+    mixture = True
+
+    def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
+        c, (features, mask, _) = self.config, views.seen
+        assert mask is not None  # the pool makes one
+        terms = super().losses(model, views) | {"L_ms": c.lambda_ms * mask_suppression(mask, c.tau)}
+        if views.centres is not None:
+            logits = cosine_logits(features, views.centres)
+            terms["L_conf"] = c.lambda_conf * selected_confidence(logits, views.pseudo)
+            terms["L_sim"] = c.lambda_sim * class_similarity(features, views.pseudo, len(views.centres))
+        return terms
+
+    @torch.no_grad()
+    def watch(self, views: Views) -> dict[str, Tensor]:
+        """Share of weak mask entries; p_h(y | z-), the appendix's reference, and L_neg, its lead over p_h(y | z+)."""
+        features, mask, rest = views.seen
+        assert mask is not None and rest is not None
+        values = {"weak_share": (mask < self.config.tau).float().mean()}
+        if views.centres is not None:
+            complementary = label_probability(cosine_logits(rest, views.centres), views.pseudo)
+            selected = label_probability(cosine_logits(features, views.centres), views.pseudo)
+            values |= {"complementary_confidence": complementary, "L_neg": complementary - selected}
+        return values
+
+
+def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
+    """What p_h is the softmax of: cosines (B, K) with the centres, over the temperature."""
+    return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T / PROTOTYPE_TEMPERATURE
+
+
+class GcdPatchGen(PatchGenTerms):
+    summary = "gcd with PatchGen's module and losses: the mixture gives pseudo-labels, and no prompts"
+
+
+class PromptCcdPatchGen(PatchGenTerms, PromptCcd):
+    summary = "promptccd with PatchGen's module and losses (the paper's method for a stream)"
+
+
+class GcdSelect(Gcd):
+    pool = "select"
+    summary = "gcd on a class token that reads what the mask inside the backbone selects"
+
+
+class PromptCcdSelect(PromptCcd):
+    pool = "select"
+    summary = "promptccd on a class token that reads what the mask inside the backbone selects"
+
+
+STREAM_METHODS: dict[str, type[Gcd]] = {
+    "gcd": Gcd,
+    "simgcd": SimGcd,
+    "promptccd": PromptCcd,
+    "gcd+patchgen": GcdPatchGen,
+    "promptccd+patchgen": PromptCcdPatchGen,
+    "gcd+patchgen-select": GcdSelect,
+    "promptccd+patchgen-select": PromptCcdSelect,
+}
+plugins.open_table("stream_methods", STREAM_METHODS)
+
+
+def make_stream_method(config: StreamConfig) -> Gcd:
+    """The method that the settings name; settings that do not fit it are refused."""
+    if config.method not in STREAM_METHODS:
+        plugins.load_all()
+    if config.method not in STREAM_METHODS:
+        hint = did_you_mean(config.method, STREAM_METHODS)
+        raise ValueError(f"task ccd has no method {config.method!r}{hint} (known: {', '.join(STREAM_METHODS)})")
+    method = STREAM_METHODS[config.method](config)
+    if config.pool and method.pool != "cls":
+        raise ValueError(f"pool {config.pool!r} does not fit method {config.method!r}, which has a mask; leave it out")
+    if config.components == "grow" and not method.mixture:
+        raise ValueError(f"components 'grow' needs a mixture, which {config.method!r} has not; take promptccd")
+    if config.test_prompts and not method.prompts:
+        raise ValueError(f"test_prompts needs prompts, which {config.method!r} has not; take promptccd")
+    return method

@@ -1,0 +1,150 @@
+"""The model card: what a reader must know before trusting a model, from the facts in its config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from patchgen.draw.overlay import NOTICE
+from patchgen.methods import method_class
+
+# names that hubs know; everything else is "other"
+LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
+
+
+def card(facts: dict[str, Any]) -> str:
+    """The text of README.md: a header that hubs read, then the card."""
+    parts = (_title, _use, _expected, _data, _confidence, _limits, _licence)
+    text = "\n\n".join(part(facts) for part in parts)
+    return f"---\n{yaml.safe_dump(_header(facts), sort_keys=False)}---\n\n{text}\n"
+
+
+def _header(facts: dict[str, Any]) -> dict[str, Any]:
+    licence = facts["backbone"]["licence"]
+    header: dict[str, Any] = {
+        "library_name": "patchgen",
+        "pipeline_tag": "image-classification",
+        "tags": ["patchgen", "domain-generalization", "image-classification"],
+        "license": LICENCES.get(licence, "other"),
+    }
+    return header | ({} if licence in LICENCES else {"license_name": str(licence)})
+
+
+def _title(facts: dict[str, Any]) -> str:
+    data, settings = facts["data"], facts["settings"]
+    trained = [site for site in data["sites"] if site != data["unseen"]]
+    return (
+        f"# Image classifier: {_list(facts['classes'])}\n\n"
+        f"Method `{settings['method']}` on {facts['backbone']['resolved']}, {facts['image_size']} px, "
+        f"{settings['steps']} steps, trained on {data['trained_on']} images of {_list(trained)}."
+    )
+
+
+def _use(facts: dict[str, Any]) -> str:
+    explain = '\nmodel.explain("image.png").overlay().save("why.png")' if facts["has_mask"] else ""
+    return f"""## Use
+
+```python
+from patchgen import PatchGenClassifier
+
+model = PatchGenClassifier.load("this-folder")
+model.predict(["image.png"]), model.predict_proba(["image.png"]){explain}
+```"""
+
+
+def _expected(facts: dict[str, Any]) -> str:
+    expected, head = facts["expected"], "## What to expect at a new site\n\n"
+    if expected is None:
+        return head + "Not known: no site was left out when this model was made."
+    rows = [
+        f"| {f['site']} | {f['accuracy']:.3f} | {f['images']} | {f['validation']:.3f} | {', '.join(f['uncovered'])} |"
+        for f in facts["folds"]
+    ]
+    table = "\n".join(
+        [
+            "| site left out | accuracy there | images | accuracy at its training sites | classes no other site has |",
+            "|---|---|---|---|---|",
+            *rows,
+        ]
+    )
+    return f"{head}{_sentence(facts)}\n\n{table}"
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    expected = facts["expected"]
+    if facts["data"]["unseen"]:
+        return (
+            f"Accuracy **{expected['mean']:.3f}** at {facts['data']['unseen']}, which this model never saw. One site "
+            "gives no interval: another site may differ by much more than chance."
+        )
+    if expected["interval"] is None:
+        return f"Accuracy **{expected['mean']:.3f}**; a single site gives no interval."
+    (a, b), (c, d) = expected["new_site"], expected["interval"]
+    return (
+        f"Accuracy **{expected['mean']:.3f}** on average; one new site lies between {a:.3f} and {b:.3f} and the mean "
+        f"over many sites between {c:.3f} and {d:.3f} (95 % t-intervals over {len(facts['folds'])} sites, for sites "
+        "that differ as these do). Each figure below is of a model trained without that site; the model in this folder "
+        "was then trained on all of them and has itself been scored on none."
+    )
+
+
+def _data(facts: dict[str, Any]) -> str:
+    data, classes = facts["data"], facts["classes"]
+    rows = [f"| {site} | {' | '.join(str(row[c]) for c in classes)} |" for site, row in data["counts"].items()]
+    groups = f" {data['groups']} groups (patients, slides) are named." if data["groups"] else ""
+    rule = {
+        "group": "A group was never on both sides of the split into training and validation.",
+        "domainbed": "The split into training and validation was by image"
+        + (", so a group may be on both sides." if data["groups"] else "."),
+    }
+    return "\n".join(
+        [
+            "## Images\n",
+            f"| site | {' | '.join(classes)} |",
+            "|---|" + "---|" * len(classes),
+            *rows,
+            f"\n{rule[data['split']]}{groups}",
+        ]
+    )
+
+
+def _confidence(facts: dict[str, Any]) -> str:
+    found = facts["calibration"]
+    return f"""## Confidence
+
+Probabilities are softmax(logits / {facts["temperature"]:.4f}). On the {found["images"]} source validation images that
+this temperature was fitted on (accuracy {found["accuracy"]:.3f}) the expected calibration error went from
+{found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site probabilities tend to be too sure.
+
+`unlike_training` is true for images whose features lie farther from every class than {found["quantile"]:.0%} of source
+validation did. It does not say that the prediction is wrong, and an image that is not flagged may still be unlike."""
+
+
+def _limits(facts: dict[str, Any]) -> str:
+    if method_class(facts["settings"]["method"]).pool == "select":
+        shows = (
+            "patches that the classifier reads more than others, not where something is. The classifier reads only "
+            "what is bright; the backbone's own mixing remains"
+        )
+    else:
+        shows = "patches that the module weighted up, after attention has mixed all of them, not where something is"
+    mask = f"A mask is a {NOTICE}: it shows {shows}.\n" * facts["has_mask"]
+    return f"""## Limits
+
+{mask}The classifier knows the classes above and will name one of them for any image. It was made from the images above
+and holds, if at all, for images taken in the same way. It is not a medical device and decides nothing by itself."""
+
+
+def _licence(facts: dict[str, Any]) -> str:
+    backbone = facts["backbone"]
+    note = f" ({backbone['note']})" if backbone["note"] else ""
+    inside = "are in this folder" if backbone["included"] else "are not in this folder and are loaded from their source"
+    return f"""## Licence
+
+The backbone's weights, {backbone["resolved"]}{note}, {inside}; their licence: {backbone["licence"]}. The trained part
+may be used as far as that licence and the rights to the training images allow."""
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,263 @@
+"""Group images that fit no known class, by the features that a run's head reads.
+
+    run, predictor = RunFolder.open("runs/4f2a9c01b7de"), load_run("runs/4f2a9c01b7de")
+    known = reference_images(run)                                  # the run's own labelled training images
+    features = read_features(predictor, known.files)
+    groups = discover(predictor, paths, features.vectors, known.labels, new_classes=3)
+    groups.of("new-1")[0].path                                     # the most central image of the largest group
+
+Known classes are pinned: their labelled images keep the cluster of their class (semi-supervised k-means). An image in
+such a cluster fits the class; the other clusters are the groups new-1, new-2, ... by size. The classifier's own outputs
+are not used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
+from patchgen.predict.predictor import Predictor, Unreadable
+from patchgen.runs.folder import RunFolder
+
+PER_CLASS = 60  # reference images of a known class
+FEWEST = 5  # examples of a known class in an estimate
+LOOK_AT_LEAST = 10  # new classes that an estimate considers, where there are images enough
+Tick = Callable[[int], None]
+
+
+class Reference(NamedTuple):
+    """Labelled training images of the known classes, and the classes that have none."""
+
+    files: list[Path]
+    labels: list[str]
+    without: list[str]
+
+
+class Features(NamedTuple):
+    """What the head read of each image that could be decoded."""
+
+    paths: list[Path]
+    vectors: np.ndarray  # (N, D) float32 of length 1
+    masks: list[np.ndarray | None]  # (h, w) each, None where the method has no mask
+    unreadable: list[Unreadable]
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """Where an image belongs."""
+
+    path: Path
+    group: str  # a known class, or new-1, new-2, ...
+    fits_known: bool
+    distance: float  # to the centre of its group, between unit vectors: 0 to 2
+    confidence: float  # margin 1 - d1 / d2 of the two nearest centres: 0 half-way, 1 at the centre; no probability
+    nearest_known: str
+    distance_ratio: float  # own centre / nearest known centre: 1 where it fits, small where it is far from all known
+    mask: np.ndarray | None = None  # (h, w)
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    members: list[Member]  # in the order of the images
+    new: list[str]  # groups that fit no known class, largest first
+    known: list[str]
+    estimate: Estimate | None  # of ALL classes, known and new; None where the number was given
+    unreadable: list[Unreadable]
+
+    def of(self, group: str) -> list[Member]:
+        """Images of a group or known class, the most central first."""
+        return sorted((one for one in self.members if one.group == group), key=lambda one: one.distance)
+
+
+def reference_images(run: RunFolder, data: str | None = None, per_class: int = PER_CLASS) -> Reference:
+    """The run's own source training images of known classes, at most `per_class` of each, drawn by the run's seed.
+
+    Args:
+        data: where the run's data lies now, if not where it was trained.
+
+    Raises:
+        ValueError: the data cannot be read, or is not what the run was trained on.
+    """
+    from patchgen.data.splits import read_splits
+    from patchgen.tasks import make_fold
+
+    config = run.config if data is None else replace(run.config, data=data)
+    try:
+        fold = make_fold(config)
+        read_splits(run.path / "splits.csv", fold.table)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"the images that {run.path} was trained on are needed as examples of its known classes, but: "
+            f"{str(error).rstrip('.')}. If they lie elsewhere now, `--data` says where"
+        ) from error
+    rows = np.concatenate(list(fold.train.values()))
+    rng = np.random.default_rng(config.seed)
+    known = fold.classes[: fold.num_known]  # of mdg_gcd's outputs the others have no class yet
+    drawn = {name: _draw(rows[fold.target[rows] == c], per_class, rng) for c, name in enumerate(known)}
+    return Reference(
+        [fold.table.file(row) for some in drawn.values() for row in some],
+        [name for name, some in drawn.items() for _ in some],
+        [name for name, some in drawn.items() if not len(some)],
+    )
+
+
+def _draw(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
+    return np.sort(rng.permutation(rows)[:most])
+
+
+def read_features(
+    predictor: Predictor, paths: Iterable[str | Path], batch: int = 64, tick: Tick | None = None
+) -> Features:
+    """Unit vectors and masks of images; `tick` is called with the number of images after each batch."""
+    found, unreadable = [], []
+    with _head_inputs(predictor.model.head) as blocks:
+        for one in predictor.predict(paths, batch, tick):
+            if isinstance(one, Unreadable):
+                unreadable.append(one)
+            else:
+                found.append(one)
+    vectors = np.concatenate(blocks) if blocks else np.zeros((0, predictor.model.head.in_features), np.float32)
+    return Features([one.path for one in found], vectors, [one.mask for one in found], unreadable)
+
+
+@contextmanager
+def _head_inputs(head: nn.Linear) -> Iterator[list[np.ndarray]]:
+    """Collects what the head reads, (B, D) a forward pass, as unit vectors."""
+    blocks: list[np.ndarray] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        blocks.append(nn.functional.normalize(inputs[0].detach().float(), dim=1).cpu().numpy())
+
+    handle = head.register_forward_pre_hook(keep)
+    try:
+        yield blocks
+    finally:
+        handle.remove()
+
+
+def discover(
+    predictor: Predictor,
+    paths: Sequence[str | Path],
+    known_features: np.ndarray,
+    known_labels: Sequence[str],
+    *,
+    new_classes: int | None = None,
+    at_most: int | None = None,
+    batch: int = 64,
+    tick: Tick | None = None,
+) -> Groups:
+    """Read images and group them; see `group_features` for the numbers.
+
+    Raises:
+        ValueError: no image, none that can be read, or fewer of them than new classes.
+    """
+    if not len(paths):
+        raise ValueError("there is no image to group")
+    features = read_features(predictor, paths, batch, tick)
+    if not features.paths:
+        first = features.unreadable[0]
+        raise ValueError(f"none of the {len(paths)} images could be read; the first, {first.path}: {first.reason}")
+    return group_features(
+        features, known_features, known_labels, new_classes=new_classes, at_most=at_most, seed=predictor.config.seed
+    )
+
+
+def group_features(
+    features: Features,
+    known_features: np.ndarray,
+    known_labels: Sequence[str],
+    *,
+    new_classes: int | None = None,
+    at_most: int | None = None,
+    seed: int = 1,
+) -> Groups:
+    """Semi-supervised k-means with the known classes pinned.
+
+    Args:
+        known_features: (M, D) unit vectors of `known_labels` (M,).
+        new_classes: clusters beside the known classes; estimated when left out.
+        at_most: the largest number of new classes that an estimate considers; as many as there are known classes,
+            at least LOOK_AT_LEAST and never more than images, when left out.
+    """
+    known, images = len(set(known_labels)), len(features.paths)
+    _check_count("new_classes", new_classes, images)
+    _check_count("at_most", at_most, images)
+    estimate = None
+    if new_classes is None:
+        most = known + (at_most or min(images, max(LOOK_AT_LEAST, known)))
+        few = _few_of_each(known_labels, max(FEWEST, images // (2 * known)), seed)
+        labels = [known_labels[row] for row in few]
+        estimate = estimate_num_classes(features.vectors, known_features[few], labels, most, seed=seed)
+        new_classes = estimate.num_classes - known
+    kmeans = SemiSupervisedKMeans(known + new_classes, seed=seed)
+    kmeans.fit(features.vectors, known_features, known_labels)
+    distances = kmeans.distances(features.vectors)  # (N, K)
+    names = _name_clusters(kmeans.labelled_classes, distances.argmin(1).tolist())
+    members = _members(features, distances, names, known)
+    new = [name for cluster, name in names.items() if cluster >= known]
+    return Groups(members, new, [names[cluster] for cluster in range(known)], estimate, features.unreadable)
+
+
+def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
+    """Rows of at most `most` points of each class.
+
+    The estimate takes new classes to be as large as the known ones: many examples beside few images would be split
+    first, and the answer would always be that nothing is new.
+    """
+    order = np.random.default_rng(seed).permutation(len(labels))
+    taken: Counter[str] = Counter()
+    rows = []
+    for row in order:
+        taken[labels[row]] += 1
+        if taken[labels[row]] <= most:
+            rows.append(row)
+    return np.sort(rows)
+
+
+def _check_count(name: str, value: int | None, images: int) -> None:
+    if value is not None and not 1 <= value <= images:
+        raise ValueError(
+            f"{name} must lie between 1 and the number of readable images, {images}, not {value}; left out, it is "
+            "chosen from the images"
+        )
+
+
+def _name_clusters(known: Sequence[Hashable], member: Sequence[int]) -> dict[int, str]:
+    """Cluster -> name: known classes by their own, the others that have members new-1, new-2, ... by size."""
+    names = {cluster: str(name) for cluster, name in enumerate(known)}
+    sizes = Counter(cluster for cluster in sorted(member) if cluster >= len(known))
+    free = (f"new-{i}" for i in count(1) if f"new-{i}" not in known)  # a class of an earlier round may be called so
+    return names | {cluster: next(free) for cluster, _ in sizes.most_common()}
+
+
+def _members(features: Features, distances: Tensor, names: Mapping[int, str], known: int) -> list[Member]:
+    own, cluster = distances.min(1)
+    to_known, nearest = distances[:, :known].min(1)
+    confidence, ratio = 1 - _ratio(own, _second(distances)), _ratio(own, to_known)
+    numbers = zip(*(x.tolist() for x in (cluster, own, confidence, nearest, ratio)), strict=True)
+    return [
+        Member(path, names[c], c < known, d, sure, names[near], share, mask)
+        for path, mask, (c, d, sure, near, share) in zip(features.paths, features.masks, numbers, strict=True)
+    ]
+
+
+def _second(distances: Tensor) -> Tensor:
+    """Distance to the second nearest centre (N,); infinite where there is only one."""
+    if distances.shape[1] < 2:
+        return torch.full_like(distances[:, 0], torch.inf)
+    return distances.topk(2, largest=False).values[:, 1]
+
+
+def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, where part <= whole; 1 where both are 0."""
+    return torch.where(whole > 0, part / whole, 1.0)

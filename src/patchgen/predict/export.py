@@ -1,0 +1,156 @@
+"""A classifier as one ONNX file, with its preprocessing and calibration inside and its answers checked.
+
+    differences = export(load_predictor("tiles-model"), Path("tiles.onnx"), images)
+
+Input `pixels` (N, 3, S, S) float32: RGB, resized to the square S x S, divided by 255. The backbone's mean and deviation
+and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method has one,
+`mask` (N, h, w) in [0, 1]. N is free. The rest stands in the file's metadata: classes, preprocessing, licence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchgen import __version__
+from patchgen.common.files import replacing
+from patchgen.data.augment import normalize
+from patchgen.draw.overlay import NOTICE
+from patchgen.model.classifier import Classifier
+from patchgen.predict.predictor import Predictor
+
+TOLERANCE = 1e-4
+NEEDED = ("onnx", "onnxruntime", "onnxscript")
+BATCHES = (1, 32)  # a free batch size must work at one image and at many
+
+
+class WholeModel(nn.Module):
+    """Raw pixels in [0, 1] -> calibrated probabilities (and mask)."""
+
+    def __init__(self, model: Classifier, temperature: float) -> None:
+        super().__init__()
+        self.model, self.temperature = model, temperature
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        backbone = self.model.backbone
+        out = self.model(normalize(pixels, backbone.mean, backbone.std))
+        probabilities = (out.logits / self.temperature).softmax(1)
+        return (probabilities,) if out.mask is None else (probabilities, out.mask.unflatten(1, self.model.grid))
+
+
+def require_extra() -> None:
+    """ValueError where the packages of the extra `export` are missing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
+
+
+def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, float]:
+    """Write the file and return the largest difference of each output from the original's.
+
+    Args:
+        images: (S, S, 3) uint8, on which the answers are compared.
+
+    Raises:
+        ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is left then.
+    """
+    require_extra()
+    with replacing(target) as temporary:
+        _write(predictor, temporary)
+        differences = compare(predictor, temporary, images)
+        wrong = [f"{name} by {value:.1e}" for name, value in differences.items() if not value <= TOLERANCE]
+        if wrong:
+            raise ValueError(f"the ONNX file does not answer as the model does ({', '.join(wrong)}); it was not kept")
+    return differences
+
+
+def _write(predictor: Predictor, path: Path) -> None:
+    import onnx
+
+    size = predictor.config.image_size
+    whole = WholeModel(predictor.model.cpu(), predictor.confidence.temperature).eval()
+    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    names = ["probabilities", "mask"] if predictor.model.has_mask else ["probabilities"]
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns of its own internals
+        try:
+            torch.onnx.export(
+                whole, (example,), str(path), dynamo=True, external_data=False, input_names=["pixels"],
+                output_names=names, dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},), verbose=False,
+            )  # fmt: skip
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"method {predictor.config.method!r} cannot be exported to ONNX: {reason}") from error
+        finally:
+            predictor.model.to(predictor.device)
+    written = onnx.load(path)
+    onnx.helper.set_model_props(written, _metadata(predictor))
+    onnx.save(written, path)
+
+
+def _metadata(predictor: Predictor) -> dict[str, str]:
+    backbone = predictor.model.backbone
+    size = predictor.config.image_size
+    facts: dict[str, Any] = {
+        "classes": json.dumps(list(predictor.classes)),
+        "preprocessing": f"RGB, upright, resized to {size} x {size} (bilinear, antialiased), divided by 255, as "
+        f"(N, 3, {size}, {size}) float32; mean and deviation are subtracted in the graph",
+        "image_size": size,
+        "temperature": predictor.confidence.temperature,
+        "method": predictor.config.method,
+        "backbone": backbone.resolved,
+        "backbone_licence": backbone.licence,
+        "patchgen": __version__,
+    }
+    if predictor.model.has_mask:
+        facts["mask"] = (
+            f"{NOTICE}; {predictor.model.grid[0]} x {predictor.model.grid[1]} patches, 0 left out, 1 selected"
+        )
+    return {name: str(value) for name, value in facts.items()}
+
+
+def compare(predictor: Predictor, path: Path, images: Sequence[np.ndarray]) -> dict[str, float]:
+    """The largest absolute difference of each output over the images, at several batch sizes."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    worst = dict.fromkeys(names, 0.0)
+    for batch in BATCHES:
+        for start in range(0, len(images) if batch > 1 else 1, batch):
+            part = images[start : start + batch]
+            found = session.run(names, {"pixels": pixels_of(part)})
+            expected = predictor.score(part)
+            truth: dict[str, Any] = {name: [getattr(one, name) for one in expected] for name in names}
+            for name, values in zip(names, found, strict=True):
+                # a comparison with nan is never true, and must not look like agreement
+                gap = float(np.abs(np.asarray(values) - np.stack(truth[name])).max())
+                worst[name] = gap if np.isnan(gap) else max(worst[name], gap)
+    return worst
+
+
+def pixels_of(images: Sequence[np.ndarray]) -> np.ndarray:
+    """(S, S, 3) uint8 images -> the file's input, (N, 3, S, S) float32 in [0, 1]."""
+    return np.stack(images).transpose(0, 3, 1, 2).astype(np.float32) / 255
+
+
+def drawn_images(count: int, size: int) -> list[np.ndarray]:
+    """Images to compare on where none are given: smooth colour fields with noise."""
+    rng = np.random.default_rng(0)
+    down, right = np.mgrid[:size, :size] / size  # (S, S) each
+    fields = []
+    for _ in range(count):
+        a, b, phase = rng.uniform(1, 12, 3), rng.uniform(1, 12, 3), rng.uniform(0, 6, 3)
+        waves = np.sin(down[..., None] * a + right[..., None] * b + phase)  # (S, S, 3)
+        fields.append((127 + 100 * waves + rng.normal(0, 10, waves.shape)).clip(0, 255).astype(np.uint8))
+    return fields

@@ -1,0 +1,294 @@
+"""The model folder: what is handed on, and all that is needed to use it offline elsewhere.
+
+    config.json        classes, settings, preprocessing, calibration, what to expect, and the digest of the tensors
+    model.safetensors  the weights (with the backbone's, unless it was left out)
+    README.md          the model card, with the header that model hubs read
+
+No pickle is written or read. The folder is made under a temporary name and renamed; reading compares the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from patchgen import __version__
+from patchgen.common.plugins import require, used_by
+from patchgen.common.text import did_you_mean
+from patchgen.config import Config, known_settings
+from patchgen.methods import make_method
+from patchgen.methods.build import build_model, build_on, load_trained
+from patchgen.methods.clip import Sentences
+from patchgen.model.backbone import Backbone, Origin
+from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.clip import ClipHead, ClipText, Written
+from patchgen.model.convert import Loaded, build
+from patchgen.predict.confidence import Confidence, Familiar
+from patchgen.predict.predictor import Predictor
+from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
+from patchgen.runs.tensors import under
+
+VERSION = 1
+WEIGHTS, CARD = "model.safetensors", "README.md"
+FILES = (MODEL_CONFIG, WEIGHTS, CARD)
+MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
+NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
+
+
+class Model(NamedTuple):
+    """A trained classifier and what is known of it."""
+
+    predictor: Predictor
+    about: dict[str, Any]
+
+
+def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str, Any]:
+    """What builds the backbone again without its source; `header` is that of the run's checkpoint."""
+    backbone = predictor.model.backbone
+    architecture = {k: v for k, v in backbone.model.config.to_diff_dict().items() if k not in NOT_ARCHITECTURE}
+    return {
+        "source": backbone.source if not Path(backbone.source).exists() else Path(backbone.source).name,
+        "resolved": backbone.resolved,
+        "licence": backbone.licence,
+        "note": backbone.note,
+        "digest": header["digest"],
+        "family": backbone.model_type,
+        "architecture": architecture,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+    }
+
+
+# Writing
+
+
+def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -> Path:
+    """Write a model folder, in the place of an older one if need be.
+
+    Args:
+        with_backbone: Without it the folder is small, and whoever loads it needs the same backbone from its source.
+
+    Raises:
+        ValueError: the path holds something else.
+    """
+    from patchgen.predict.card import card
+
+    target = Path(path)
+    check_target(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        _save(temporary / WEIGHTS, _tensors(model.predictor, with_backbone))
+        facts = _facts(model, with_backbone, _sha256(temporary / WEIGHTS))
+        (temporary / MODEL_CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (temporary / CARD).write_text(card(facts), encoding="utf-8")
+        _replace(temporary, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def check_target(target: Path) -> None:
+    """Refuse to write where anything but an older model folder lies; better before hours of training."""
+    if target.is_file():
+        raise ValueError(f"{target} is a file; a model is a folder: choose another name")
+    there = sorted(p.name for p in target.iterdir()) if target.exists() else []
+    odd = [name for name in there if name not in FILES]
+    if odd or (there and not is_model_folder(target)):
+        raise ValueError(
+            f"{target} is not empty and not a model folder (it holds {(odd or there)[0]}); choose another place"
+        )
+
+
+def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
+    model, familiar = predictor.model, predictor.confidence.familiar
+    tensors = model.state_dict() if with_backbone else trained_tensors(model)
+    found: dict[str, Tensor] = {}
+    if isinstance(model.head, ClipHead):  # its classes as vectors: the text tower and its tokenizer stay behind
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+        with torch.no_grad():
+            facts = {"classes": model.head.sentences(), "projection": model.head.projection.weight}
+        found = {CLIP + name: tensor for name, tensor in (facts | {"scale": model.head.scale}).items()}
+    found |= {MODEL + name: tensor for name, tensor in tensors.items()}
+    if familiar:
+        found |= {FAMILIAR + "centres": familiar.centres, FAMILIAR + "whitening": familiar.whitening}
+    return found
+
+
+def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        save_file(whole, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what a full disk raises there
+        raise OSError(f"{path} cannot be written ({error}); free some space and try again") from error
+    path.chmod(0o644)  # save_file makes it private, and a model is there to be handed on
+
+
+def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
+    predictor, confidence = model.predictor, model.predictor.confidence
+    settings = asdict(predictor.config)
+    del settings["data"]  # where the images lay is nobody's business
+    used = used_by(predictor.config)
+    return {
+        "format": MODEL_FORMAT,
+        "version": VERSION,
+        "patchgen": __version__,
+        "classes": list(predictor.classes),
+        "image_size": predictor.config.image_size,
+        "has_mask": predictor.model.has_mask,
+        "temperature": confidence.temperature,
+        "unlike_threshold": confidence.familiar.threshold if confidence.familiar else None,
+        **model.about,
+        "backbone": {**model.about["backbone"], "included": with_backbone},
+        "settings": {**settings, "backbone": model.about["backbone"]["source"]} if with_backbone else settings,
+        "weights": {"file": WEIGHTS, "sha256": digest},
+        **({"plugins": used} if used else {}),
+    }
+
+
+def _replace(new: Path, target: Path) -> None:
+    """Put a finished folder in place; an older one is moved aside first, and removed last."""
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    if target.exists():
+        os.replace(target, old)
+    os.replace(new, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# Reading
+
+
+def read_model(path: str | Path) -> Model:
+    """The model of a folder.
+
+    Raises:
+        ValueError: no model folder, one of a later format, or damaged content.
+    """
+    folder = Path(path)
+    facts = _read_config(folder)
+    tensors = _read_tensors(folder, facts)
+    require(facts.get("plugins"), folder)
+    try:
+        config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / MODEL_CONFIG)))
+        model = _build(folder, facts, config, tensors)
+        classes = tuple(map(str, facts["classes"]))
+        confidence = _confidence(facts, under(tensors, FAMILIAR))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error}; get the folder again"
+        ) from error
+    known = ("data", "expected", "folds", "calibration", "run", "checkpoint", "backbone", "labels")
+    return Model(Predictor(model, classes, config, confidence), {name: facts[name] for name in known if name in facts})
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ValueError(f"there is no model folder {folder}{did_you_mean(folder.name, there)}")
+    if not (folder / MODEL_CONFIG).is_file():
+        hint = "; it is a run folder: `patchgen predict` takes it too" if (folder / "config.yaml").is_file() else ""
+        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}")
+    try:
+        facts = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / MODEL_CONFIG} is not readable JSON ({error})") from error
+    if not isinstance(facts, dict) or facts.get("format") != MODEL_FORMAT:
+        raise ValueError(
+            f"{folder} is not a model folder of patchgen: its {MODEL_CONFIG} does not say format {MODEL_FORMAT!r}"
+        )
+    if facts.get("version") != VERSION:
+        raise ValueError(
+            f"{folder} has version {facts.get('version')} of the model format, this patchgen reads {VERSION}; "
+            "install the patchgen that wrote it"
+        )
+    return facts
+
+
+def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    file = folder / WEIGHTS
+    if not file.is_file():
+        raise ValueError(f"{folder} has no {WEIGHTS}; get the folder again")
+    found, expected = _sha256(file), facts.get("weights", {}).get("sha256")
+    if found != expected:
+        raise ValueError(
+            f"{file} has sha256 {found[:12]}..., but {MODEL_CONFIG} says {str(expected)[:12]}...: damaged or "
+            "exchanged; get the folder again"
+        )
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is not a readable .safetensors file ({error})") from error
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ValueError(f"{file}: {broken[0]} holds values that are not finite")
+    return tensors
+
+
+def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[str, Tensor]) -> Classifier:
+    method, count = make_method(config), len(facts["classes"])
+    if isinstance(method, Sentences):
+        method.read = _clip_head(folder, under(tensors, CLIP))
+    tensors = under(tensors, MODEL)
+    if not facts["backbone"]["included"]:
+        model = build_model(config, method, count)
+        if model.backbone.digest() != facts["backbone"]["digest"]:
+            raise ValueError(
+                f"{folder} was made on {facts['backbone']['resolved']}, but {config.backbone!r} gives "
+                f"{model.backbone.resolved} here, whose digest differs; get a folder that includes its backbone"
+            )
+        load_trained(model, tensors)
+        return model
+    model = build_on(_backbone(facts["backbone"]), config, method, count)
+    if isinstance(model.head, ClipHead):
+        tensors |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{folder}: the weights do not fit the settings in {MODEL_CONFIG} ({error})") from error
+    return model
+
+
+def _clip_head(folder: Path, tensors: dict[str, Tensor]) -> ClipHead:
+    """The head of `clip` and `coop` from the vectors of its classes (C, E)."""
+    if not tensors:
+        raise ValueError(f"{folder} has no vectors of its classes, as an earlier version wrote it; fit the model again")
+    width, dim = tensors["projection"].shape
+    projection = nn.Linear(dim, width, bias=False)
+    projection.weight.data = tensors["projection"]
+    text = ClipText(None, projection, tensors["scale"])  # type: ignore[arg-type]
+    return ClipHead(text, Written(tensors["classes"]), len(tensors["classes"]))
+
+
+def _backbone(facts: dict[str, Any]) -> Backbone:
+    """The architecture; its values come from the weight file."""
+    with torch.random.fork_rng(devices=[]):
+        network = build(facts["family"], facts["architecture"])
+    origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
+    return Backbone(Loaded(network, (tuple(facts["mean"]), tuple(facts["std"]))), origin)  # type: ignore[arg-type]
+
+
+def _confidence(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Confidence:
+    threshold = facts["unlike_threshold"]
+    if threshold is None:
+        return Confidence(float(facts["temperature"]))
+    return Confidence(float(facts["temperature"]), Familiar(tensors["centres"], tensors["whitening"], float(threshold)))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

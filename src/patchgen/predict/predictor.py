@@ -1,0 +1,269 @@
+"""Use any trained model on images: classes with probabilities, and where the method has one, the mask as a picture.
+
+    predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
+    for found in predictor.predict(paths):                    # Prediction, or Unreadable for a broken file
+        print(found)
+    predictor.explain("tile.png").overlay().save("why.png")   # [image | mask over it] and a colour bar
+
+A mask value is absolute: 0 leaves a patch out, 1 takes it whole. The colour scale is therefore fixed to 0..1, and a
+mask that selects everything looks like one; ``relative=True`` stretches it for viewing and says so in the picture.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.augment import normalize
+from patchgen.data.given import squares
+from patchgen.data.images import UnreadableImage, decode
+from patchgen.draw.overlay import Explanation
+from patchgen.methods import make_method
+from patchgen.methods.build import build_model, describe, load_trained
+from patchgen.model.classifier import Classifier
+from patchgen.predict.confidence import Confidence
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import load_tensors
+
+Checkpoint = Literal["selected", "swad"]
+DECODERS = 2  # threads that read the next batch while the model works on this one
+TOP = 5  # classes an explanation lists
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    path: Path
+    label: str
+    confidence: float  # the label's probability
+    probabilities: np.ndarray  # (C,) float32, in the order of `Predictor.classes`
+    mask: np.ndarray | None  # (h, w) float32 in [0, 1]; None where the method has no mask
+    unlike_training: bool | None = None  # farther from all training features than source validation; None: not known
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What `Predictor.predict` yields in the place of an image that cannot be decoded."""
+
+    path: Path
+    reason: str
+
+    @classmethod
+    def because(cls, path: Path, error: UnreadableImage) -> Unreadable:
+        return cls(path, error.reason)  # the error's own text repeats the path
+
+
+Pixels = np.ndarray | Unreadable  # (S, S, 3) uint8, or why not
+
+
+class Scores(NamedTuple):
+    """What the model says of one image."""
+
+    probabilities: np.ndarray  # (C,)
+    mask: np.ndarray | None  # (h, w)
+    unlike_training: bool | None = None
+
+
+def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
+    """The classifier of a model folder or a run folder, ready for images.
+
+    Args:
+        path: What `patchgen fit` or `PatchGenClassifier.save` wrote, or a run folder of `patchgen train`.
+        checkpoint: Of a run folder: which of its checkpoints. A model folder has one model.
+
+    Raises:
+        ValueError: neither of the two, or one that is damaged.
+    """
+    from patchgen.predict.model_folder import read_model
+    from patchgen.runs.folder import is_model_folder
+
+    if is_model_folder(path):
+        return read_model(path).predictor
+    if not (Path(path) / "config.yaml").is_file():
+        raise ValueError(
+            f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
+            "ours); `patchgen train` prints the first, `patchgen fit` the second"
+        )
+    return load_run(path, checkpoint)
+
+
+def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
+    """A digest of what decides a model's answers: settings, calibration and weights of a model or run folder."""
+    folder = Path(path)
+    is_run = (folder / "config.yaml").is_file()
+    files = [folder / "config.yaml", RunFolder(folder).checkpoint(checkpoint)] if is_run else [folder / "config.json"]
+    digest = hashlib.sha256()
+    for file in files:  # a model folder's config.json holds the digest of its weights
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
+    """The classifier of a run folder, ready for images.
+
+    Raises:
+        ValueError: no run folder, no such checkpoint, or weights that are damaged or do not belong to the run's
+            settings or backbone.
+    """
+    folder = RunFolder.open(run)
+    config = folder.config  # first: a stream's run has other settings, and says so
+    file = _checkpoint_file(folder, checkpoint)
+    tensors, facts = load_tensors(file)
+    classes = _classes(facts, file)
+    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    if broken:
+        raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
+    folder.require_plugins()
+    method = make_method(config)
+    method.class_names = classes
+    model = build_model(config, method, len(classes))
+    _check_origin(file, facts, describe(model, classes))
+    load_trained(model, tensors)
+    return Predictor(model, classes, config)
+
+
+def _checkpoint_file(folder: RunFolder, name: str) -> Path:
+    names = [known for known in get_args(Checkpoint) if folder.checkpoint(known).is_file()]
+    if name not in names:
+        there = f"it has {' and '.join(names)}" if names else "it has none yet: train it to its first evaluation"
+        hint = "; swad needs a finished run trained with --swad" if name == "swad" else ""
+        raise ValueError(f"{folder.path} has no checkpoint {name!r} ({there}){hint}")
+    return folder.checkpoint(name)
+
+
+def _classes(facts: dict[str, Any], file: Path) -> tuple[str, ...]:
+    names = facts.get("classes")
+    if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
+        raise ValueError(f"{file}: the header must name each class once, found {names!r}; train the run again")
+    return tuple(names)
+
+
+def _check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
+    """The trained tensors mean something only on the backbone, pool and grid they were trained with."""
+    was, now = facts.get("backbone", {}), about["backbone"]
+    if was.get("digest") != now["digest"]:
+        raise ValueError(
+            f"{file} was trained on another backbone, {was.get('resolved')} (digest {str(was.get('digest'))[:12]}), "
+            f"than {now['resolved']} (digest {now['digest'][:12]}), which the run's settings load now; "
+            "set `backbone` in config.yaml to the weights of then"
+        )
+    for name in ("pool", "grid"):
+        if facts.get(name) != about[name]:
+            raise ValueError(
+                f"{file} was trained with {name} {facts.get(name)}, but config.yaml now gives {about[name]}; "
+                "restore its settings (method, pool, image_size)"
+            )
+
+
+class Predictor:
+    """A trained classifier with its classes; `load_predictor` makes one."""
+
+    def __init__(
+        self, model: Classifier, classes: tuple[str, ...], config: Config, confidence: Confidence | None = None
+    ) -> None:
+        from lightning_fabric import Fabric
+
+        # A run may have been trained elsewhere: its device is kept only where it is sure to exist.
+        accelerator = "cpu" if config.accelerator == "cpu" else "auto"
+        self.device = Fabric(accelerator=accelerator, devices=1).device
+        self.model = model.to(self.device).eval()
+        self.classes, self.config = classes, config
+        self.confidence = confidence or Confidence()
+
+    def predict(
+        self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
+    ) -> Iterator[Prediction | Unreadable]:
+        """Predictions in the order of `paths`, one batch and the next one's pixels in memory at a time.
+
+        Args:
+            paths: Image files; may be endless.
+            batch: Images a forward pass.
+            tick: Called with the number of images after each batch.
+        """
+        if batch < 1:
+            raise ValueError(f"batch must be at least 1, not {batch}")
+        if isinstance(paths, (str, Path)):
+            raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
+        return self._stream((Path(path) for path in paths), batch, tick)
+
+    def _stream(
+        self, paths: Iterator[Path], batch: int, tick: Callable[[int], None] | None
+    ) -> Iterator[Prediction | Unreadable]:
+        with ThreadPoolExecutor(DECODERS) as pool:
+            ahead = self._decode(pool, islice(paths, batch))
+            while ahead:
+                current, ahead = ahead, self._decode(pool, islice(paths, batch))
+                yield from self._predict([(path, future.result()) for path, future in current])
+                if tick:
+                    tick(len(current))
+
+    def _decode(self, pool: ThreadPoolExecutor, paths: Iterable[Path]) -> list[tuple[Path, Future[Pixels]]]:
+        return [(path, pool.submit(_pixels, path, self.config.image_size)) for path in paths]
+
+    def _predict(self, decoded: list[tuple[Path, Pixels]]) -> Iterator[Prediction | Unreadable]:
+        scores = iter(self.score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
+        for path, pixels in decoded:
+            if isinstance(pixels, Unreadable):
+                yield pixels
+                continue
+            probabilities, mask, unlike = next(scores)
+            best = int(probabilities.argmax())
+            yield Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
+
+    def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
+        """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
+        pixels = torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        return normalize(pixels, self.model.backbone.mean, self.model.backbone.std)
+
+    @torch.inference_mode()
+    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
+        """Images (S, S, 3) uint8, S the model's image size, in one forward pass."""
+        if not len(images):
+            return []
+        out = self.model(self.inputs(images))
+        probabilities = self.confidence.probabilities(out.logits).cpu().numpy()
+        nothing = [None] * len(images)
+        masks = nothing if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
+        familiar = self.confidence.familiar
+        unlike = familiar.unlike(out.features) if familiar else nothing
+        return [Scores(*row) for row in zip(probabilities, masks, unlike, strict=True)]
+
+    def require_mask(self) -> None:
+        """ValueError when the run's method has no mask to show."""
+        if not self.model.has_mask:
+            raise ValueError(
+                f"method {self.config.method!r} has no mask to explain with (its head reads {self.model.pool!r}); "
+                "`predict` works with this run, and `patchgen train --method patchgen` trains one with a mask"
+            )
+
+    def explain(self, image: str | Path | Image.Image | np.ndarray) -> Explanation:
+        """The mask of one image (a file, an open image, or (H, W, 3) uint8) beside its likeliest classes.
+
+        Raises:
+            ValueError: the run's method has no mask, or (`UnreadableImage`) the file is no image.
+        """
+        self.require_mask()
+        [pixels] = squares([image], self.config.image_size)
+        [(probabilities, mask, _)] = self.score([pixels])
+        assert mask is not None  # require_mask has seen to it
+        order = np.argsort(-probabilities, kind="stable")[:TOP]
+        top = tuple((self.classes[i], float(probabilities[i])) for i in order)
+        return Explanation(Path(image) if isinstance(image, (str, os.PathLike)) else None, pixels, mask, top)
+
+
+def _pixels(path: Path, size: int) -> Pixels:
+    try:
+        return decode(path, size)
+    except UnreadableImage as error:
+        return Unreadable.because(path, error)

@@ -1,0 +1,167 @@
+"""Run folders as things to look after: find them, compare two, clear some away.
+
+for run in find_runs(["runs"]): describe(run)
+differences(a, b)                          # {"lr": (0.001, 0.003)}
+to_clean(find_runs(["runs"]), failed=True) # what would go; `remove` does it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from patchgen.config import Config
+from patchgen.runs.folder import RunBusy, RunFolder
+
+State = Literal["waiting", "unfinished", "running", "done", "failed"]
+FAILED = "failed.json"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What `failed.json` holds."""
+
+    attempts: int
+    error: str
+    time: str
+    final: bool  # another attempt would fail the same way: wrong settings, wrong data, diverged
+
+    @property
+    def line(self) -> str:
+        """The error's last line, which says what it is."""
+        return (self.error.strip().splitlines() or ["unknown error"])[-1]
+
+
+def state_of(run: RunFolder) -> State:
+    """What has become of a run; a lock that is held outweighs an old failure."""
+    if run.done:
+        return "done"
+    if run.busy:
+        return "running"
+    if (run.path / FAILED).exists():
+        return "failed"
+    return "unfinished" if (run.path / "config.yaml").exists() else "waiting"
+
+
+def failure_of(run: RunFolder) -> Failure | None:
+    """The kept error of a run, if it has one."""
+    try:
+        return Failure(**json.loads((run.path / FAILED).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@dataclass(frozen=True)
+class Description:
+    """A line of `patchgen runs`."""
+
+    run: str
+    state: State
+    method: str
+    data: str
+    unseen: str  # empty where a stream has none
+    seed: int
+    accuracy: float | None  # of the selected checkpoint on the whole unseen domain; of a stream: All, mean of stages
+    age: float  # seconds since something was last written
+    size: int  # bytes
+    error: str | None
+
+
+def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
+    """All run folders at or below some folders, oldest first."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise ValueError(f"there is no folder {folder}")
+        for file in Path(folder).rglob("config.yaml"):
+            hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+            if (file.parent / "checkpoints").is_dir() and not hidden:
+                found[file.parent] = None
+    return [RunFolder(path) for path in sorted(found, key=lambda path: (path / "config.yaml").stat().st_mtime)]
+
+
+def describe(run: RunFolder) -> Description:
+    """What a person wants to know of a run; one that cannot be read says so."""
+    files = [file.stat() for file in _files(run.path)]
+    age = time.time() - max((stat.st_mtime for stat in files), default=0.0)
+    size = sum(stat.st_size for stat in files)
+    failure = failure_of(run)
+    try:
+        config, accuracy = run.settings, _accuracy(run)
+    except (ValueError, KeyError, TypeError) as error:
+        return Description(str(run.path), state_of(run), "?", "?", "", 0, None, age, size, str(error))
+    unseen = config.unseen if isinstance(config, Config) else ""
+    state, data = state_of(run), Path(config.data).name
+    why = failure.line if failure and state == "failed" else None
+    return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
+
+
+def _files(path: Path) -> list[Path]:
+    """Files that are there now; a run at work may take one away."""
+    return [file for file in path.rglob("*") if file.is_file()]
+
+
+def _accuracy(run: RunFolder) -> float | None:
+    for record in run.records():
+        if record["kind"] == "test" and record["checkpoint"] == "selected":
+            return float(record["all"]["accuracy"])
+        if record["kind"] == "average" and record["checkpoint"] == "kept":
+            return float(record["transductive"]["all"])
+    return None
+
+
+def differences(one: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
+    """Settings in which two runs differ; a setting that a run does not have is None."""
+    a, b = (dataclasses.asdict(run.settings) for run in (one, other))
+    names = list(dict.fromkeys([*a, *b]))
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
+
+
+def to_clean(
+    runs: Iterable[RunFolder],
+    *,
+    failed: bool = False,
+    unfinished: bool = False,
+    keep_checkpoints: Sequence[str] | None = None,
+) -> list[Path]:
+    """What would be removed: whole folders, and of finished runs the checkpoints that are not to be kept.
+
+    Args:
+        keep_checkpoints: Names such as `selected`; an empty list keeps none; None touches no checkpoint.
+    """
+    found: list[Path] = []
+    for run in runs:
+        state = state_of(run)
+        if (failed and state == "failed") or (unfinished and state == "unfinished"):
+            found.append(run.path)
+        elif state == "done" and keep_checkpoints is not None:
+            files = sorted((run.path / "checkpoints").glob("*.safetensors"))
+            found += [file for file in files if file.stem not in keep_checkpoints]
+    return found
+
+
+def remove(path: Path) -> bool:
+    """Remove a run folder or a checkpoint of a finished run; False where a process has begun to train it meanwhile."""
+    if path.is_file():
+        path.unlink()
+        return True
+    aside = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    try:
+        with RunFolder(path).locked():
+            os.replace(path, aside)  # whoever comes now finds no half of a run
+    except RunBusy:
+        return False
+    shutil.rmtree(aside)
+    return True
+
+
+def bytes_of(path: Path) -> int:
+    """Size of a file, or of all files of a folder."""
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in _files(path))

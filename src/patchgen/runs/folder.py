@@ -1,0 +1,335 @@
+"""The run folder: complete by itself, written so that a kill at any moment loses nothing.
+
+    config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
+
+Every file is written under a temporary name and then renamed. Records are appended; the training state remembers how
+many bytes of them it has seen, so what a killed run wrote after its last state is dropped and made again. Checkpoints,
+the records that a state has seen and those of a finished run carry a checksum: what a disk has changed is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from patchgen.common import plugins
+from patchgen.common.files import write_text
+from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
+from patchgen.model.local import content, local_path
+from patchgen.runs.tensors import load_tensors
+
+RESTORE = "restore the file, or delete the run's folder and train again"
+WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
+LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
+
+
+class RunBusy(ValueError):
+    """Another process trains this run."""
+
+
+class ProcessDied(ValueError):
+    """One of a run's processes ended early; another attempt goes on from the last evaluation."""
+
+
+class RunFolder:
+    """A run on disk: its settings, records and checkpoints, its lock, and whether it is done."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.data = Path(path), ""
+        self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record
+
+    @classmethod
+    def create(cls, parent: str | Path, config: Settings, name: str, data: str = "") -> RunFolder:
+        """Open or make the folder ``parent/name``; the settings are written when it is new.
+
+        Args:
+            data: fingerprint of the data, for ``env.json``.
+        """
+        run = cls(Path(parent) / name)
+        run.data = data
+        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if not (run.path / "config.yaml").exists():
+            write_text(run.path / "config.yaml", dump_config(config))
+        now, then = config.deciding(), run.settings.deciding()
+        if local_path(config.backbone) is not None:  # what is in it is in the name: it may lie elsewhere now
+            del now["backbone"]
+        odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
+        if odd:
+            raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
+        if run.done:
+            run._drop_state()
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """An existing run folder; an error that says what was found instead."""
+        if not (Path(path) / "config.yaml").is_file():
+            raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
+        return cls(path)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of a run of any task."""
+        return load_settings(self.path / "config.yaml")
+
+    @property
+    def config(self) -> Config:
+        """The settings of a run that has an unseen domain."""
+        return cast(Config, self._of_task("a run of task mdg", lambda task: task != "ccd"))
+
+    @property
+    def stream_config(self) -> StreamConfig:
+        """The settings of a run over a stream of stages."""
+        return cast(StreamConfig, self._of_task("one of task ccd", lambda task: task == "ccd"))
+
+    def _of_task(self, wanted: str, fits: Callable[[str], bool]) -> Settings:
+        found = self.settings
+        if not fits(found.task):
+            stream = ", a stream of stages" if found.task == "ccd" else ""
+            raise ValueError(f"{self.path} is a run of task {found.task}{stream}; this needs {wanted}")
+        return found
+
+    @property
+    def done(self) -> bool:
+        return (self.path / "done").exists()
+
+    def checkpoint(self, name: str) -> Path:
+        return self.path / "checkpoints" / f"{name}.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process a run folder: the lock goes with the process, however it ends."""
+        with open(self.path / ".lock", "w") as handle:
+            for attempt in range(LOCK_ATTEMPTS):
+                if lock(handle.fileno()):
+                    break
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise RunBusy(f"{self.path} is being trained by another process; wait for it, or end it")
+                time.sleep(LOCK_PAUSE)
+            self._clear()
+            yield
+
+    def _clear(self) -> None:
+        """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
+        for stray in (self.path / "checkpoints").glob(".*.tmp"):
+            stray.unlink(missing_ok=True)
+
+    @property
+    def busy(self) -> bool:
+        """True while a process holds the lock."""
+        if not (self.path / ".lock").exists():
+            return False
+        with open(self.path / ".lock", "a") as handle:
+            return not lock(handle.fileno())
+
+    def renew_settings(self, config: Settings) -> None:
+        """Write down what this process was told: where the data is now, and nothing that a disk has changed since."""
+        text = dump_config(config)
+        if (self.path / "config.yaml").read_bytes() != text.encode():
+            write_text(self.path / "config.yaml", text)
+
+    # Records
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        with open(self._records_path, "a", encoding="utf-8") as handle:
+            handle.write(json.dumps(record) + "\n")
+            handle.flush()
+            os.fsync(handle.fileno())
+        for listener in self.listeners:
+            listener(self)
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """All whole lines; a last line cut short by a kill is left out.
+
+        Raises:
+            ValueError: a line is damaged, or a finished run has other records than it was finished with.
+        """
+        whole, _, torn = self._records_bytes().rpartition(b"\n")
+        lines = whole.split(b"\n") if whole else []
+        found = [_parse(line) for line in lines]
+        if None in found or (self.done and self._finished_with() not in (None, self.records_mark()["records_crc32"])):
+            line = f", line {found.index(None) + 1}," if None in found else ""
+            raise ValueError(f"{self._records_path}{line} is damaged; {RESTORE}")
+        last = [record] if (record := _parse(torn)) is not None else []
+        return [record for record in [*found, *last] if record and kind in (None, record.get("kind"))]
+
+    def records_mark(self) -> dict[str, int]:
+        """What a state remembers of the records: their bytes and checksum."""
+        content = self._records_bytes()
+        return {"records": len(content), "records_crc32": zlib.crc32(content)}
+
+    def rewind_records(self, size: int, crc: int | None = None) -> None:
+        """Forget what was recorded after the state that training resumes from.
+
+        Raises:
+            ValueError: the records that the state has seen are not all there, or not as they were.
+        """
+        seen = self._records_bytes()[:size]
+        if len(seen) < size or crc not in (None, zlib.crc32(seen)):
+            raise ValueError(f"{self._records_path} is damaged: it is not what the state has seen; {RESTORE}")
+        if self._records_path.exists():
+            os.truncate(self._records_path, size)
+
+    @property
+    def _records_path(self) -> Path:
+        return self.path / "records.jsonl"
+
+    def _records_bytes(self) -> bytes:
+        try:
+            return self._records_path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def _finished_with(self) -> int | None:
+        """The checksum of the records in `done`; None where an older version wrote it."""
+        words = (self.path / "done").read_bytes().split()
+        return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
+
+    # Files
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+    def write_environment(self, backbone: Mapping[str, Any]) -> None:
+        """What the numbers may depend on beside the settings; of the data its fingerprint."""
+        import torch
+
+        facts: dict[str, Any] = {"backbone": dict(backbone), "data": self.data}
+        if used := plugins.used_by(self.settings):
+            facts["plugins"] = used
+        self.write_json("env.json", environment(torch.get_num_threads()) | facts)
+
+    def require_plugins(self) -> None:
+        """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
+        try:
+            facts = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
+            return
+        plugins.require(facts.get("plugins") if isinstance(facts, dict) else None, self.path)
+
+    def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and facts of the state to go on from; None at the beginning.
+
+        Raises:
+            ValueError: it is damaged, or of another backbone than this one.
+        """
+        path = self.checkpoint("state")
+        if not path.exists():
+            return None
+        tensors, facts = load_tensors(path)
+        if facts["backbone"]["digest"] != backbone["digest"]:
+            raise ValueError(
+                f"{self.path} was begun with another backbone ({facts['backbone']['resolved']}); give that one with "
+                "--backbone, or train into another folder"
+            )
+        return tensors, facts
+
+    def finish(self, summary: str) -> None:
+        write_text(self.path / "summary.md", summary)
+        (self.path / "diverged.json").unlink(missing_ok=True)  # of an earlier attempt
+        now, crc = time.strftime("%Y-%m-%dT%H:%M:%S%z"), self.records_mark()["records_crc32"]
+        write_text(self.path / "done", f"{now}\nrecords {crc}\n")
+        self._drop_state()
+
+    def _drop_state(self) -> None:
+        """After `done`, and again at the next start if a kill came between."""
+        with suppress(OSError):
+            for name in WORKING:
+                self.checkpoint(name).unlink(missing_ok=True)
+
+
+def run_name(config: Settings, data: str) -> str:
+    """The folder's name: a digest of what decides the numbers, with the data's fingerprint in place of its path.
+
+    Of a local backbone or plug-in file its content counts, not its path.
+    """
+    settings, used = config.hashed(), plugins.used_by(config)
+    if digest := content(settings.get("backbone", "")):
+        settings["backbone"] = digest
+    if used:
+        settings["plugins"] = [p["version"] if p["name"].endswith(".py") else p["name"] for p in used]
+    text = json.dumps({**settings, "data": data}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folder (`patchgen.predict.model_folder`)
+
+
+def is_model_folder(path: str | Path) -> bool:
+    """Whether a folder has a config.json that says it is a model folder."""
+    try:
+        return json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8")).get("format") == MODEL_FORMAT
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _nearest_run(path: str | Path) -> str:
+    """Which run folder to take instead: of a model folder the runs of its fit, which it names."""
+
+    if not is_model_folder(path):
+        return "`patchgen train` prints one"
+    facts = json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8"))
+    advice = "it is a model folder: take a run of its fit, below --runs (`patchgen runs` lists them)"
+    try:
+        runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]
+        return f"{advice}: {', '.join(runs)}"
+    except (KeyError, TypeError):  # damaged: whoever reads the model is told
+        return advice
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """What the numbers may depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    packages = {}
+    for name in ("patchgen", "torch", "transformers", "lightning-fabric", "numpy", "pillow"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            packages[name] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": threads,
+        "cuda": torch.version.cuda,
+        "packages": packages,
+    }
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # no JSON, or no UTF-8
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def lock(descriptor: int) -> bool:
+    """Take the lock until the file is closed; False where another process has it."""
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,310 @@
+"""Run folders, wherever they lie, as numbers that know where they come from.
+
+    runs, skipped = find_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
+
+A run belongs to a *setup*: everything that decides its numbers except what tables compare (method, data, unseen domain,
+seed) and what is chosen on source validation (learning rates, loss weights of the grid, hyper-parameters). Numbers of
+two setups never share a table. Nor do those of two data sets with one name: the second is called `name (2)`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from patchgen.config import Config, Settings
+from patchgen.config.stream import StreamConfig
+from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.runs.datasets import name_apart
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.selection import RULES
+
+CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
+COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
+            "tau", "lambda_conf", "refine", "swad", "swad_ratio", "swad_compat")  # fmt: skip
+STREAM_DATA = {"cifar100python": "CIFAR-100", "cifar100": "CIFAR-100", "cub2002011": "CUB", "cub": "CUB"}
+PAPER_DATA = {"pacs": "PACS", "vlcs": "VLCS", "officehome": "OfficeHome", "terraincognita": "TerraIncognita",
+              "domainnet": "DomainNet", "histopantum": "HISTOPANTUM", "histocolon": "HISTOCOLON"}  # fmt: skip
+BACKBONES = (  # what the name of the weights holds -> the paper's (backbone, pretraining)
+    ("dinov2-small", "ViT-S/14", "DINOv2"), ("dinov2-base", "ViT-B/14", "DINOv2"),
+    ("dinov2-large", "ViT-L/14", "DINOv2"), ("dino-vitb16", "ViT-B/16", "DINO"), ("vit-mae-base", "ViT-B/16", "MAE"),
+    ("clip-vit-base-patch16", "ViT-B/16", "CLIP"), ("vit_tiny_patch16_224", "ViT-Ti/16", "ImageNet"),
+)  # fmt: skip
+
+
+PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
+ROW = ("path", "domain", "label", "group", "stage")  # what of splits.csv and stages.csv is the data's own
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number and where it comes from."""
+
+    method: str
+    unseen: str
+    seed: int
+    checkpoint: str  # selected | swad
+    part: str  # in | all
+    accuracy: float
+    f1: float | None  # None where classes are discovered
+    images: int
+    validation: float  # source validation of the chosen evaluation: what lr and checkpoint were chosen by
+    known: float | None  # accuracy of known and of unknown classes, where classes are discovered
+    unknown: float | None
+    mask: dict[str, float]  # its health, and its recovery of the truth where that is known; {} where there is none
+    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask in the place of the learned one
+    lr: float
+    select: str
+    run: str
+    backbone: str  # the weights that were taken
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of one run, as a share of one."""
+
+    domain: str  # the unseen domain, or the session of a stream
+    metric: str  # accuracy | all | known | unknown; "mask: auroc", ... where the predictive patches are known
+    checkpoint: str  # selected | swad
+    part: str  # in | all; transductive | held_out in a stream
+    value: float
+    images: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and its numbers."""
+
+    path: Path
+    config: Config | StreamConfig
+    dataset: str
+    domains: tuple[str, ...]  # all that the data has; the sessions of a stream
+    backbone: str  # the weights that were taken
+    scores: tuple[Score, ...]
+    rows: str  # digest of the data's rows: paths, domains, classes, groups
+    validation: float = 0.0  # source validation of the chosen checkpoint
+    data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
+    place: str = ""  # where the data lay, where others have the same name
+
+    @property
+    def label(self) -> str:
+        return label_of(self.config)
+
+    @property
+    def setup(self) -> tuple[tuple[str, str], ...]:
+        """What two runs must share to stand in one table."""
+        kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
+        kept |= {"task": self.config.task, "backbone": self.backbone}
+        entry = BENCHMARKS.get(data_name(self.config).lower())
+        if entry is not None and kept.get("steps") == entry.steps:  # DomainNet has 15001 where others have 5001
+            kept |= {"steps": "the data set's own", "eval_every": "the data set's own"}
+        return tuple((name, str(value)) for name, value in kept.items())
+
+    def in_words(self) -> str:
+        """The setup as a reader wants it."""
+        c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
+        if isinstance(c, StreamConfig):
+            return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs a stage, batch {c.batch}"
+        steps = dict(self.setup)["steps"]
+        budget = f"{steps} steps" if steps.isdigit() else f"steps: {steps}"
+        aug = "" if c.augment else ", no augmentation"
+        cap = f", {c.val_images} validation images a source" if c.val_images else ""
+        return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images a domain{aug}{cap}"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    path: Path
+    reason: str
+
+
+def backbone_of(run: RunFolder) -> str:
+    """The weights that a run was made with: what `auto` came to."""
+    return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
+
+
+def cells_of(run: RunFolder, label: str) -> list[Cell]:
+    """All reported numbers of a finished run."""
+    config = run.config
+    tests = run.records("test")
+    chosen = next(record for record in tests if record["checkpoint"] == "selected")
+    evaluation = next(record for record in run.records("evaluation") if record["step"] == chosen["step"])
+    score = RULES["source-validation"](evaluation, chosen.get("metric", "accuracy"))
+    given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
+    return [
+        Cell(
+            method=label,
+            unseen=config.unseen,
+            seed=config.seed,
+            checkpoint=record["checkpoint"],
+            part=part,
+            **{name: record[part].get(name) for name in ("accuracy", "f1", "images", "known", "unknown")},
+            validation=score,
+            mask=record.get("mask", {}),
+            given_mask=given if record is chosen and part == "all" else {},
+            lr=config.lr,
+            select=config.select,
+            run=run.path.name,
+            backbone=backbone_of(run),
+        )
+        for record in tests
+        for part in PARTS
+    ]
+
+
+def find_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
+    """All finished runs below the folders, each once, and what was left out.
+
+    Raises:
+        FileNotFoundError: a folder is not there.
+        ValueError: no run folder is found at all.
+    """
+    runs: list[Run] = []
+    skipped: list[Skipped] = []
+    given = [Path(folder) for folder in folders]
+    first: dict[tuple[str, str], Path] = {}
+    for path in _run_folders(given):
+        found = read_run(path)
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        elif (same := first.setdefault((path.name, str(found.config.deciding())), path)) is not path:
+            skipped.append(Skipped(path, f"the same run as {same}"))
+        else:
+            runs.append(found)
+    if not runs and not skipped:
+        named = ", ".join(map(str, given)) or "nothing was given"
+        raise ValueError(f"no run folder (with a config.yaml) lies below {named}; `patchgen train` makes one")
+    return name_apart(runs), skipped
+
+
+def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
+    seen = set()
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}; give the folder that holds the runs")
+        for file in sorted([*folder.rglob("config.yaml"), *folder.rglob("records.jsonl")]):
+            real = file.parent.resolve()
+            if real not in seen and not any(part.startswith(".") for part in file.relative_to(folder).parts):
+                seen.add(real)
+                yield file.parent
+
+
+def read_run(path: Path) -> Run | Skipped:
+    """A run folder's numbers, or why it has none."""
+    run = RunFolder(path)
+    if not (path / "config.yaml").is_file():
+        return Skipped(path, "broken: it has no config.yaml")
+    if not run.done:
+        return Skipped(path, "not finished: the command that made it goes on from its last evaluation")
+    try:
+        config = run.settings
+        return _read_stream(run, config) if isinstance(config, StreamConfig) else _read_fold(run, config)
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, OSError) as error:
+        text = str(error).strip().splitlines()[0] if str(error).strip() else "records are missing"
+        return Skipped(path, f"broken: {type(error).__name__}: {text}")
+
+
+def _read_fold(run: RunFolder, config: Config) -> Run:
+    cells = cells_of(run, config.method)
+    scores = []
+    for cell in cells:
+        named = {"accuracy": cell.accuracy, "all": None, "known": cell.known, "unknown": cell.unknown}
+        if cell.known is not None:  # classes are discovered
+            named |= {"accuracy": None, "all": cell.accuracy}
+        scores += [Score(cell.unseen, metric, cell.checkpoint, cell.part, value, cell.images)
+                   for metric, value in named.items() if value is not None]  # fmt: skip
+    chosen = next(cell for cell in cells if cell.checkpoint == "selected" and cell.part == "all")
+    masks = {**chosen.mask, **{f"{kind} mask": value for kind, value in chosen.given_mask.items()}}
+    if "iou" in masks:  # the truth is known
+        scores += [Score(chosen.unseen, f"mask: {name}", "selected", "all", value, chosen.images)
+                   for name, value in masks.items()]  # fmt: skip
+    rows = _rows(run.path / "splits.csv")
+    domains = tuple(dict.fromkeys(row["domain"] for row in rows))
+    found = data_name(config), domains, chosen.backbone, tuple(scores), _digest(rows)
+    return Run(run.path, config, *found, validation=chosen.validation, data=_fingerprint(run))
+
+
+def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
+    scores, sessions = [], []
+    for record in (r for r in run.records("stage") if r["checkpoint"] == "kept" and r["stage"]):
+        sessions.append(f"session {record['stage']}")
+        for part in ("transductive", "held_out"):
+            cells = {"all": record[part]["all"], **record[part]["hard"]} if part in record else {}
+            scores += [Score(sessions[-1], metric, "selected", part, cell["accuracy"], cell["images"])
+                       for metric, cell in cells.items()]  # fmt: skip
+    if not scores:
+        raise ValueError("no stage of the stream is recorded")
+    stages = run.path / "stages.csv"
+    rows = _digest(_rows(stages) if stages.is_file() else [])
+    found = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
+    return Run(run.path, config, *found, data=_fingerprint(run))
+
+
+def _fingerprint(run: RunFolder) -> str:
+    file = run.path / "env.json"
+    return str(json.loads(file.read_bytes()).get("data", "")) if file.is_file() else ""
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _digest(rows: list[dict[str, str]]) -> str:
+    """Of what the data is, and not of how it was split."""
+    lines = ["\0".join(row.get(name, "") for name in ROW) for row in rows]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def data_name(config: Config | StreamConfig) -> str:
+    """The paper's name of a data set, the oracle set's, or that of the folder."""
+    path = PurePath(config.data)
+    oracle = re.search(r"(oracle-[a-z]+)(?:-[0-9a-f]{12})?(?:/images)?/?$", path.as_posix())
+    if oracle:
+        return oracle[1]
+    if isinstance(config, StreamConfig):
+        name = STREAM_DATA.get(re.sub(r"[\W_]", "", path.name.casefold()), path.name)
+        return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
+    path = path.parent if path.name == "images" else path  # a set with its masks beside the images
+    known = config.benchmark or next((name for name, entry in BENCHMARKS.items() if entry.is_called(path.name)), "")
+    return PAPER_DATA.get(known, known) or (path.stem if path.suffix == ".csv" else path.name)
+
+
+def paper_backbone(resolved: str) -> tuple[str, str]:
+    """The paper's words for a backbone and its pretraining; two empty texts where it uses another."""
+    found = ((name, way) for part, name, way in BACKBONES if part in resolved)
+    return next(found, ("", ""))
+
+
+def label_of(config: Config | StreamConfig) -> str:
+    """The method with what a table must tell apart: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
+    usual = StreamConfig("") if isinstance(config, StreamConfig) else Config("", "")
+    words = "".join(f"@{word}" for word in (config.pool, _other_tune(config)) if word)
+    notes = []
+    if "patchgen" in config.method and config.method != "patchgen-no-losses":
+        names = ("lambda_ms", "lambda_conf", "lambda_sim")
+        notes = [f"no L_{name.removeprefix('lambda_')}" for name in names if getattr(config, name) == 0]
+        odd = [name for name in ("lambda_conf", "tau") if getattr(config, name) not in (0, getattr(usual, name))]
+        notes += [f"{name} {getattr(config, name):g}" for name in odd]
+    if config.refine != usual.refine:
+        notes.append(f"refine {config.refine}")
+    if isinstance(config, Config) and config.select != "source-validation":
+        notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))
+    return ", ".join([config.method + words, *notes])
+
+
+def _other_tune(config: Config | StreamConfig) -> str | None:
+    return config.tune if isinstance(config, Config) else None  # all runs of a stream setup tune the same
+
+
+def _left_out(config: Settings) -> tuple[str, ...]:
+    """Settings that are no part of the setup: compared, chosen, or without effect on the numbers."""
+    stream = isinstance(config, StreamConfig)
+    own = ("entropy_weight", "pseudo_labels") if stream else ()
+    return (*config.not_hashed, *(n for n in COMPARED if not (stream and n == "tune")), *CHOSEN, *own)

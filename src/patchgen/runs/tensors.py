@@ -1,0 +1,64 @@
+"""Checkpoints: one safetensors file each, with its facts and a checksum of both in the header."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from patchgen.common.files import replacing
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all.
+
+    The facts begin with a checksum of both, because the format has none.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    facts = {"crc32": _checksum(whole, meta), **meta}
+    try:
+        with replacing(path) as temporary:
+            save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
+    except SafetensorError as error:  # what a full disk raises there
+        raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ValueError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, "pt") as handle:
+            meta = dict(json.loads((handle.metadata() or {})["patchgen"]))
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        if meta.pop("crc32", None) not in (None, _checksum(tensors, meta)):  # older files have none
+            raise ValueError("its checksum is another")
+        return tensors, meta
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(
+            f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
+            "run, or delete the run's folder and train again"
+        ) from error
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose name begins with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> int:
+    import torch
+
+    crc = zlib.crc32(json.dumps(meta).encode())
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)  # type: ignore[arg-type]
+    return crc

@@ -1,0 +1,87 @@
+"""The paper's theory, measured: every inequality with what it promises, what is found, and whether it holds.
+
+    found = measure_oracle(sizes=(1, 4, 12, 36), images=400, seed=1)   # premises hold by construction
+    found["rows"], found["broken"]                                     # the second: one assumption broken in each row
+    measure_run("runs/4f2a9c01b7de", images=200)["rows"]               # a trained ViT: premises only approximate
+
+The results speak of an oracle subset C* and of masks near it. None bounds the learned selector, and none says that
+training finds C*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from patchgen.theory import bounds, broken, oracle
+from patchgen.theory.bounds import labelled, masked
+from patchgen.theory.oracle import Encoder, Patches, Tick
+from patchgen.theory.rows import largest_norm, size_rows
+from patchgen.theory.run import measure_run
+
+__all__ = ["SIZES", "check_premises", "measure_oracle", "measure_run", "oracle_images"]
+SIZES = (1, 4, 12, 36)
+CELLS = oracle.LOCAL.classes * len(oracle.LOCAL.domains)
+
+
+def measure_oracle(
+    sizes: Sequence[int] = SIZES, images: int = 400, seed: int = 1, tick: Tick = lambda _: None
+) -> dict[str, Any]:
+    """All rows on the local oracle set at several s, and rows of which each breaks one assumption.
+
+    Args:
+        sizes: s = |C*| of P = 36 patches.
+        images: drawn for fitting, and as many again for measuring, at each size.
+        tick: called with 1 after each image, `oracle_images(sizes, images)` times.
+    """
+    per_class = _per_class(sizes, images, seed)
+    encoder = oracle.fit_encoder(1000 * seed, tick)
+    rows, premises = [], {}
+    for size in dict.fromkeys(sizes):
+        train, test = _draw_both(size, per_class, seed, encoder, tick)
+        premises[str(size)] = check_premises(train, test)
+        rows += labelled(size_rows(train, test, size, seed), size)
+    curve = {r.size: r.measured for r in rows if (r.quantity, r.case) == ("Rademacher complexity", "C*") and r.size}
+    if len(curve) > 1:
+        rows.append(bounds.scaling(list(curve), list(curve.values())))
+    train, test = _draw_both(broken.SIZE, per_class, seed, encoder, tick)
+    unsound = broken.broken_rows(encoder, train, test, max(2, per_class // 2), seed, tick)
+    return {"rows": [asdict(r) for r in rows], "broken": [asdict(r) for r in unsound], "premises": premises}
+
+
+def oracle_images(sizes: Sequence[int], images: int, seed: int = 0) -> int:
+    """How many images `measure_oracle` draws."""
+    per_class = _per_class(sizes, images, seed)
+    return oracle.encoder_images() + CELLS * (2 * per_class * (len(set(sizes)) + 1) + max(2, per_class // 2))
+
+
+def _per_class(sizes: Sequence[int], images: int, seed: int) -> int:
+    """Images of a domain and class; whatever is wrong with the arguments is refused before anything is drawn."""
+    if not sizes:
+        raise ValueError(f"sizes needs at least one number of patches, 1..{oracle.PATCHES}")
+    if images < 2 * CELLS:
+        raise ValueError(f"images must be at least {2 * CELLS}, two of every class and domain; got {images}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    for size in sizes:
+        oracle.local_spec(size, 1, 0)
+    return images // CELLS
+
+
+def _draw_both(size: int, per_class: int, seed: int, encoder: Encoder, tick: Tick) -> tuple[Patches, Patches]:
+    """Images to fit heads on, and fresh ones, the same in every domain, to measure on."""
+    train = oracle.draw(oracle.local_spec(size, per_class, 1000 * seed + 1), encoder, tick)
+    return train, oracle.draw_coupled(oracle.local_spec(size, per_class, 1000 * seed + 2), encoder, tick)
+
+
+def check_premises(train: Patches, test: Patches) -> dict[str, float]:
+    """What the results assume, measured: largest |C*|, largest |z_p|, largest difference of Phi_C between domains."""
+    phi = [masked(test.z, test.truth)[test.rows(name)] for name in test.domains]
+    return {
+        "largest |C*|": float(max(train.truth.sum(1).max(), test.truth.sum(1).max())),
+        "largest |z_p|": largest_norm(train, test),
+        "largest difference of Phi_C between domains": max(float(np.abs(phi[0] - other).max()) for other in phi[1:]),
+    }

@@ -1,0 +1,201 @@
+"""From patch representations and masks to rows: which mask, which map G and which fitted head meet which inequality.
+
+rows = size_rows(train, test, size=12, seed=1)      # every result at one s, masks of known error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from patchgen.theory import bounds, oracle
+from patchgen.theory.bounds import DomainRisk, Head, Row, masked
+from patchgen.theory.oracle import BOUND, PATCHES, Patches
+
+NORM = 1.0  # Lambda, the same for C* and for all patches
+Map = Callable[[np.ndarray], np.ndarray]  # G: (N,P*d) -> (N,g)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A mask with the representations it leads to, beside those of C*."""
+
+    name: str
+    mask: np.ndarray  # (N,P)
+    learned: np.ndarray  # (N,g)  G(Phi_m)
+    oracle: np.ndarray  # (N,g)  G(Phi_C)
+
+
+def identity(phi: np.ndarray) -> np.ndarray:
+    return phi
+
+
+def pooled(phi: np.ndarray) -> np.ndarray:
+    """The sum over the patches over sqrt(P), a non-expansive map for which places do not matter."""
+    return phi.reshape(len(phi), PATCHES, -1).sum(1) / PATCHES**0.5
+
+
+def select(name: str, test: Patches, mask: np.ndarray, G: Map = identity) -> Selection:
+    return Selection(name, mask.astype(float), G(masked(test.z, mask)), G(masked(test.z, test.truth)))
+
+
+def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[Row]:
+    """Every row at one s, with masks of known error and G = identity; separation also with G = pooled."""
+    rows = subset_rows(train, test, size, BOUND, seed)
+    head = fit_head(masked(train.z, train.truth), train.label)
+    noisy = oracle.noisy_mask(test.truth, seed)
+    masks = {"true mask": test.truth.astype(float), "noisy": noisy, "shifted": oracle.shifted_mask(test.truth)}
+    if size == PATCHES:
+        del masks["shifted"]  # shifting everything changes nothing
+    for name, mask in masks.items():
+        rows += shift_rows(test, select(name, test, mask), head, BOUND)
+    for G in (identity, pooled):
+        rows += separation_rows(test, select(f"noisy, G = {G.__name__}", test, noisy, G), BOUND)
+    return rows + all_shift_rows(train, test, select("noisy, G = pooled", test, noisy, pooled))
+
+
+def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: int) -> list[Row]:
+    """[3.1, Cor. C.1] C* against all patches."""
+    rows = [bayes_row(train, test, train.truth, test.truth, "C*")]
+    count, everything = train.truth.shape[1], np.ones_like
+    subsets = {"C*": (train.truth, test.truth, size), "all": (everything(train.truth), everything(test.truth), count)}
+    for name, (here, there, s) in subsets.items():
+        rows.append(bounds.complexity(masked(train.z, here), NORM, bound, s, name, seed))
+        rows.append(generalization_row(train, test, here, there, s, bound, name, seed))
+    return rows
+
+
+def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> list[Row]:
+    """[Lemma C.1, Lemma C.2, 3.2] Of one mask."""
+    scale, risks = head.lipschitz * bound * chosen.mask.shape[1], domain_risks(test, chosen, head)
+    stable = bounds.mask_stability(chosen.learned, chosen.oracle, chosen.mask, test.truth, bound, chosen.name)
+    exact = bool((chosen.mask == test.truth).all())
+    return [
+        *([] if exact else stable),
+        *([] if exact else [bounds.risk_deviation(risks, scale, chosen.name)]),
+        bounds.two_domains(risks, scale, chosen.name),
+    ]
+
+
+def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[Row]:
+    """[3.3, Cor. C.2] With the measured eta, and with the eta that the mask's largest error implies."""
+    eta, q = largest_move(chosen), float(np.abs(chosen.mask - test.truth).sum(1).max())
+    args = chosen.learned, chosen.oracle, test.label
+    return [
+        bounds.separation(*args, eta, chosen.name),
+        bounds.separation(*args, bound * q, chosen.name, "Cor. C.2", "Bq"),
+    ]
+
+
+def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[Row]:
+    """[Cor. 3.1] Both at once: the last class is unknown to the head, and the domains differ in their context.
+
+    The risk speaks of the known classes, the separation of all; there is no bound on the two together.
+    """
+    unknown = int(test.label.max())
+    old, known = train.label != unknown, test.label != unknown
+    head = fit_head(pooled(masked(train.z[old], train.truth[old])), train.label[old])
+    part = Selection(chosen.name, chosen.mask[known], chosen.learned[known], chosen.oracle[known])
+    return componentwise(test.only(known), part, test, chosen, head, BOUND)
+
+
+def componentwise(
+    known: Patches, of_known: Selection, test: Patches, chosen: Selection, head: Head, bound: float
+) -> list[Row]:
+    """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
+    risks = domain_risks(known, of_known, head)
+    scale = head.lipschitz * bound * chosen.mask.shape[1]
+    eta = largest_move(chosen)
+    return [
+        bounds.two_domains(risks, scale, chosen.name, "Cor. 3.1"),
+        bounds.separation(chosen.learned, chosen.oracle, test.label, eta, chosen.name, "Cor. 3.1"),
+    ]
+
+
+def largest_move(chosen: Selection) -> float:
+    """eta: the largest |learned - oracle| over the samples."""
+    return float(np.linalg.norm(chosen.learned - chosen.oracle, axis=1).max())
+
+
+def domain_risks(test: Patches, chosen: Selection, head: Head) -> dict[str, DomainRisk]:
+    """R_d with the mask and with C*, and epsilon_d, of every domain."""
+    learned, true = (head.loss(u, test.label) for u in (chosen.learned, chosen.oracle))
+    found = {}
+    for name in test.domains:
+        rows = test.rows(name)
+        error = bounds.mask_error(chosen.mask[rows], test.truth[rows])
+        found[name] = DomainRisk(float(learned[rows].mean()), float(true[rows].mean()), error)
+    return found
+
+
+# Fitted rules
+
+
+def fit_head(u: np.ndarray, label: np.ndarray) -> Head:
+    """Plain logistic regression."""
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(max_iter=500).fit(u, label)
+    return Head(model.coef_, model.intercept_)
+
+
+def direction(phi: np.ndarray, sign: np.ndarray, norm: float) -> np.ndarray:
+    """A head of the class {|v| <= norm}: the direction of a logistic regression without intercept."""
+    from sklearn.linear_model import LogisticRegression
+
+    unit = phi / np.linalg.norm(phi, axis=1).mean()  # the regularisation then means the same for every B and s
+    v = LogisticRegression(fit_intercept=False, max_iter=1000).fit(unit, sign).coef_[0]
+    return norm * v / max(float(np.linalg.norm(v)), 1e-12)
+
+
+def generalization_row(
+    train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, size: int, bound: float, case: str, seed: int
+) -> Row:
+    """[Cor. C.1] Of a head for the first half of the classes, and of one that learned coin flips by heart.
+
+    The corollary holds for every law; where labels are coin flips all that a head learns is the sample.
+    """
+    phi, fresh, coin = masked(train.z, here), masked(test.z, there), np.random.default_rng([seed, 14])
+    signs = [(halves(train.label), halves(test.label))]
+    signs.append((coin.choice([-1.0, 1.0], len(phi)), coin.choice([-1.0, 1.0], len(fresh))))
+    tasks = [(direction(phi, seen, NORM), seen, new) for seen, new in signs]
+    return bounds.generalization(phi, fresh, tasks, NORM, bound, size, case)
+
+
+def halves(label: np.ndarray) -> np.ndarray:
+    """Labels as a two-class task: 1 for the first half of the classes, -1 for the rest."""
+    return np.where(label <= label.max() // 2, 1.0, -1.0)
+
+
+def bayes_row(train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, case: str) -> Row:
+    """[3.1] Errors of rules fitted on a subset and on all patches, in the domain where equality is least certain."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    wrong = []
+    for fit, use in ((here, there), (np.ones_like(here), np.ones_like(there))):
+        rule = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(
+            summary(train.z, fit), train.label
+        )
+        wrong.append(rule.predict(summary(test.z, use)) != test.label)
+    classes = len(np.unique(test.label))
+    rows = []
+    for name in test.domains:
+        part = test.rows(name)
+        rows.append(bounds.equal_bayes_risk(wrong[0][part], wrong[1][part], classes, f"{case}, {name}"))
+    return bounds.tightest(rows)
+
+
+def summary(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """What a rule needs of a set of patches whose places do not matter: mean and maximum of each feature, (N,2d)."""
+    chosen = z * mask[:, :, None]
+    mean = chosen.sum(1) / np.maximum(mask.sum(1), 1)[:, None]
+    return np.concatenate([mean, np.where(mask[:, :, None], z, -np.inf).max(1)], axis=1)
+
+
+def largest_norm(*parts: Patches) -> float:
+    """B as it is found: the largest |z_p|."""
+    return max(float(np.linalg.norm(part.z, axis=2).max()) for part in parts)

@@ -1,0 +1,344 @@
+"""The loop: one visible pass over the steps, on one device or many.
+
+    from patchgen.config import Config
+    from patchgen.train.fold import train
+    run = train(Config(data="photos", unseen="site_c"), "runs")
+
+A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the source domains'
+held-out parts are scored, a record is written, and the whole state is saved; a killed run goes on from there to the
+same numbers. The unseen domain is looked at only for the checkpoints that are reported.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from patchgen.common.files import cache_dir
+from patchgen.common.progress import Progress
+from patchgen.config import Config
+from patchgen.data.images import ImageStore
+from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
+from patchgen.data.oracle import true_masks
+from patchgen.data.splits import write_splits
+from patchgen.methods import make_method
+from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
+from patchgen.model.classifier import trained_tensors
+from patchgen.model.compiled import compile_blocks
+from patchgen.runs.folder import ProcessDied, RunFolder, run_name
+from patchgen.runs.selection import RULES
+from patchgen.runs.tensors import save_tensors, under
+from patchgen.tasks import Fold, make_fold
+from patchgen.tasks.mdg import fingerprint
+from patchgen.train.close import close_run
+from patchgen.train.determinism import deterministic
+from patchgen.train.evaluate import Evaluator, Reader, mask_record
+from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.step import Step
+from patchgen.train.summary import progress_line
+from patchgen.train.swad import Swad
+from patchgen.train.track import Tracker
+from patchgen.train.values import StepValues, diverged, not_finite
+
+
+def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
+    """Train and score one fold; a finished run is returned as it is, an interrupted one goes on.
+
+    With ``track`` the evaluations are written for TensorBoard too, into ``tensorboard`` of the run folder.
+    """
+    make_method(config)  # a wrong name should not cost the reading of the data
+    fold = make_fold(config)
+    data = fingerprint(fold.table)
+    run = RunFolder.create(out, config, run_name(config, data), data)
+    if run.done:
+        return run
+    if track:
+        run.listeners.append(Tracker())
+    with run.locked() if _first_process() else nullcontext():
+        if run.done:  # by another process, between the look above and the lock
+            return run
+        run.renew_settings(config)
+        write_splits(run.path / "splits.csv", fold.table, fold.splits)
+        try:
+            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+        except ProcessRaisedException as error:  # a process of several failed: its last line says why
+            raise ValueError(str(error).strip().splitlines()[-1]) from error
+        except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
+            if not run.done:
+                raise ProcessDied(
+                    f"a process of {run.path} died ({error}); the same command goes on from the last evaluation"
+                ) from error
+    return run
+
+
+def _first_process() -> bool:
+    """Of a job that torchrun or Slurm started, the first process holds the run's lock for all."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+
+
+def _fabric(config: Config) -> Fabric:
+    """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
+    external = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
+    strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
+    try:
+        return Fabric(
+            accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
+        )
+    except RuntimeError as error:  # a device that this machine lacks
+        raise ValueError(f"--accelerator {config.accelerator} with --devices {config.devices}: {error}") from error
+
+
+def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with deterministic(config.deterministic):
+        trainer = Trainer(fabric, config, run, fold, quiet)
+        trainer.fit()
+        close_run(trainer)
+
+
+class Trainer:
+    def __init__(self, fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False) -> None:
+        self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
+        self.quiet = quiet or not fabric.is_global_zero
+        self.method = make_method(config)
+        self.method.class_names = fold.classes
+        self.model = build_model(config, self.method, len(fold.classes), self._say)
+        self._say(f"backbone: {self.model.backbone.description}")
+        self.about = describe(self.model, fold.classes)
+        self.model.to(fabric.device)
+
+        shares = fabric.world_size * config.accumulate
+        if config.batch_per_domain % shares:  # the settings know their own devices, not those of a whole cluster
+            raise ValueError(
+                f"batch_per_domain {config.batch_per_domain} must divide by processes x accumulate = {shares}"
+            )
+
+        table = fold.table
+        files = [table.file(i) for i in range(len(table))]
+        store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+        self.batches = DomainBatches(
+            store,
+            fold.target,
+            fold.train,
+            config.batch_per_domain,
+            config.seed,
+            AUGMENTATIONS[config.augmentation]() if config.augment else None,
+        )
+        self.reader = Reader(fabric, self.model, store)
+        if not run.checkpoint("state").exists():
+            self._calibrate()
+        if config.compile:
+            self._compile()
+        self._set_up_method()
+        if config.checkpoint_activations:
+            recompute_activations(self.model.backbone, config.method, self.model.pool == "select")
+        optimizer = make_optimizer(self.model, config, self.method)
+        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
+        truth = self._truth()
+        self.evaluate = Evaluator(
+            self.reader, fold.truth, fold.size, truth=truth, mask=self.method.mask, num_known=fold.num_known
+        )
+        self.swad = self._make_swad()
+        self.start, self.best = 0, -math.inf
+        self.values = StepValues(fabric.device)
+        self._resume()
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def _compile(self) -> None:
+        """For the shape of a micro-batch, in the run's number format."""
+        if self._keeps_features:
+            self._say("--compile: the backbone is frozen, and its features are kept; goes on without")
+            return
+        count = len(self.batches.rows_at(0)[0]) // (self.fabric.world_size * self.config.accumulate)
+        side = self.config.image_size
+        with self.fabric.autocast():
+            images = torch.zeros(count, 3, side, side, device=self.fabric.device)
+            compile_blocks(self.model.backbone, images, self._say)
+
+    @property
+    def _keeps_features(self) -> bool:
+        """Nothing before the features can change."""
+        return self.model.reads_frozen and self.batches.augment is None
+
+    def _set_up_method(self) -> None:
+        """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
+        self.method.sources = tuple(self.fold.train)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            self.method.setup(self.model)
+        self.method.to(self.fabric.device)
+
+    def _truth(self) -> np.ndarray | None:
+        """The predictive patches, where the data says which they are: (N, P)."""
+        truth = true_masks(self.fold.table, self.model.grid) if self.model.has_mask else None
+        if self.method.mask == "true" and (truth is None or self.config.augment):
+            raise ValueError(
+                f"method {self.config.method!r} needs data whose predictive patches are known (`patchgen oracle list`) "
+                "and images that stay as they are (--no-augment)"
+            )
+        return truth
+
+    def _make_swad(self) -> Swad | None:
+        if not self.config.swad:
+            return None
+        usual = self.fold.benchmark.swad_ratio if self.fold.benchmark else 1.3
+        return Swad(ratio=self.config.swad_ratio or usual, compat=self.config.swad_compat)
+
+    # The loop
+
+    def fit(self) -> None:
+        last = self.config.steps - 1
+        title = f"{self.config.method}, " + (f"unseen {self.fold.unseen}" if self.fold.test else "all domains")
+        with Progress(title, self.config.steps, self.start, self.quiet) as bar:
+            clock = time.monotonic()
+            for step in range(self.start, self.config.steps):
+                self._step(step)
+                bar.advance()
+                if bar.live and step % 20 == 0:  # not at every step: the device must catch up for it
+                    bar.show(self.values.means())
+                if step % self.config.eval_every == 0 or step == last:
+                    record = self._evaluate(step, time.monotonic() - clock)
+                    bar.say(progress_line(record))
+                    clock = time.monotonic()
+
+    def _step(self, number: int) -> None:
+        # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
+        torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
+        self.method.update(Step(self, number))
+        if self.swad:
+            self.swad.update(self._predicting())
+
+    def batch(self, step: int, micro: int) -> Batch:
+        """Pixels, augmented and normalised on the device; or kept features, where nothing before them can change."""
+        kept = self._keeps_features
+        part, parts = self._part(micro)
+        batch = self.batches.at(step, part, parts, images=not kept)
+        if kept:
+            return self._on_device(batch, self.reader(batch.index.numpy()))
+        if self.config.accumulate == 1 and step + 1 < self.config.steps:
+            self.batches.expect(step + 1, part, parts)
+        pixels, backbone = self.fabric.to_device(batch.image), self.model.backbone
+        draw = batch.draw.to(pixels.device) if batch.draw is not None else None
+        return self._on_device(batch, prepare(pixels, draw, self.config.image_size, backbone.mean, backbone.std))
+
+    def _part(self, micro: int) -> tuple[int, int]:
+        count = self.config.accumulate
+        return self.fabric.global_rank * count + micro, self.fabric.world_size * count
+
+    def _on_device(self, batch: Batch, image: torch.Tensor) -> Batch:
+        move = self.fabric.to_device
+        return replace(batch, image=image, label=move(batch.label), domain=move(batch.domain), draw=None)
+
+    def _predicting(self) -> dict[str, torch.Tensor]:
+        """The tensors that predict: those that are trained, unless the method has others."""
+        return dict(self.method.predicting(self.model) or trained_tensors(self.model))
+
+    @contextmanager
+    def _as_predicting(self) -> Iterator[None]:
+        """Evaluate with them, and train on with the trained ones."""
+        other = self.method.predicting(self.model)
+        if other is None:
+            yield
+            return
+        kept = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
+        load_trained(self.model, other)
+        try:
+            yield
+        finally:
+            load_trained(self.model, kept)
+
+    # Evaluation and state
+
+    def _evaluate(self, step: int, seconds: float) -> dict[str, Any]:
+        means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
+        self.values.clear()
+        self._check_finite(means, step)
+        with self._as_predicting():
+            found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+            unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
+        record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
+        record["validation"] = {name: result.record() for name, result in found.items()}
+        record |= mask_record(found)
+        if unseen is not None:
+            record["oracle"] = self.fold.scores(unseen.confusion)
+        record["seconds"] = round(seconds, 2)
+        self._keep(step, record)
+        return record
+
+    def _keep(self, step: int, record: dict[str, Any]) -> None:
+        """Record, checkpoint and state, in an order that a kill between any two of them cannot harm."""
+        score = RULES[self.config.select](record, self.fold.metric)
+        better = score >= self.best
+        self.best = max(score, self.best)
+        if self.swad:
+            losses = [domain["loss"] for domain in record["validation"].values()]
+            self.swad.evaluate(sum(losses) / len(losses), step)
+        if self.fabric.is_global_zero:
+            if better:
+                self.save("selected", self._predicting(), {"step": step, "rule": self.config.select})
+            self.run.append(record)
+            self._save_state(step)
+        self.fabric.barrier()
+
+    def _check_finite(self, means: dict[str, float], step: int) -> None:
+        bad = not_finite(means, self.model)
+        if bad:  # batches are a function of the step, so the images can be named after the fact
+            first = min(step, int(cast(torch.Tensor, self.fabric.all_gather(self.values.first_bad)).min()))
+            rows = dict.fromkeys(self.batches.rows_at(first)[0].tolist())
+            files = [str(self.fold.table.file(row)) for row in rows]
+            raise diverged(self.run, {"step": first}, bad, files, self.config.lr, self.fabric.is_global_zero)
+
+    def save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
+        save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
+
+    def _save_state(self, step: int) -> None:
+        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
+        tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
+        facts: dict[str, Any] = {"step": step, "best": self.best, **self.run.records_mark()}
+        if self.swad:
+            averages, facts["swad"] = self.swad.state()
+            tensors |= {f"swad.{k}": v for k, v in averages.items()}
+        self.save("state", tensors, facts)
+
+    def _resume(self) -> None:
+        if self.fabric.is_global_zero:
+            self.run.write_environment(self.about["backbone"])
+        state = self.run.state(self.about["backbone"])
+        if state is None:
+            self.fabric.barrier()
+            if self.fabric.is_global_zero:
+                self.run.rewind_records(0)
+            return
+        tensors, facts = state
+        load_trained(self.model, under(tensors, "model."))
+        self.method.load_state_dict(under(tensors, "method."))
+        restore_optimizer(self.optimizer, under(tensors, "optimizer."))
+        if self.swad:
+            self.swad.load_state(self.fabric.to_device(under(tensors, "swad.")), facts["swad"])
+        self.start, self.best = facts["step"] + 1, facts["best"]
+        self.fabric.barrier()
+        if self.fabric.is_global_zero:
+            self.run.rewind_records(facts["records"], facts.get("records_crc32"))
+
+    def _calibrate(self) -> None:
+        """Give the mask its moderate start on the first step's source images; the same on every rank."""
+        if self.model.has_mask:
+            self.model.start(self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64]))

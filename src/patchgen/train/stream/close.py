@@ -1,0 +1,150 @@
+"""The end of a stage: score the last epoch and the kept one, chain the clusters, fit what the next stage replays.
+
+Everything here follows from the state after the last epoch, so a run killed in the middle of it does it again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from patchgen.common.files import write_text
+from patchgen.methods.build import load_trained
+from patchgen.model.classifier import trained_tensors
+from patchgen.model.losses import mask_health
+from patchgen.runs.tensors import load_tensors, save_tensors
+from patchgen.tasks.ccd import Found, class_means, discover, entered, forgetting, nearest_centre, score
+from patchgen.train.stream.sheets import StageImages, write_assignments, write_sheets
+from patchgen.train.stream.summary import averages, stage_line, summarize_stream
+
+if TYPE_CHECKING:
+    from patchgen.train.stream.loop import Features, StreamTrainer
+
+
+def close_stage(trainer: StreamTrainer) -> None:
+    """Score, choose, chain, and hand over to the next stage."""
+    clock = time.monotonic()
+    stage, kept = trainer.stage, trainer.kept.epoch
+    last = trainer.config.epochs - 1
+    records = []
+    if kept != last:
+        records.append(_Scorer(trainer, "last", last).record())
+        load_trained(trainer.model, load_tensors(trainer.run.checkpoint("kept"))[0])
+    if trainer.method.mixture:  # the kept weights get a mixture of their own: prompts and replay must fit them
+        trainer.refit(trainer.stream.train[stage], stage)
+    scorer = _Scorer(trainer, "kept", kept)
+    records.insert(0, scorer.record())
+    if kept == last:
+        records.append(records[0] | {"checkpoint": "last"})
+    scorer.write(records[0])
+    records[0]["seconds"] = round(time.monotonic() - clock, 2)
+    for record in records:
+        trainer.run.append(record)
+    trainer.say(stage_line(records[0]))
+    trainer.chain |= scorer.chained()
+    _save_stage(trainer, kept)
+    write_text(trainer.run.path / "summary.md", summarize_stream(trainer.run, trainer.stream))
+    trainer.next_stage()
+
+
+def finish(trainer: StreamTrainer) -> None:
+    """Averages over the unlabelled stages; the run is then complete."""
+    for checkpoint in ("kept", "last"):
+        trainer.run.append({"kind": "average", **averages(trainer.run, checkpoint)})
+    trainer.run.finish(summarize_stream(trainer.run, trainer.stream))
+
+
+def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
+    """A checkpoint that is complete: the weights and the mixture that belongs to them."""
+    tensors = {f"model.{k}": v for k, v in trained_tensors(trainer.model).items()}
+    if trainer.pool.mixture is not None:
+        tensors |= {f"mixture.{k}": v for k, v in trainer.pool.mixture.tensors().items()}
+    facts = trainer.about | {"stage": trainer.stage, "epoch": epoch}
+    save_tensors(trainer.run.checkpoint(f"stage-{trainer.stage}"), tensors, facts)
+
+
+class _Scorer:
+    """The clusters of a stage under the model as it is, and their scores."""
+
+    def __init__(self, trainer: StreamTrainer, checkpoint: str, epoch: int) -> None:
+        self.trainer, self.checkpoint, self.epoch = trainer, checkpoint, epoch
+        self.stage, stream = trainer.stage, trainer.stream
+        self.now = stream.train[self.stage]
+        self.old = np.concatenate([stream.train[0], np.array(list(trainer.chain), dtype=np.int64)])
+        self.held_out = entered(stream, trainer.scoring, self.stage)
+        prompts = trainer.config.test_prompts
+        self.features: Features = trainer.features(self.now, prompts)
+        self.unseen = trainer.features(self.held_out, prompts).unit if len(self.held_out) else None
+        self.found = self._found()
+
+    def _found(self) -> Found:
+        trainer, unit = self.trainer, self.features.unit
+        known = len(trainer.stream.known)
+        count = trainer.classes(self.stage)
+        if trainer.method.prototypes:  # clusters have learned centres, with the same ids in every stage
+            assert trainer.model.prototypes is not None
+            centres = torch.nn.functional.normalize(trainer.model.prototypes.detach()[:count], dim=1).cpu()
+            return Found(nearest_centre(unit.cpu(), centres).numpy(), np.arange(count), centres)
+        if self.stage == 0:
+            centres = class_means(unit, trainer.target[self.now], known).cpu()
+            return Found(trainer.target[self.now], np.arange(known), centres)
+        c, chained = trainer.config, np.array(list(trainer.chain.values()), dtype=np.int64)
+        labels = np.concatenate([trainer.target[trainer.stream.train[0]], chained])
+        labelled = trainer.features(self.old, c.test_prompts).unit
+        return discover(unit, labelled, labels, count, int(labels.max()) + 1, c.inits, c.seed)
+
+    def chained(self) -> dict[int, int]:
+        """Row -> cluster of this stage's images; the labelled stage has classes and needs none."""
+        return dict(zip(self.now.tolist(), self.found.assignment.tolist(), strict=True)) if self.stage else {}
+
+    def record(self) -> dict[str, Any]:
+        stream, stage = self.trainer.stream, self.stage
+        record: dict[str, Any] = {"kind": "stage", "stage": stage, "checkpoint": self.checkpoint, "epoch": self.epoch}
+        record |= {"rule": self.trainer.config.selection, "classes": len(stream.stages.entered(stage))}
+        record["clusters"] = len(self.found.ids)
+        if stage:
+            record["transductive"] = score(stream.label[self.now], self.found.assignment, stream.entry, stage)
+        if self.unseen is not None:
+            predicted = self.found.predict(self.unseen.cpu())
+            record["held_out"] = score(stream.label[self.held_out], predicted, stream.entry, stage)
+        earlier = [past for past in self.trainer.run.records("stage") if past["checkpoint"] == "kept"]
+        for part in ("transductive", "held_out"):
+            if part in record:
+                past = [found[part] for found in earlier if part in found]
+                record[part]["forgetting"] = forgetting(past, record[part])
+        if self.features.mask is not None:
+            record["mask"] = {name: float(value.mean()) for name, value in mask_health(self.features.mask).items()}
+        return record
+
+    def write(self, record: dict[str, Any]) -> None:
+        """The stage's folder: which image went where, and a contact sheet of each class found now."""
+        if not self.stage:
+            return
+        trainer, known = self.trainer, len(self.trainer.stream.known)
+        folder = trainer.run.path / f"stage-{self.stage}"
+        folder.mkdir(exist_ok=True)
+        names = [trainer.stream.table.classes[c] for c in trainer.stream.known]
+        distance = (self.features.unit.cpu() - self.found.centres[self._positions()]).norm(dim=1).numpy()
+        images = StageImages(
+            [trainer.stream.table.paths[row] for row in self.now], self.found.assignment, distance, tuple(names)
+        )
+        write_assignments(folder / "assignments.csv", images)
+        new = sorted(set(self.found.assignment.tolist()) - set(trainer.chain.values()) - set(range(known)))
+        write_sheets(folder, images, new, self._pixels, self._masks())
+        record["found"] = {images.name(cluster): int((self.found.assignment == cluster).sum()) for cluster in new}
+
+    def _positions(self) -> np.ndarray:
+        place = {int(cluster): i for i, cluster in enumerate(self.found.ids)}
+        return np.array([place[int(cluster)] for cluster in self.found.assignment])
+
+    def _pixels(self, position: int) -> np.ndarray:
+        """(S, S, 3) uint8 of an image of the stage."""
+        return self.trainer.images.centre(self.now[position : position + 1])[0].permute(1, 2, 0).numpy()
+
+    def _masks(self) -> np.ndarray | None:
+        """(N, h, w)."""
+        mask = self.features.mask
+        return None if mask is None else mask.unflatten(1, self.trainer.model.grid).cpu().numpy()

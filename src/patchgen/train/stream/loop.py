@@ -1,0 +1,316 @@
+"""The loop over a stream: stage after stage, epoch after epoch, on one device.
+
+    from patchgen.config.stream import StreamConfig
+    from patchgen.train.stream.loop import train_stream
+    run = train_stream(StreamConfig(data="birds", **SMALL), "runs")
+
+Stage 0 has labels, later ones have none; a stage starts from what the stage before it kept, and sees none of its
+images again. The whole state is saved after each epoch: a run that is killed at any moment goes on to the same numbers.
+What happens at the end of a stage (choice, score, replay, contact sheets) is in `stream_close`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchgen.common.files import cache_dir
+from patchgen.common.progress import Progress
+from patchgen.config.stream import StreamConfig
+from patchgen.data.augment import send
+from patchgen.data.stages import write_stages
+from patchgen.discovery import SemiSupervisedKMeans
+from patchgen.discovery.prompts import check_promptable
+from patchgen.methods.build import load_trained
+from patchgen.methods.stream import Gcd, Views, make_stream_method
+from patchgen.methods.stream.model import Seen, StreamModel, build_stream_model
+from patchgen.model.classifier import trained_tensors
+from patchgen.model.prefix import find_prefix
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.tensors import save_tensors, under
+from patchgen.tasks.ccd import class_means, entered, halve_held_out, stream_fingerprint, validation_score
+from patchgen.tasks.ccd_data import Stream, read_stream
+from patchgen.tasks.mdg import at_most
+from patchgen.train.evaluate import MEMORY
+from patchgen.train.optim import optimizer_tensors, restore_optimizer
+from patchgen.train.step import require_gradients
+from patchgen.train.stream.data import BATCH, StreamImages, epoch_parts, num_steps
+from patchgen.train.stream.optim import make_stream_optimizer, set_rate
+from patchgen.train.stream.pool import MixturePool
+from patchgen.train.stream.summary import epoch_line
+from patchgen.train.track import Tracker
+from patchgen.train.values import StepValues, diverged, not_finite
+
+
+class Features(NamedTuple):
+    unit: Tensor  # (N, D)
+    mask: Tensor | None  # (N, P)
+
+
+class Kept(NamedTuple):
+    """The epoch of this stage that is kept so far."""
+
+    score: float = -math.inf
+    epoch: int = -1
+
+
+def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
+    """Train and score all stages; a finished run is returned as it is, an interrupted one goes on.
+
+    With ``track`` the epochs are written for TensorBoard too, into ``tensorboard`` of the run folder.
+    """
+    make_stream_method(config)  # a wrong name should not cost the reading of the data
+    stream = read_stream(config.data, config.schedule, holdout=config.holdout)
+    data = stream_fingerprint(stream)
+    run = RunFolder.create(out, config, run_name(config, data), data)
+    if run.done:
+        return run
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    if track:
+        run.listeners.append(Tracker())
+    with run.locked():
+        if run.done:  # by another process, between the look above and the lock
+            return run
+        run.renew_settings(config)
+        write_stages(run.path / "stages.csv", stream.table, stream.stages)
+        StreamTrainer(config, run, stream, quiet).fit()
+    return run
+
+
+class StreamTrainer:
+    def __init__(self, config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool = False) -> None:
+        self.config, self.run, self.stream, self.quiet = config, run, stream, quiet
+        self.choosing, self.scoring = halve_held_out(stream)
+        if config.selection == "session-validation" and not len(entered(stream, self.choosing, 0)):
+            text = "--selection session-validation needs two held-out images of a known class"
+            raise ValueError(f"{text}; raise --holdout, or give --selection last")
+        for note in stream.notes:
+            self.say(f"data: {note}")
+        self.method: Gcd = make_stream_method(config)
+        total = len(stream.stages.entered(len(stream.stages) - 1))
+        pool = config.pool or self.method.pool
+        self.model: StreamModel = build_stream_model(config, pool, total if self.method.prototypes else 0, self.say)
+        if self.method.prompts:
+            check_promptable(self.model.backbone)
+        self.device = _device(config)
+        self.about = self._about()
+        self.say(f"backbone: {self.model.backbone.description}")
+        self.model.to(self.device)
+        cache = cache_dir() if config.cache else None
+        self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
+        inside = self.model.pool == "select"  # the mask acts before the part that learns
+        self.prefix = None if inside else find_prefix(self.model.backbone, config.image_size, MEMORY)
+        self.pool = MixturePool(config, len(stream.known))
+        self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
+        self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
+        first = stream.train[0]
+        self.target[first] = np.searchsorted(stream.known, stream.label[first])
+        self.stage, self.epoch, self.kept = 0, 0, Kept()
+        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self._resume()
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def _about(self) -> dict[str, Any]:
+        """The facts that go into a checkpoint's header."""
+        model, classes = self.model, self.stream.table.classes
+        return {
+            "known_classes": [classes[c] for c in self.stream.known],
+            "pool": model.pool,
+            "grid": list(model.grid),
+            "backbone": {"resolved": model.backbone.resolved, "digest": model.backbone.digest()},
+        }
+
+    def classes(self, stage: int) -> int:
+        """How many classes there are by a stage: given, or found where the mixture may grow."""
+        if self.config.components == "grow" and stage:
+            found = self.pool.mixture or self.pool.last
+            return found.components if found is not None else len(self.stream.known)
+        return len(self.stream.stages.entered(stage))
+
+    # The loop
+
+    def fit(self) -> None:
+        from patchgen.train.stream.close import close_stage, finish
+
+        while self.stage < len(self.stream.stages):
+            self._train_stage()
+            close_stage(self)
+        finish(self)
+
+    def _train_stage(self) -> None:
+        rows = self.stream.train[self.stage]
+        steps = num_steps(len(rows), self.config.batch)
+        title = f"{self.config.method}, stage {self.stage} of {len(self.stream.stages) - 1}"
+        with Progress(title, self.config.epochs * steps, self.epoch * steps, self.quiet) as bar:
+            while self.epoch < self.config.epochs:
+                record = self._run_epoch(rows, bar)
+                bar.say(epoch_line(record))
+
+    def _run_epoch(self, rows: np.ndarray, bar: Progress) -> dict[str, Any]:
+        clock = time.monotonic()
+        fitted = self._before_epoch(rows)
+        rate = set_rate(self.optimizer, self.epoch, self.config.epochs)
+        values, seed = StepValues(self.device), (self.config.seed, self.stage, self.epoch)
+        parts = epoch_parts(rows, self.config.batch, seed)
+        for step, views in enumerate(self.images.views(parts, seed)):
+            values.add(self._step(parts[step], views), step)
+            bar.advance()
+        means = values.means()
+        self._check_finite(values, means, parts)
+        record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
+        record |= {"mixture": fitted} if fitted else {}
+        last = self.epoch == self.config.epochs - 1
+        if last or (self.epoch + 1) % self.config.val_every == 0:
+            record |= self._validate(last)
+        record["seconds"] = round(time.monotonic() - clock, 2)
+        self.epoch += 1
+        self.run.append(record)
+        self.save_state()
+        return record
+
+    def _before_epoch(self, rows: np.ndarray) -> dict[str, Any]:
+        """Fit the mixture, and give the labelled stage its class means, where it is time to."""
+        due = self.method.mixture and self.pool.due(self.epoch)
+        first = self.method.pool == "patchgen" and self.stage == 0 and self.pool.class_means is None
+        return self.refit(rows, self.stage, mixture=due) if due or first else {}
+
+    def refit(self, rows: np.ndarray, stage: int, mixture: bool = True) -> dict[str, Any]:
+        """Class means in the labelled stage, and the mixture, from the model as it is."""
+        features = self.features(rows).unit
+        if stage == 0:
+            self.pool.class_means = class_means(features, self.target[rows], len(self.stream.known))
+        return self.pool.refit(features, stage, len(self.stream.stages.entered(stage))) if mixture else {}
+
+    def _step(self, rows: np.ndarray, images: Tensor) -> dict[str, Tensor]:
+        """One optimiser step on two views (2B, 3, S, S); returns the named values, detached."""
+        views = self._see(rows, images)
+        losses = self.method.losses(self.model, views)
+        require_gradients(losses, self.config.method)
+        self.optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(losses.values())).sum().backward()
+        self.optimizer.step()
+        return {name: value.detach() for name, value in (losses | self.method.watch(views)).items()}
+
+    def _see(self, rows: np.ndarray, images: Tensor) -> Views:
+        """The views' features, prompted where there are prompts; labels, or pseudo-labels where there are none."""
+        query, likely, prompts = None, None, None
+        if self.method.prompts and self.pool.mixture is not None:
+            with torch.no_grad():
+                query = self.model.read(images).features
+            likely = self.pool.likely(query)
+            prompts = self.pool.prompts(query, likely)
+        seen: Seen = self.model.read(images, prompts)
+        target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
+        pseudo = target
+        if self.stage and self.method.pool == "patchgen":
+            pseudo = self.pool.labels(seen.features if query is None else query, likely)
+        centres = self.pool.centres(self.stage)
+        classes = len(self.stream.stages.entered(self.stage))
+        return Views(seen, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
+
+    def _check_finite(self, values: StepValues, means: dict[str, float], parts: list[np.ndarray]) -> None:
+        bad = not_finite(means, self.model)
+        if bad:
+            step = min(len(parts) - 1, int(values.first_bad))
+            files = [str(self.stream.table.file(row)) for row in parts[step].tolist()]
+            where = {"stage": self.stage, "epoch": self.epoch, "step": step}
+            raise diverged(self.run, where, bad, files, self.config.lr)
+
+    # Without gradients
+
+    @torch.no_grad()
+    def features(self, rows: np.ndarray, prompts: bool = False) -> Features:
+        """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
+        found, masks = [], []
+        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+        for part, images in zip(parts, self.images.plain(rows), strict=True):
+            seen = self.model.pooled(self.prefix.tokens(part, images)) if self.prefix else self.model.read(images)
+            if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
+                seen = self.model.read(images, chosen)
+            found.append(F.normalize(seen.features.float(), dim=1))
+            masks += [seen.mask.float()] if seen.mask is not None else []
+        return Features(torch.cat(found), torch.cat(masks) if masks else None)
+
+    def _validate(self, last: bool) -> dict[str, Any]:
+        """Known accuracy on held-out images of the classes so far; the best epoch, of equals the later, is kept."""
+        rows = self._some(entered(self.stream, self.choosing, self.stage))
+        score = validation_score(self.stream.label[rows], self._clusters(rows), self.stream.known) if len(rows) else 0.0
+        found = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
+        better = last if self.config.selection == "last" else score >= self.kept.score
+        if better:
+            self.kept = Kept(score, self.epoch)
+            save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
+        return found
+
+    def _clusters(self, rows: np.ndarray) -> np.ndarray:
+        """Plain clusters (N,) of rows, found among them and the stage's own images: few rows alone would say little."""
+        count, prompts = self.classes(self.stage), self.config.test_prompts
+        if self.method.prototypes:
+            return self.model.classify(self.features(rows).unit, count).argmax(1).cpu().numpy()
+        together = np.concatenate([rows, self._some(self.stream.train[self.stage])])
+        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=self.config.inits, seed=self.config.seed)
+        return kmeans.fit(self.features(together, prompts).unit).assignment[: len(rows)].cpu().numpy()
+
+    def _some(self, rows: np.ndarray) -> np.ndarray:
+        """As many rows as a validation may have."""
+        return at_most(rows, self.config.val_images, [self.config.seed, self.stage])
+
+    # State
+
+    def save_state(self) -> None:
+        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
+        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
+        tensors |= {f"pool.{k}": v for k, v in self.pool.tensors().items()}
+        chain = np.array(list(self.chain.items()), dtype=np.int64).reshape(-1, 2)
+        tensors["chain"] = torch.from_numpy(chain)
+        facts = {"stage": self.stage, "epoch": self.epoch, "kept": [self.kept.score, self.kept.epoch]}
+        facts |= self.run.records_mark()
+        save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
+
+    def _resume(self) -> None:
+        self.run.write_environment(self.about["backbone"])
+        state = self.run.state(self.about["backbone"])
+        if state is None:
+            self._calibrate()
+            self.run.rewind_records(0)
+            return
+        tensors, facts = state
+        load_trained(self.model, under(tensors, "model."))
+        restore_optimizer(self.optimizer, under(tensors, "optimizer."))
+        self.pool.load(under(tensors, "pool."), self.device)
+        self.chain = dict(tensors["chain"].tolist())
+        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], Kept(*facts["kept"])
+        self.run.rewind_records(facts["records"], facts.get("records_crc32"))
+
+    def next_stage(self) -> None:
+        """Begin another stage with the model as it is."""
+        self.pool.next_stage()
+        self.stage, self.epoch, self.kept = self.stage + 1, 0, Kept()
+        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self.save_state()
+
+    def _calibrate(self) -> None:
+        """Give the mask its moderate start on some images of the first stage."""
+        if self.model.select is not None:
+            for images in self.images.plain(at_most(self.stream.train[0], 64, [self.config.seed])):
+                self.model.start(images)
+
+
+def _device(config: StreamConfig) -> torch.device:
+    try:
+        return Fabric(accelerator=config.accelerator, devices=1).device
+    except RuntimeError as error:  # a device that this machine lacks
+        raise ValueError(f"--accelerator {config.accelerator}: {error}") from error

@@ -1,0 +1,31 @@
+"""SGD for a stream: fresh in each stage, one rate for the PatchGen module and one for the rest, a cosine over time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from patchgen.config.stream import StreamConfig
+from patchgen.methods.stream.model import StreamModel
+
+LOWEST = 1e-3  # of the learning rate, at the end of the cosine
+
+
+def make_stream_optimizer(model: StreamModel, config: StreamConfig) -> torch.optim.SGD:
+    module = config.lr if config.lr_module is None else config.lr_module
+    chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
+    groups = []
+    for inside, rate in ((False, config.lr), (True, module)):
+        found = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
+        if found:
+            groups.append({"params": found, "lr": rate, "peak": rate})
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:
+    """Give an epoch its rates, from the whole to a thousandth; returns that of the first group."""
+    share = LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * share
+    return float(optimizer.param_groups[0]["lr"])

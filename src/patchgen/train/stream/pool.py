@@ -1,0 +1,127 @@
+"""The mixture of a stream run: when it is fitted, to what, and what a step takes from it.
+
+Each stage begins with a warm-up in which nothing is taken. From its end on the mixture is fitted every few epochs, to
+the features of the stage's images and to replay, features drawn from the last stage's mixture. Components keep their
+ids from fit to fit: the first ones are the labelled classes, and those of the last stage come before the new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from patchgen.config.stream import StreamConfig
+from patchgen.discovery.grow import grow
+from patchgen.discovery.mixture import SphericalMixture, vote
+from patchgen.discovery.prompts import choose_prompts
+from patchgen.runs.tensors import under
+
+GROW_BY = 0.07  # new components of a stage that may grow, per labelled class: the host's 5 of 70 and 10 of 140
+
+
+class MixturePool:
+    """Args: settings; how many labelled classes there are."""
+
+    def __init__(self, config: StreamConfig, known: int) -> None:
+        self.config, self.known = config, known
+        self.mixture: SphericalMixture | None = None  # of this stage, once it is fitted
+        self.last: SphericalMixture | None = None  # of the stage before, for replay and as a start
+        self.class_means: Tensor | None = None  # (known, D), in the labelled stage
+
+    def due(self, epoch: int) -> bool:
+        """True where a fit stands before this epoch."""
+        behind = epoch - self.config.warm_up
+        return behind >= 0 and behind % self.config.refit_every == 0
+
+    def size(self, stage: int, classes: int) -> int:
+        """Components to begin a fit with."""
+        if self.config.components == "grow" and stage and self.last is not None:
+            extra = max(2, round(GROW_BY * self.known))
+            return self.mixture.components if self.mixture is not None else self.last.components + extra
+        return classes // 2 if self.config.components == "half" and stage else classes
+
+    def refit(self, features: Tensor, stage: int, classes: int) -> dict[str, Any]:
+        """Fit the mixture to the features (N, D) of a stage; the facts go into the record."""
+        count, c = self.size(stage, classes), self.config
+        replay = self._replay(stage)
+        start = self._start(count)
+        mixture = SphericalMixture.fit(
+            features, count, start=start, replay=replay, seed=c.seed, tolerance=c.em_tolerance
+        )
+        if c.components == "grow" and stage:
+            mixture = grow(features, mixture, known=self.known, replay=replay, seed=c.seed)
+        self.mixture = mixture.to(features.device)
+        chosen = self.mixture.nearest(features, self._prompts()).sort(1).values
+        return {
+            "components": self.mixture.components,
+            "log_likelihood": round(self.mixture.log_likelihood(features), 4),
+            "prompt_sets": len(chosen.unique(dim=0)),  # 1 would mean that all images get the same prompts
+        }
+
+    def _start(self, count: int) -> Tensor | None:
+        """Means to begin with: the last fit's, the last stage's, the labelled classes'; None if they are too many."""
+        for found in (self.mixture, self.last):
+            if found is not None:
+                return found.means if found.components <= count else None
+        return self.class_means if self.class_means is not None and len(self.class_means) <= count else None
+
+    def _replay(self, stage: int) -> Tensor | None:
+        """The same draws in every fit of a stage."""
+        if self.last is None or not self.config.replay:
+            return None
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + stage)
+        return self.last.sample(self.config.replay, generator)
+
+    def next_stage(self) -> None:
+        self.last, self.mixture, self.class_means = self.mixture, None, None
+
+    def _prompts(self) -> int:
+        return min(self.config.prompts, self.mixture.components) if self.mixture is not None else 0
+
+    def likely(self, query: Tensor) -> Tensor | None:
+        """log p(component | x) of prompt-free features, (B, D) -> (B, K); None before the mixture is active.
+
+        What is not finite shows in the losses: to look for it here would make the device catch up at every step.
+        """
+        return None if self.mixture is None else self.mixture.log_responsibilities(query, check=False)
+
+    def prompts(self, query: Tensor, likely: Tensor | None = None) -> Tensor | None:
+        """Prompts (B, k, D) of prompt-free features (B, D); None before the mixture is active.
+
+        Args:
+            likely: What `likely` says of them, where it was asked before.
+        """
+        likely = self.likely(query) if likely is None else likely
+        if self.mixture is None or likely is None:
+            return None
+        return choose_prompts(self.mixture, query, self._prompts(), likely)
+
+    def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
+        """Pseudo-labels (2B,) of two views (2B, D): one an image, -1 before the mixture is active."""
+        likely = self.likely(query) if likely is None else likely
+        if likely is None or self.config.pseudo_labels == "none":
+            return torch.full((len(query),), -1, device=query.device)
+        return vote(list(likely.chunk(2))).repeat(2)
+
+    def centres(self, stage: int) -> Tensor | None:
+        """What labels and pseudo-labels count: (K, D)."""
+        if stage == 0:
+            return self.class_means
+        return None if self.mixture is None or self.config.pseudo_labels == "none" else self.mixture.means
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a state keeps."""
+        found = {"mixture": self.mixture, "last": self.last}
+        kept = {f"{name}.{k}": v for name, m in found.items() if m is not None for k, v in m.tensors().items()}
+        return kept | ({"class_means": self.class_means} if self.class_means is not None else {})
+
+    def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+        """Take over what `tensors` gave."""
+        found = {name: under(tensors, f"{name}.") for name in ("mixture", "last")}
+        made = {name: SphericalMixture.from_tensors(t).to(device) if t else None for name, t in found.items()}
+        self.mixture, self.last = made["mixture"], made["last"]
+        means = tensors.get("class_means")
+        self.class_means = None if means is None else means.to(device)

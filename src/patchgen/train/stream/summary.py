@@ -1,0 +1,114 @@
+"""What a person reads of a stream run: one line a stage while it goes on, and ``summary.md`` in its folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from patchgen.common.text import markdown
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import backbone_of
+from patchgen.tasks.ccd import DEFINITIONS, PARTS
+from patchgen.tasks.ccd_data import Stream
+
+KEPT_BY = {
+    "session-validation": "accuracy of the known classes on held-out images of the classes so far",
+    "last": "the last epoch of each stage",
+}
+
+
+def averages(run: RunFolder, checkpoint: str) -> dict[str, Any]:
+    """Plain means over the unlabelled stages: {"checkpoint", "transductive": {"all", ...}, "held_out": {...}}."""
+    records = [r for r in run.records("stage") if r["checkpoint"] == checkpoint and r["stage"]]
+    found: dict[str, Any] = {"checkpoint": checkpoint}
+    for part in PARTS:
+        rows = [_numbers(r[part]) for r in records if part in r]
+        names = [n for n in rows[0] if all(n in row for row in rows)] if rows else []
+        if names:
+            found[part] = {name: float(np.mean([row[name] for row in rows])) for name in names}
+    return found
+
+
+def _numbers(scores: dict[str, Any]) -> dict[str, float]:
+    """all, known, unknown (hard) and soft_known, soft_unknown."""
+    found = {"all": scores["all"]["accuracy"]}
+    found |= {name: cell["accuracy"] for name, cell in scores["hard"].items()}
+    return found | {f"soft_{name}": cell["accuracy"] for name, cell in scores["soft"].items()}
+
+
+def epoch_line(record: dict[str, Any]) -> str:
+    """One epoch in plain words."""
+    words = [f"{name} {value:.3f}" for name, value in record["train"].items() if name in ("info_nce", "sup_con")]
+    if "mixture" in record:
+        words.append(f"mixture of {record['mixture']['components']} components")
+    if "validation" in record:
+        words.append(f"held-out known accuracy {record['validation']['known']:.3f}")
+    return f"epoch {record['epoch']}: {', '.join(words)} ({record['seconds']:.0f} s)"
+
+
+def stage_line(record: dict[str, Any]) -> str:
+    """The scores of a stage in one line."""
+    part = "transductive" if "transductive" in record else "held_out"
+    if part not in record:
+        return f"stage {record['stage']}: kept epoch {record['epoch']}"
+    cells = {"all": record[part]["all"], **record[part]["hard"]}
+    words = ", ".join(f"{name} {_percent(cell)}" for name, cell in cells.items())
+    return f"stage {record['stage']}: kept epoch {record['epoch']}; {PARTS[part]}: {words}"
+
+
+def summarize_stream(run: RunFolder, stream: Stream) -> str:
+    """The text of ``summary.md``; the stages that are done so far."""
+    config, stages = run.stream_config, len(stream.stages) - 1
+    done = max((record["stage"] for record in run.records("stage")), default=-1)
+    lines = [
+        f"# {config.method} on a stream of {stages} unlabelled stages",
+        "",
+        f"- data: {len(stream.table)} images; {len(stream.known)} labelled classes, then "
+        + ", ".join(f"{int((stream.entry == stage).sum())} more" for stage in range(1, stages + 1)),
+        f"- backbone {backbone_of(run)}, {config.image_size} px, tuned: {config.tune}; {config.epochs} epochs a stage, "
+        f"batch {config.batch}, lr {config.lr:g}, seed {config.seed}",
+        f"- epoch kept by: {KEPT_BY[config.selection]}",
+        f"- number of clusters: {'found by the mixture' if config.components == 'grow' else 'given'}",
+        *([f"- NOT FINISHED: {done} of {stages} unlabelled stages are done"] if done < stages else []),
+        "",
+        "Accuracy in per cent ± its binomial error, under one match of clusters to classes. A: all images; "
+        f"K and U: {DEFINITIONS['hard']}, U the rest; soft: {DEFINITIONS['soft']}.",
+    ]
+    for part, meaning in PARTS.items():
+        lines += ["", f"## {part.replace('_', ' ').capitalize()}: {meaning}", "", _table(run, part)]
+        lines += ["", "By the stage at which a class entered (kept epoch), and its fall from its best stage:", ""]
+        lines.append(_groups(run, part, stages))
+    return "\n".join(lines) + "\n"
+
+
+def _table(run: RunFolder, part: str) -> str:
+    rows = []
+    for record in (r for r in run.records("stage") if part in r):
+        scores = record[part]
+        cells = [scores["all"], *(scores[how].get(which) for how in ("hard", "soft") for which in ("known", "unknown"))]
+        shown = [str(record["stage"]), record["checkpoint"], str(record["epoch"]), str(record["clusters"])]
+        rows.append([*shown, *map(_percent, cells), f"{scores['nmi']:.3f}", str(scores["all"]["images"])])
+    for record in (r for r in run.records("average") if part in r):
+        names = ("all", "known", "unknown", "soft_known", "soft_unknown")
+        means = [f"{100 * record[part][n]:.1f}" if n in record[part] else "" for n in names]
+        rows.append(["mean", record["checkpoint"], "", "", *means, "", ""])
+    head = ["stage", "checkpoint", "epoch", "clusters", "A", "K", "U", "K soft", "U soft", "NMI", "images"]
+    return markdown(head, rows)
+
+
+def _groups(run: RunFolder, part: str, stages: int) -> str:
+    rows = []
+    for record in (r for r in run.records("stage") if part in r and r["checkpoint"] == "kept"):
+        groups, fallen = record[part]["groups"], record[part]["forgetting"]
+        cells = [_with_fall(groups.get(str(g)), fallen.get(str(g))) for g in range(stages + 1)]
+        rows.append([str(record["stage"]), *cells])
+    return markdown(["stage", *(f"entered at {g}" for g in range(stages + 1))], rows)
+
+
+def _with_fall(cell: dict[str, float] | None, fall: float | None) -> str:
+    return _percent(cell) + ("" if cell is None or fall is None else f" (fell {100 * fall:.1f})")
+
+
+def _percent(cell: dict[str, float] | None) -> str:
+    return "" if cell is None else f"{100 * cell['accuracy']:.1f} ± {100 * cell['error']:.1f}"

@@ -1,0 +1,68 @@
+"""The folder tree is the architecture: imports go one way along the rooms, lazy ones included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import patchgen
+
+SOURCE = Path(patchgen.__file__).parent
+# A room imports from the rooms above it and from its own line.
+ORDER = (
+    ("common",),
+    ("config", "data"),
+    ("draw",),
+    ("model",),
+    ("discovery",),
+    ("methods",),
+    ("tasks",),
+    ("runs",),
+    ("train",),
+    ("predict",),
+    ("fit", "sweep"),
+    ("report",),
+    ("diagnose", "theory", "viewer", "slides"),
+    ("commands",),
+    ("cli", "__main__"),
+)
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    """`patchgen.train.step` -> `train`; the package itself -> ``."""
+    return (module.split(".") + [""])[1]
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Modules of the package that a file imports when it runs; what only a type checker reads does not count."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (
+                alias.name for alias in node.names if room_of(alias.name) and alias.name.startswith("patchgen.")
+            )
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "patchgen":
+            assert node.level == 0, f"{file}: imports are absolute"
+            yield from ([node.module or ""] if room_of(node.module or "") else
+                        [f"patchgen.{alias.name}" for alias in node.names if alias.name != "__version__"])  # fmt: skip
+
+
+def test_every_room_has_a_place() -> None:
+    found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert found - {"__init__"} == set(LEVEL)
+
+
+def test_imports_go_one_way() -> None:
+    back = [
+        f"{file.relative_to(SOURCE)} imports {module}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        for module in imports_of(file)
+        if (room := file.relative_to(SOURCE).with_suffix("").parts[0]) != "__init__"
+        and LEVEL[room_of(module)] > LEVEL[room]
+    ]
+    assert not back, "\n".join(back)
