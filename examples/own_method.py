@@ -13,7 +13,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, Method
 from patchgen.methods.presets import preset_settings
 from patchgen.model.classifier import Output
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 
 class SmallLogits(Method):

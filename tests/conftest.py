@@ -70,7 +70,7 @@ def tiny_settings(image_folder: Path) -> dict[str, object]:
 def tiny_run(tiny_settings: dict[str, object], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., object]:
     """`tiny_run(method="patchgen", **settings)` trains (once) and returns the run folder."""
     from patchgen.config import Config
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     out = tmp_path_factory.mktemp("runs")
 

@@ -182,32 +182,31 @@ def test_a_backbone_that_moves_keeps_its_runs(
     kind: Any, backbone: Path, image_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A run begun with a folder that lies elsewhere by now goes on, and a finished one is found again."""
-    from patchgen.train.fold import Trainer, train
-    from patchgen.train.stream.loop import StreamTrainer, train_stream
+    from patchgen.train.fold import FoldTrainer
+    from patchgen.train.lifecycle import train
+    from patchgen.train.stream.loop import StreamTrainer
 
-    run_it: Any = train if kind is Config else train_stream
-    trainer: Any = Trainer if kind is Config else StreamTrainer
+    trainer: Any = FoldTrainer if kind is Config else StreamTrainer
     settings = tiny_settings if kind is Config else of_stream(image_folder, tmp_path)
-    state = "save_state" if kind is StreamConfig else "_save_state"
-    whole, out = getattr(trainer, state), tmp_path / "runs"
+    whole, out = trainer.save_state, tmp_path / "runs"
 
     def breaks(self: Any, *given: Any) -> None:
         whole(self, *given)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(trainer, state, breaks)
-        run_it(kind(**{**settings, "backbone": str(backbone)}), out, quiet=True)
+        patch.setattr(trainer, "save_state", breaks)
+        train(kind(**{**settings, "backbone": str(backbone)}), out, quiet=True)
     [begun] = out.iterdir()
     there = backbone.rename(tmp_path / "moved")
     config = kind(**{**settings, "backbone": str(there)})
     resumed: list[int] = []
-    monkeypatch.setattr(trainer, "_resume", noting(trainer._resume, resumed))
-    run = run_it(config, out, quiet=True)
+    monkeypatch.setattr(trainer, "resume", noting(trainer.resume, resumed))
+    run = train(config, out, quiet=True)
     assert run.path == begun and run.done and resumed == [1]  # a state was there
     assert run.settings.backbone == str(there)
     copy = shutil.copytree(there, tmp_path / "copy" / "vit")
-    assert run_it(kind(**{**settings, "backbone": str(copy)}), out, quiet=True).path == begun
+    assert train(kind(**{**settings, "backbone": str(copy)}), out, quiet=True).path == begun
     assert resumed == [1] and list(out.iterdir()) == [begun]  # nothing was trained again
 
 
@@ -236,7 +235,7 @@ def test_other_weights_at_the_same_name_are_another_run(kind: Any, tmp_path: Pat
 
 
 def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):

@@ -34,7 +34,7 @@ def test_the_hash_names_what_decides_the_numbers() -> None:
         ({"warm_up": 200}, "warm_up must be below the number of epochs, 200"),
         ({"components": "halve"}, "did you mean 'half'"),
         ({"lr": "0.1"}, "lr must be a number"),
-        ({"lr": -1.0}, "lr must be a number from 0"),
+        ({"lr": -1.0}, "lr must be a number that is not negative"),
         ({"temperature": 0.0}, "temperature must be a number above 0"),
         ({"batch": 1}, "batch must be at least 2"),
         ({"momentum": 1.0}, "momentum is a share"),
@@ -49,7 +49,7 @@ def test_bad_settings(settings: dict[str, Any], text: str) -> None:
 
 
 def test_unknown_settings_get_a_suggestion(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("data: birds\nwarmup: 3\n")
+    (tmp_path / "c.yaml").write_text("data: birds\ntask: ccd\nwarmup: 3\n")
     with pytest.raises(ValueError, match="did you mean 'warm_up'"):
         load_settings(tmp_path / "c.yaml")
 

@@ -23,7 +23,8 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.train import fold as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 
 @pytest.fixture
@@ -157,15 +158,15 @@ def test_a_wrong_schedule_is_named(text: str, tmp_path: Path) -> None:
 def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, seen = Trainer._step, {}
+    whole, seen = FoldTrainer._step, {}
 
-    def step(self: Trainer, number: int) -> None:
+    def step(self: FoldTrainer, number: int) -> None:
         seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
         if number == 3:
             next(self.model.head.parameters()).data.fill_(float("nan"))
         whole(self, number)
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "_step", step)
     with pytest.raises(ValueError, match="diverged at step 3: .*lower --lr") as caught:
         train(Config(**tiny_settings), tmp_path, quiet=True)
     [run] = tmp_path.iterdir()
@@ -178,21 +179,21 @@ def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
 def test_weights_alone_that_are_not_finite_name_the_last_step(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, seen = Trainer._step, {}
+    whole, seen = FoldTrainer._step, {}
 
-    def step(self: Trainer, number: int) -> None:
+    def step(self: FoldTrainer, number: int) -> None:
         whole(self, number)
         seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
         if number == 2:  # evaluated right after it, and its losses were fine
             next(self.model.head.parameters()).data[0, 0] = float("inf")
 
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "_step", step)
     with pytest.raises(ValueError, match="diverged at step 2: weights is not finite"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
     [file] = tmp_path.glob("*/diverged.json")
     found = json.loads(file.read_text())
     assert found["values"] == ["weights"] and set(found["images"]) == seen[2]
-    monkeypatch.setattr(Trainer, "_step", whole)
+    monkeypatch.setattr(FoldTrainer, "_step", whole)
     assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not file.exists()
 
 

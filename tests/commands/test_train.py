@@ -10,7 +10,7 @@ import pytest
 from patchgen.cli import main
 from patchgen.commands.train import defaults
 from patchgen.runs.folder import RunFolder
-from patchgen.train.fold import Trainer
+from patchgen.train.fold import FoldTrainer
 
 SMALL = "--unseen studio --method lp --backbone tiny --image-size 28 --steps 3 --eval-every 1 --batch-per-domain 2"
 
@@ -45,15 +45,15 @@ def test_a_finished_run_is_not_trained_again_and_says_so(
 def test_an_interrupted_run_says_where_it_goes_on(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, seen = Trainer._step, []
+    whole, seen = FoldTrainer._step, []
 
-    def breaks(self: Trainer, step: int) -> None:
+    def breaks(self: FoldTrainer, step: int) -> None:
         seen.append(step)
         if seen == [0, 1, 2]:
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(Trainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "_step", breaks)
     assert main(words) == 130
     assert "resumed" not in capsys.readouterr().err
     assert main(words) == 0

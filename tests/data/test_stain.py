@@ -12,7 +12,8 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.stain import STAINS, Histology, HistologyDraw, from_density, stain_matrix, to_density
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 OFF = Histology(turn=0, flip=0, scale=0, shift=0)
 
@@ -139,17 +140,17 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
 ) -> None:
     config = Config(**{**tiny_settings, "augmentation": "histology", "swad": False})
     whole = train(config, tmp_path / "whole", quiet=True)
-    step = Trainer._step
+    step = FoldTrainer._step
 
-    def breaks(self: Trainer, number: int) -> None:
+    def breaks(self: FoldTrainer, number: int) -> None:
         if number == 4:
             raise KeyboardInterrupt
         step(self, number)
 
-    monkeypatch.setattr(Trainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "broken", quiet=True)
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "_step", step)
     again = train(config, tmp_path / "broken", quiet=True)
 
     def numbers(run: Any) -> list[dict[str, Any]]:

@@ -21,7 +21,8 @@ from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 LABEL = (0, 2, 2, 1, 0, -1)
 DOMAIN = (0, 0, 0, 2, 2, 2)
@@ -143,18 +144,18 @@ def interrupted(
     """`interrupted(method=...)` trains, is stopped between two evaluations, and goes on to the end."""
 
     def run(**settings: Any) -> RunFolder:
-        whole, calls = Trainer._step, iter(range(100))
+        whole, calls = FoldTrainer._step, iter(range(100))
 
-        def breaks(self: Trainer, number: int) -> None:
+        def breaks(self: FoldTrainer, number: int) -> None:
             if next(calls) == 4:  # after the state of step 2, and one more step
                 raise KeyboardInterrupt
             whole(self, number)
 
         config = Config(**{**tiny_settings, **settings})
-        monkeypatch.setattr(Trainer, "_step", breaks)
+        monkeypatch.setattr(FoldTrainer, "_step", breaks)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path, quiet=True)
-        monkeypatch.setattr(Trainer, "_step", whole)
+        monkeypatch.setattr(FoldTrainer, "_step", whole)
         return train(config, tmp_path, quiet=True)
 
     return run

@@ -100,10 +100,11 @@ def test_a_share_of_nothing_is_plain_cross_entropy() -> None:
 def test_runs_train_and_resume_to_the_same_bytes(
     method: str, tiny_run: Callable[..., Any], tiny_settings: dict[str, Any], tmp_path: Any, monkeypatch: Any
 ) -> None:
-    from patchgen.train.fold import Trainer, train
+    from patchgen.train.fold import FoldTrainer
+    from patchgen.train.lifecycle import train
 
     whole = tiny_run(method)
-    step = Trainer._step
+    step = FoldTrainer._step
 
     def breaks(self: Any, number: int) -> None:
         if number == 3:
@@ -111,10 +112,10 @@ def test_runs_train_and_resume_to_the_same_bytes(
         step(self, number)
 
     config = Config(**{**tiny_settings, "method": method})
-    monkeypatch.setattr(Trainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path, quiet=True)
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "_step", step)
     again = train(config, tmp_path, quiet=True)
     for name in ("selected", "swad"):
         assert again.checkpoint(name).read_bytes() == whole.checkpoint(name).read_bytes()

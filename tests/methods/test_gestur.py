@@ -15,7 +15,8 @@ from patchgen.methods import make_method
 from patchgen.methods.kept import Kept
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -61,12 +62,12 @@ def test_a_step_by_hand(name: str, scene: Callable[..., Any]) -> None:
 def test_the_average_starts_where_the_first_step_does(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def look(self: Trainer) -> None:  # the mask is calibrated by now
+    def look(self: FoldTrainer) -> None:  # the mask is calibrated by now
         found, trained = self._predicting(), trained_tensors(self.model)
         assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "fit", look)
+    monkeypatch.setattr(FoldTrainer, "fit", look)
     with pytest.raises(KeyboardInterrupt):
         train(Config(**{**tiny_settings, "method": "patchgen+gestur"}), tmp_path, quiet=True)
 

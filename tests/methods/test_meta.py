@@ -19,7 +19,7 @@ from patchgen.methods import make_method
 from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
 

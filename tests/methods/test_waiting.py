@@ -18,7 +18,8 @@ from patchgen.methods import compared_methods
 from patchgen.methods.domains import by_domain
 from patchgen.methods.mixup import mix
 from patchgen.model.classifier import trained_tensors
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 from patchgen.train.step import PlainStep
 
 OF_DOMAINS = ["irm", "vrex", "groupdro", "coral", "mmd", "mixup", "mldg", "fish", "arm", "mdsdi"]
@@ -74,12 +75,12 @@ def test_a_blended_batch_is_arranged_as_before() -> None:
 def test_the_trainers_own_steps_ask_for_nothing(
     settings: Any, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any
 ) -> None:
-    whole = Trainer._step
+    whole = FoldTrainer._step
 
-    def watched(self: Trainer, number: int) -> None:
+    def watched(self: FoldTrainer, number: int) -> None:
         with asks:
             whole(self, number)
 
-    monkeypatch.setattr(Trainer, "_step", watched)
+    monkeypatch.setattr(FoldTrainer, "_step", watched)
     train(Config(**{**tiny_settings, "method": "patchgen+coral", **settings}), tmp_path, quiet=True)
     assert not asks.who

@@ -18,7 +18,8 @@ from patchgen.model.backbone import Backbone, load_backbone, set_tuning
 from patchgen.model.compiled import compile_blocks
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 
 class Traced:
@@ -170,19 +171,19 @@ def resumed_and_unbroken(
     settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[RunFolder, RunFolder]:
     """The first is stopped in its fourth step and goes on with nothing compiled in the process."""
-    config, step = Config(**settings, compile=True, threads=1), Trainer._step
+    config, step = Config(**settings, compile=True, threads=1), FoldTrainer._step
 
-    def breaks(self: Trainer, number: int) -> None:
+    def breaks(self: FoldTrainer, number: int) -> None:
         if number == 3:
             raise KeyboardInterrupt
         step(self, number)
 
     torch.compiler.reset()
     unbroken = train(config, folder / "unbroken", quiet=True)
-    monkeypatch.setattr(Trainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, folder / "resumed", quiet=True)
-    monkeypatch.setattr(Trainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "_step", step)
     torch.compiler.reset()
     return train(config, folder / "resumed", quiet=True), unbroken
 

@@ -16,7 +16,7 @@ from patchgen.sweep import jobs as jobs_module
 from patchgen.sweep.jobs import Job, note_failure, perform, worth_another
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 Recipe = Callable[[str], Path]
 NoOps = Callable[[int], list[Job]]

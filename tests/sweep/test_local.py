@@ -23,7 +23,7 @@ from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.local import LocalEngine
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 Recipe = Callable[[str], Path]
 Plain = Callable[[RunFolder], list[dict[str, Any]]]

@@ -16,7 +16,7 @@ from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from patchgen.sweep.ray import RayEngine  # noqa: E402

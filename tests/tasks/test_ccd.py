@@ -18,7 +18,6 @@ from patchgen.tasks.ccd import (
     forgetting,
     halve_held_out,
     score,
-    stream_fingerprint,
     validation_score,
 )
 from patchgen.tasks.ccd_data import Stream, read_stream
@@ -122,4 +121,4 @@ def test_held_out_images_choose_or_score_never_both(stream: Stream) -> None:
 
 def test_the_fingerprint_sees_the_stages(stream: Stream, tmp_path: Path) -> None:
     other = read_stream(tmp_path / "x", Schedule((0.5, 0.5), ((0.8, 1.0), (1.0,))), seed=7, holdout=0.2)
-    assert stream_fingerprint(stream) != stream_fingerprint(other)
+    assert stream.fingerprint() != other.fingerprint()

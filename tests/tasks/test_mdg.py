@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from patchgen.config import Config
-from patchgen.data.table import Table
-from patchgen.tasks.mdg import check_domain, fingerprint, make_fold
+from patchgen.data.table import Table, fingerprint
+from patchgen.tasks.mdg import check_domain, make_fold
 
 
 def make_table(per_domain: int = 40, domains: tuple[str, ...] = ("art", "photo", "sketch"), **changes: Any) -> Table:

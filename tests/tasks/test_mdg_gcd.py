@@ -19,7 +19,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import make_fold
 from patchgen.tasks.mdg_gcd import DiscoveryFold, known_classes, output_names
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.step import Step
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")

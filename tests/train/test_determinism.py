@@ -10,7 +10,7 @@ import torch
 
 from patchgen.config import Config
 from patchgen.train.determinism import deterministic
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.step import Step
 
 

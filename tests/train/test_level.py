@@ -91,7 +91,7 @@ def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:
 
     from patchgen.config import Config
     from patchgen.data.oracle import SUITE, Oracle
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     data = Oracle(replace(SUITE["oracle-easy"], per_class=6)).write(tmp_path / "easy") / "images"
     settings = {"backbone": "tiny", "image_size": 84, "steps": 3, "batch_per_domain": 4, "augment": False}

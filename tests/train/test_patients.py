@@ -17,7 +17,7 @@ from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.predict.predictor import Prediction, load_run
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.patients import PatientTally
 
 GROUP = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")

@@ -14,9 +14,9 @@ from patchgen.model.prefix import Prefix
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.train import evaluate
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.stream import loop as stream
-from patchgen.train.stream.loop import StreamTrainer, train_stream
+from patchgen.train.stream.loop import StreamTrainer
 
 SCHEDULE = "groups: [[circle, cross], [square]]\nratios: [[0.6, 1.0], [1.0]]\n"
 CLOCK = ("seconds", "seconds_per_step")
@@ -67,14 +67,14 @@ def test_a_stream_run_is_the_same_with_it(
     more: dict[str, Any], settings: dict[str, Any], tmp_path: Path, monkeypatch: Any, passes: dict[str, int]
 ) -> None:
     config = StreamConfig(**settings, **more)
-    kept = train_stream(config, tmp_path / "kept", quiet=True)
+    kept = train(config, tmp_path / "kept", quiet=True)
     once = passes["images"]
     with monkeypatch.context() as patch:
         patch.setattr(stream, "MEMORY", 0)
-        forgetful = train_stream(config, tmp_path / "forgetful", quiet=True)
+        forgetful = train(config, tmp_path / "forgetful", quiet=True)
         again = passes["images"] - once
         patch.setattr(stream, "find_prefix", lambda *_: None)
-        without = train_stream(config, tmp_path / "without", quiet=True)
+        without = train(config, tmp_path / "without", quiet=True)
     assert 0 < once < again == passes["images"] - once
     assert same(kept, without, STAGES) and same(forgetful, without, STAGES)
 
@@ -83,7 +83,7 @@ def test_an_interrupted_stream_run_begins_with_an_empty_memory_and_ends_the_same
     settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     config, calls, whole = StreamConfig(**settings), [], StreamTrainer._step
-    unbroken = train_stream(config, tmp_path / "whole", quiet=True)
+    unbroken = train(config, tmp_path / "whole", quiet=True)
 
     def step(self: StreamTrainer, *args: Any) -> Any:
         calls.append(self.epoch)
@@ -94,9 +94,9 @@ def test_an_interrupted_stream_run_begins_with_an_empty_memory_and_ends_the_same
     with monkeypatch.context() as patch:
         patch.setattr(StreamTrainer, "_step", step)
         with pytest.raises(KeyboardInterrupt):
-            train_stream(config, tmp_path / "broken", quiet=True)
+            train(config, tmp_path / "broken", quiet=True)
     assert calls[-1] > 0  # in a later epoch: something was in memory
-    assert same(train_stream(config, tmp_path / "broken", quiet=True), unbroken, STAGES)
+    assert same(train(config, tmp_path / "broken", quiet=True), unbroken, STAGES)
 
 
 @pytest.mark.parametrize("method", ["lp", "patchgen"])

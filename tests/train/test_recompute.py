@@ -14,7 +14,7 @@ from patchgen.methods.build import recompute_activations
 from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
 from patchgen.model.convert import Loaded, build
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 

@@ -22,7 +22,7 @@ from patchgen.data.table import Table
 from patchgen.runs.folder import MODEL_FORMAT, RunFolder, environment
 from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.tasks.mdg import make_fold
-from patchgen.train.fold import _first_process
+from patchgen.train.lifecycle import _first_process
 from patchgen.train.summary import summarize
 
 

@@ -23,10 +23,11 @@ from patchgen.config.stream import StreamConfig
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
+from patchgen.train.lifecycle import train
 from patchgen.train.stream import close as stream_close
 from patchgen.train.stream import loop as stream_module
 from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
-from patchgen.train.stream.loop import StreamTrainer, train_stream
+from patchgen.train.stream.loop import StreamTrainer
 from patchgen.train.stream.pool import MixturePool
 
 COLOURS = {
@@ -65,7 +66,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def unbroken(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return train_stream(StreamConfig(**settings), tmp_path_factory.mktemp("unbroken"), quiet=True)
+    return train(StreamConfig(**settings), tmp_path_factory.mktemp("unbroken"), quiet=True)
 
 
 def plain(run: RunFolder) -> list[dict[str, Any]]:
@@ -152,8 +153,8 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
     with monkeypatch.context() as patch:
         patch.setattr(StreamTrainer, name, breaking(getattr(StreamTrainer, name), count))
         with pytest.raises(KeyboardInterrupt):
-            train_stream(StreamConfig(**settings), tmp_path, quiet=True)
-    assert same(train_stream(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
+            train(StreamConfig(**settings), tmp_path, quiet=True)
+    assert same(train(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
 
 
 @pytest.mark.parametrize(("name", "count"), [("_save_stage", 2), ("averages", 2), ("write_text", 1)])
@@ -163,8 +164,8 @@ def test_so_does_one_interrupted_at_the_end_of_a_stage(
     with monkeypatch.context() as patch:
         patch.setattr(stream_close, name, breaking(getattr(stream_close, name), count))
         with pytest.raises(KeyboardInterrupt):
-            train_stream(StreamConfig(**settings), tmp_path, quiet=True)
-    assert same(train_stream(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
+            train(StreamConfig(**settings), tmp_path, quiet=True)
+    assert same(train(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
 
 
 def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -183,7 +184,7 @@ def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
 def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     code = (
         "import json, sys; from patchgen.config.stream import StreamConfig; from patchgen.train.stream.loop import "
-        "train_stream; train_stream(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
+        "train; train(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps({**settings, "threads": 1, "epochs": 8})]
     victim = subprocess.Popen([*command, str(tmp_path / "killed")])
@@ -214,7 +215,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_
     ],
 )
 def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any], tmp_path: Path) -> None:
-    run = train_stream(StreamConfig(**{**settings, **more, "epochs": 2, "val_every": 1}), tmp_path, quiet=True)
+    run = train(StreamConfig(**{**settings, **more, "epochs": 2, "val_every": 1}), tmp_path, quiet=True)
     stages = run.records("stage")
     assert len(stages) == 6 and "NOT FINISHED" not in (run.path / "summary.md").read_text()
     if more.get("selection") == "last":
@@ -225,7 +226,7 @@ def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any
 
 def test_a_finished_run_is_left_alone(unbroken: RunFolder, settings: dict[str, Any]) -> None:
     before = (unbroken.path / "records.jsonl").stat().st_mtime_ns
-    again = train_stream(StreamConfig(**settings), unbroken.path.parent, quiet=True)
+    again = train(StreamConfig(**settings), unbroken.path.parent, quiet=True)
     assert again.path == unbroken.path and (again.path / "records.jsonl").stat().st_mtime_ns == before
 
 
@@ -249,7 +250,7 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
 
     monkeypatch.setattr(StreamTrainer, "_see", see)
     monkeypatch.setattr(StreamTrainer, "features", features)
-    train_stream(StreamConfig(**{**settings, "epochs": 2}), tmp_path, quiet=True)
+    train(StreamConfig(**{**settings, "epochs": 2}), tmp_path, quiet=True)
     data = trainers[0].stream
     for stage, rows, targets in seen:
         assert rows <= set(data.train[stage].tolist())
@@ -281,7 +282,7 @@ def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_pat
 
 def test_divergence_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"diverged at stage 0, epoch \d, step \d: .*lower --lr"):
-        train_stream(StreamConfig(**{**settings, "lr": 1e9}), tmp_path, quiet=True)
+        train(StreamConfig(**{**settings, "lr": 1e9}), tmp_path, quiet=True)
 
 
 def test_divergence_names_the_images_of_its_step(
@@ -296,7 +297,7 @@ def test_divergence_names_the_images_of_its_step(
 
     monkeypatch.setattr(StreamTrainer, "_step", step)
     with pytest.raises(ValueError, match="at stage 0, epoch 0, step 0: ") as caught:
-        train_stream(StreamConfig(**settings), tmp_path, quiet=True)
+        train(StreamConfig(**settings), tmp_path, quiet=True)
     [file] = tmp_path.glob("*/diverged.json")
     assert json.loads(file.read_text())["images"] == seen[0] and seen[0][0] in str(caught.value)
     assert len(seen) == 2  # the epoch goes on: nothing reads a number in the loop
@@ -304,10 +305,8 @@ def test_divergence_names_the_images_of_its_step(
 
 def test_selection_needs_held_out_images(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--selection last"):
-        train_stream(StreamConfig(**{**settings, "holdout": 0.0}), tmp_path, quiet=True)
-    run = train_stream(
-        StreamConfig(**{**settings, "holdout": 0.0, "selection": "last", "epochs": 2}), tmp_path, quiet=True
-    )
+        train(StreamConfig(**{**settings, "holdout": 0.0}), tmp_path, quiet=True)
+    run = train(StreamConfig(**{**settings, "holdout": 0.0, "selection": "last", "epochs": 2}), tmp_path, quiet=True)
     assert "held_out" not in run.records("stage")[2]
 
 
@@ -327,7 +326,7 @@ def test_a_step_asks_the_device_for_nothing(
 
     monkeypatch.setattr(StreamTrainer, "_step", watched)
     with pytest.raises(KeyboardInterrupt):
-        train_stream(StreamConfig(**{**settings, "epochs": 1, "warm_up": 0, **more}), tmp_path, quiet=True)
+        train(StreamConfig(**{**settings, "epochs": 1, "warm_up": 0, **more}), tmp_path, quiet=True)
     assert not asks.who and any(prompted) == (not more)
 
 
@@ -355,15 +354,15 @@ def test_a_backbone_without_prompts_is_refused_before_the_first_epoch(
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "beit")
     chosen = {**settings, "backbone": str(tmp_path / "beit")}
     with pytest.raises(ValueError, match=r"beit.* takes none .*--method gcd\+patchgen"):
-        train_stream(StreamConfig(**chosen), tmp_path / "runs", quiet=True)
+        train(StreamConfig(**chosen), tmp_path / "runs", quiet=True)
     assert not list(tmp_path.glob("runs/*/records.jsonl"))
-    train_stream(StreamConfig(**{**chosen, "method": "gcd+patchgen"}), tmp_path / "runs", quiet=True)  # has none
+    train(StreamConfig(**{**chosen, "method": "gcd+patchgen"}), tmp_path / "runs", quiet=True)  # has none
 
 
 def test_the_backbone_is_named_with_what_there_is_to_know_about_it(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StreamTrainer, "fit", lambda self: None)
-    train_stream(StreamConfig(**settings), tmp_path)
+    train(StreamConfig(**settings), tmp_path)
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("backbone:")]
     assert line == "backbone: tiny architecture, random weights (seed 0) (random weights: for tests and timing)"

@@ -10,7 +10,8 @@ import pytest
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
 from patchgen.train import track
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 from patchgen.train.track import Tracker, scalars
 
 pytest.importorskip("tensorboard", reason="the extra `track` is not installed")
@@ -33,15 +34,15 @@ def test_a_resumed_run_is_one_line_and_has_the_same_name(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(**{**tiny_settings, "method": "lp", "image_size": 28, "swad": False})
-    whole, seen = Trainer._step, list[int]()
+    whole, seen = FoldTrainer._step, list[int]()
 
-    def breaks(self: Trainer, step: int) -> None:
+    def breaks(self: FoldTrainer, step: int) -> None:
         seen.append(step)
         if seen == [0, 1, 2, 3]:
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(Trainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "runs", quiet=True, track=True)
     run = train(config, tmp_path / "runs", quiet=True, track=True)

@@ -21,7 +21,8 @@ from patchgen.runs.tensors import load_tensors
 from patchgen.train import close
 from patchgen.train import fold as trainer_module
 from patchgen.train.close import close_run
-from patchgen.train.fold import Trainer, train
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 from patchgen.train.values import StepValues
 
 
@@ -57,7 +58,8 @@ def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "moment", [(Trainer, "_step", 2), (Trainer, "_step", 3), (Trainer, "_save_state", 2), (close, "_score", 2)]
+    "moment",
+    [(FoldTrainer, "_step", 2), (FoldTrainer, "_step", 3), (FoldTrainer, "save_state", 2), (close, "_score", 2)],
 )
 def test_an_interrupted_run_goes_on_to_the_same_records(
     moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
@@ -66,7 +68,7 @@ def test_an_interrupted_run_goes_on_to_the_same_records(
     whole = getattr(place, name)
     calls = {"n": 0}
 
-    def breaks(self: Trainer, *args: Any) -> Any:
+    def breaks(self: FoldTrainer, *args: Any) -> Any:
         calls["n"] += 1
         if calls["n"] == count:
             raise KeyboardInterrupt
@@ -169,10 +171,10 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
     select: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     seen: list[tuple[str, set[int]]] = []
-    for place, name in ((Trainer, "_evaluate"), (close, "_score")):
+    for place, name in ((FoldTrainer, "_evaluate"), (close, "_score")):
         whole = getattr(place, name)
 
-        def spy(self: Trainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
+        def spy(self: FoldTrainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
             inner = self.evaluate
             whole_call = type(inner).__call__
 

@@ -117,9 +117,9 @@ def main(argv: list[str]) -> int:
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
     _check(arguments)
     announce(arguments.quiet)
-    from patchgen.data.table import read_table
+    from patchgen.data.table import fingerprint, read_table
     from patchgen.methods import compared_methods, make_method
-    from patchgen.tasks.mdg import check_domain, fingerprint
+    from patchgen.tasks.mdg import check_domain
 
     arguments = dataclasses.replace(arguments, methods=compared_methods(arguments.methods))
     table = read_table(arguments.data, benchmark=arguments.benchmark, options=arguments.options)
@@ -147,7 +147,7 @@ def _check(arguments: BenchmarkArguments) -> None:
 
 
 def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     failed = 0
     for number, job in enumerate(jobs, 1):

@@ -55,7 +55,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
     from patchgen.data.oracle import suite_folder, suite_spec
     from patchgen.methods.presets import preset_settings
     from patchgen.report.page import scores
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     spec = suite_spec(DATA)
     print(f"{DATA}: {len(spec.domains)} domains, {spec.unseen!r} unseen; drawing the images", file=sys.stderr)

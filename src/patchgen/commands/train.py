@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     config = settings_of(arguments, Config)
     require_data(config.data)
     announce(arguments.quiet)
-    from patchgen.train.fold import train
+    from patchgen.train.lifecycle import train
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
     run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track)

@@ -62,10 +62,10 @@ def main(argv: list[str]) -> int:
     config = settings_of(arguments, StreamConfig)
     require_data(config.data)
     announce(arguments.quiet)
-    from patchgen.train.stream.loop import train_stream
+    from patchgen.train.lifecycle import train
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
-    run = train_stream(config, arguments.out, quiet=arguments.quiet, track=arguments.track)
+    run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track)
     if run.path.name in finished and not arguments.quiet:
         print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:

@@ -180,8 +180,9 @@ def _check_range(config: Settings) -> None:
 
 def _check_kinds(config: Settings) -> None:
     """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
+    fields = {field.name for field in dataclasses.fields(config)}
     for name, hint in get_type_hints(type(config)).items():
-        if get_origin(hint) is ClassVar or hint is KW_ONLY:
+        if name not in fields:
             continue
         value, inner = getattr(config, name), get_args(hint)
         kind = inner[0] if type(None) in inner else hint

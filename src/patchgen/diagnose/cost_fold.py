@@ -38,7 +38,7 @@ from patchgen.model.backbone import BACKBONES, load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.generic import quiet_loading
 from patchgen.tasks import Fold, make_fold
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 from patchgen.train.optim import make_optimizer
 
 TARGET = 2.0  # the smallest ratio wanted

@@ -30,7 +30,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.selection import best
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
-from patchgen.train.fold import train
+from patchgen.train.lifecycle import train
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def fit(
     folds = []
     for site, fold in sites.items():
         with clock.training(f"without {site}, to be scored on it"):
-            folds.append(_site_fold(train(replace(config, unseen=site), runs, quiet=quiet), fold))
+            folds.append(_site_fold(train(replace(config, unseen=site), runs, table, quiet=quiet), fold))
     with clock.training(f"without {final.unseen}, to be scored on it" if final.test else "on all sites"):
-        run = train(config, runs, quiet=quiet)
+        run = train(config, runs, table, quiet=quiet)
     if final.test:
         folds = [_site_fold(run, final)]
     return finish(run, final, folds, quiet)

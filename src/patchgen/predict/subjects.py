@@ -17,13 +17,12 @@ from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
 from patchgen.data.splits import read_splits
-from patchgen.data.table import read_table
+from patchgen.data.table import fingerprint, read_table
 from patchgen.methods import method_class
 from patchgen.model.classifier import Classifier
 from patchgen.predict.predictor import Checkpoint, Predictor, load_run
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.tasks import Fold, make_fold
-from patchgen.tasks.mdg import fingerprint
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
+from patchgen.config import Settings, config_class
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 
@@ -31,7 +30,7 @@ Kind = Literal["train", "no-op"]
 class Job:
     labels: tuple[str, ...]  # what its recipes call it
     rows: tuple[str, ...]
-    config: Config | StreamConfig
+    config: Settings
     out: Path
     run: str  # the hash that names its folder
     size: int  # steps; of a stream: epochs of all stages
@@ -68,8 +67,7 @@ class Job:
     @classmethod
     def from_json(cls, text: str) -> Job:
         found: dict[str, Any] = json.loads(text)
-        kind = StreamConfig if found["config"]["task"] == "ccd" else Config
-        config, out = kind(**found.pop("config")), Path(found.pop("out"))
+        config, out = config_class(found["config"]["task"])(**found.pop("config")), Path(found.pop("out"))
         return cls(tuple(found.pop("labels")), tuple(found.pop("rows")), config, out, **found)
 
 
@@ -107,14 +105,9 @@ def note_failure(job: Job, error: str, final: bool = False) -> Failure:
 
 
 def _train(job: Job) -> None:
-    if isinstance(job.config, StreamConfig):
-        from patchgen.train.stream.loop import train_stream
+    from patchgen.train.lifecycle import train
 
-        train_stream(job.config, job.out, quiet=True, track=job.track)
-    else:
-        from patchgen.train.fold import train
-
-        train(job.config, job.out, quiet=True, track=job.track)
+    train(job.config, job.out, quiet=True, track=job.track)
 
 
 def _no_op(job: Job) -> None:

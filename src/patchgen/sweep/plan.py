@@ -11,13 +11,17 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
+from patchgen.config import Config, Settings, StreamConfig
+from patchgen.data.table import fingerprint, read_table
 from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
-from patchgen.sweep.recipe import Recipe, Settings, expand
+from patchgen.sweep.recipe import Recipe, expand
+from patchgen.sweep.recipe import Settings as Given
+from patchgen.tasks import TASKS
+from patchgen.tasks.ccd_data import make_stream
+from patchgen.tasks.mdg import leaves_out
 
 
 def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job]:
@@ -33,7 +37,7 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
             given = {key: value for key, value in changes.items() if value is not None}
             config = dataclasses.replace(planned.config, **given)
             try:
-                _check(config)
+                TASKS[config.task].make_method(config)
                 name, size = data.name_and_size(config)
             except ValueError as error:
                 raise ValueError(f"{recipe.path}: {planned.label}: {error}") from error
@@ -50,25 +54,20 @@ class DataSets:
         self._tables: dict[str, tuple[Sequence[str], str]] = {}
         self._streams: dict[tuple[str, str, float], tuple[str, int]] = {}
 
-    def domains(self, settings: Settings) -> Sequence[str]:
+    def domains(self, settings: Given) -> Sequence[str]:
         """The domains that settings without an unseen one could leave out."""
         return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0]
 
-    def name_and_size(self, config: Config | StreamConfig) -> tuple[str, int]:
+    def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and how many steps (of a stream: epochs of all stages) it has."""
-        from patchgen.tasks.mdg import leaves_out
-
-        if isinstance(config, StreamConfig):
-            digest, stages = self._stream(config)
-            return run_name(config, digest), config.epochs * stages
-        domains, digest = self._table(config.data, config.benchmark, config.options)
-        leaves_out(config, domains)
-        return run_name(config, digest), config.steps
+        if config.task == "ccd":
+            return self._stream(cast(StreamConfig, config))
+        fold = cast(Config, config)
+        domains, digest = self._table(fold.data, fold.benchmark, fold.options)
+        leaves_out(fold, domains)
+        return run_name(fold, digest), fold.steps
 
     def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:
-        from patchgen.data.table import read_table
-        from patchgen.tasks.mdg import fingerprint
-
         key = json.dumps([data, benchmark, options], sort_keys=True)
         if key not in self._tables:
             table = read_table(data, benchmark=benchmark, options=options)
@@ -76,22 +75,12 @@ class DataSets:
         return self._tables[key]
 
     def _stream(self, config: StreamConfig) -> tuple[str, int]:
-        from patchgen.tasks.ccd import stream_fingerprint
-        from patchgen.tasks.ccd_data import read_stream
-
         key = (config.data, config.schedule, config.holdout)
         if key not in self._streams:
-            stream = read_stream(config.data, config.schedule, holdout=config.holdout)
-            self._streams[key] = stream_fingerprint(stream), len(stream.stages)
-        return self._streams[key]
-
-
-def _check(config: Config | StreamConfig) -> None:
-    """A wrong method or hyper-parameter is told before the first run starts."""
-    from patchgen.methods import make_method
-    from patchgen.methods.stream import make_stream_method
-
-    make_stream_method(config) if isinstance(config, StreamConfig) else make_method(config)
+            stream = make_stream(config)
+            self._streams[key] = stream.fingerprint(), len(stream.stages)
+        digest, stages = self._streams[key]
+        return run_name(config, digest), config.epochs * stages
 
 
 def _once(names: Sequence[str]) -> tuple[str, ...]:

@@ -1,24 +1,46 @@
 """Tasks: what is trained on and what is scored.
 
-A task turns settings and a table into a ``Fold``. ``mdg`` leaves one domain out; ``mdg_gcd`` also hides the labels of
-some classes, which are then to be discovered.
+    mdg        one domain is left out of training and scored at the end
+    mdg_gcd    the same, and the labels of some classes are hidden: they are to be discovered
+    ccd        a labelled stage, then stages of unlabelled images in which new classes appear
+
+`TASKS` is the one table of them: the settings of each, its methods, and how its data are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from patchgen.config import Config
+from patchgen.config import Config, Settings, StreamConfig
 from patchgen.data.table import Table
-from patchgen.tasks import mdg, mdg_gcd
+from patchgen.methods import METHODS, make_method
+from patchgen.methods.stream import STREAM_METHODS, make_stream_method
+from patchgen.tasks import ccd_data, mdg, mdg_gcd
+from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.fold import Fold
 
-TASKS: Mapping[str, Callable[[Config, Table | None], Fold]] = {"mdg": mdg.make_fold, "mdg_gcd": mdg_gcd.make_fold}
+
+class Task(NamedTuple):
+    config: type[Settings]
+    methods: Mapping[str, Any]  # name -> class
+    make_method: Callable[[Any], Any]  # the method that settings name, or an error that says what is wrong
+    read: Callable[[Any, Table | None], Fold | Stream]  # settings, and a table where it is read already
+    loop: str  # the module below `patchgen.train` whose `work` trains it
+
+
+TASKS: Mapping[str, Task] = {
+    "mdg": Task(Config, METHODS, make_method, mdg.make_fold, "fold"),
+    "mdg_gcd": Task(Config, METHODS, make_method, mdg_gcd.make_fold, "fold"),
+    "ccd": Task(StreamConfig, STREAM_METHODS, make_stream_method, ccd_data.make_stream, "stream.loop"),
+}
 
 
 def make_fold(config: Config, table: Table | None = None) -> Fold:
-    """Read, check and split the data of a run, as its task says."""
-    return TASKS[config.task](config, table)
+    """Read, check and split the data of a run that leaves a domain out."""
+    fold = TASKS[config.task].read(config, table)
+    assert isinstance(fold, Fold)
+    return fold
 
 
-__all__ = ["TASKS", "Fold", "make_fold"]
+__all__ = ["TASKS", "Fold", "Stream", "Task", "make_fold"]

@@ -10,7 +10,6 @@ drawn. Every number is read off ONE match of clusters to classes.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from torch import Tensor
 
 from patchgen.discovery import SemiSupervisedKMeans, ari_of_counts, contingency, match, nmi_of_counts
 from patchgen.tasks.ccd_data import Stream
-from patchgen.tasks.mdg import fingerprint
 
 PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
 DEFINITIONS = {"hard": "known = labelled classes of stage 0", "soft": "known = classes of all earlier stages"}
@@ -162,11 +160,3 @@ def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
 def entered(stream: Stream, rows: np.ndarray, stage: int) -> np.ndarray:
     """Those of the rows whose class has appeared by a stage."""
     return rows[np.isin(stream.label[rows], stream.stages.entered(stage))]
-
-
-def stream_fingerprint(stream: Stream) -> str:
-    """Digest of the rows, of the stage of each and of what is held out."""
-    digest = hashlib.sha256(fingerprint(stream.table).encode())
-    for rows in (stream.stage, stream.held_out):
-        digest.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
-    return digest.hexdigest()[:16]

@@ -11,6 +11,7 @@ Read are: the official CIFAR-100 and CUB-200-2011, whose test parts are held out
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,11 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchgen.config import StreamConfig
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cifar import OFFICIAL_IMAGES, cifar_table, is_cifar
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of
-from patchgen.data.table import IMAGE_EXTENSIONS, Table, is_image, list_images, read_table
+from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of, write_stages
+from patchgen.data.table import IMAGE_EXTENSIONS, Table, fingerprint, is_image, list_images, read_table
 
 HELD_OUT_DRAW = 1  # its own random order: the held-out images of a class say nothing about its stages
 HELD_OUT_NAMES = {"test", "val", "valid", "validation"}
@@ -39,6 +41,17 @@ class Stream:
     stages: Stages
     held_out: np.ndarray  # rows never trained on: the official test part, or a drawn share of every class
     notes: tuple[str, ...]  # what the user should know about this data
+
+    def fingerprint(self) -> str:
+        """Digest of the rows, of the stage of each and of what is held out."""
+        digest = hashlib.sha256(fingerprint(self.table).encode())
+        for rows in (self.stage, self.held_out):
+            digest.update(np.ascontiguousarray(rows, dtype="<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def write_rows(self, folder: Path) -> None:
+        """The stage of each image: `stages.csv`."""
+        write_stages(folder / "stages.csv", self.table, self.stages)
 
     @property
     def label(self) -> np.ndarray:
@@ -64,6 +77,11 @@ class Stream:
     def train(self) -> tuple[np.ndarray, ...]:
         """Training rows of each stage, ascending."""
         return tuple(self.stages.rows(stage) for stage in range(len(self.stages)))
+
+
+def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
+    """The stream that settings name; a table alone does not say what is held out, so it is read anew."""
+    return read_stream(config.data, config.schedule, holdout=config.holdout)
 
 
 class _Source(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from patchgen.data.benchmarks import BENCHMARKS, Benchmark, uncovered_classes
-from patchgen.data.splits import Splits
-from patchgen.data.table import Table
+from patchgen.data.splits import Splits, write_splits
+from patchgen.data.table import Table, fingerprint
 from patchgen.tasks.metrics import per_class_accuracy, scores
 
 
@@ -29,6 +30,14 @@ class Fold:
     target: np.ndarray  # (N,) the output that should fire; -1 where training is told nothing
     truth: np.ndarray  # (N,) the true class, known classes first
     classes: tuple[str, ...]  # names of the classifier's outputs
+
+    def fingerprint(self) -> str:
+        """Digest of the data that names the run."""
+        return fingerprint(self.table)
+
+    def write_rows(self, folder: Path) -> None:
+        """Which image is trained on, validated on and scored: `splits.csv`."""
+        write_splits(folder / "splits.csv", self.table, self.splits)
 
     @property
     def benchmark(self) -> Benchmark | None:

@@ -6,7 +6,6 @@ because the field reports it so, on its "in" part (80 %). With no unseen domain 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,20 +71,6 @@ def _check_name(name: str, domains: Sequence[str]) -> None:
     if name not in domains:
         hint = did_you_mean(name, domains)
         raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(domains)})")
-
-
-def fingerprint(table: Table) -> str:
-    """Digest of the rows and their files' sizes: the same data at another path or machine is the same data.
-
-    The sizes tell data sets apart that number their files alike.
-    """
-    digest = hashlib.sha256()
-    for part in (table.paths, table.domains, table.classes, table.group or (), (table.benchmark or "",)):
-        digest.update("\n".join(part).encode() + b"\0")
-    sizes = np.array([table.file(row).stat().st_size for row in range(len(table))])
-    for ids in (table.domain, table.label, sizes):
-        digest.update(np.ascontiguousarray(ids, dtype="<i8").tobytes())
-    return digest.hexdigest()[:16]
 
 
 def at_most(rows: np.ndarray, limit: int | None, seed: list[int]) -> np.ndarray:

@@ -21,10 +21,10 @@ from patchgen.train.patients import PatientTally
 from patchgen.train.summary import summarize
 
 if TYPE_CHECKING:
-    from patchgen.train.fold import Trainer
+    from patchgen.train.fold import FoldTrainer
 
 
-def close_run(trainer: Trainer) -> None:
+def close_run(trainer: FoldTrainer) -> None:
     """Score the reported checkpoints on the unseen domain (if one was left out), and finish the folder."""
     run, fabric = trainer.run, trainer.fabric
     tensors, facts = load_tensors(run.checkpoint("selected"))
@@ -41,7 +41,7 @@ def close_run(trainer: Trainer) -> None:
     fabric.barrier()
 
 
-def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
     load_trained(trainer.model, tensors)
     before: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def _report(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict
     return _score(trainer, name, tensors, facts) | before
 
 
-def _recovery(trainer: Trainer) -> dict[str, Any]:
+def _recovery(trainer: FoldTrainer) -> dict[str, Any]:
     """How far the mask finds the predictive patches on the level that training left."""
     if trainer.evaluate.truth is None or not trainer.fold.test:
         return {}
@@ -66,7 +66,7 @@ def _recovery(trainer: Trainer) -> dict[str, Any]:
     return {"mask_before_level": {name: found[name] for name in ("iou", "kept") if name in found}}
 
 
-def _score(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
+def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """The record of one checkpoint."""
     fold, evaluate = trainer.fold, trainer.evaluate
     if not fold.test:
@@ -93,7 +93,7 @@ def _score(trainer: Trainer, name: str, tensors: dict[str, Tensor], facts: dict[
     return record | mask_record(parts)
 
 
-def _patients(trainer: Trainer) -> PatientTally | None:
+def _patients(trainer: FoldTrainer) -> PatientTally | None:
     """Where the data names patients, and outputs are classes without a match."""
     fold = trainer.fold
     group, rows = fold.table.group, np.concatenate(list(fold.test.values()))

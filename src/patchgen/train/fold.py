@@ -1,8 +1,4 @@
-"""The loop: one visible pass over the steps, on one device or many.
-
-    from patchgen.config import Config
-    from patchgen.train.fold import train
-    run = train(Config(data="photos", unseen="site_c"), "runs")
+"""The loop of a fold: one visible pass over the steps, on one device or many.
 
 A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the source domains'
 held-out parts are scored, a record is written, and the whole state is saved; a killed run goes on from there to the
@@ -13,13 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -33,60 +27,36 @@ from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.oracle import true_masks
-from patchgen.data.splits import write_splits
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
-from patchgen.model.classifier import trained_tensors
+from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.compiled import compile_blocks
-from patchgen.runs.folder import ProcessDied, RunFolder, run_name
+from patchgen.runs.folder import ProcessDied, RunFolder
 from patchgen.runs.selection import RULES
-from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks import Fold, make_fold
-from patchgen.tasks.mdg import fingerprint
+from patchgen.runs.tensors import under
+from patchgen.tasks import Fold
 from patchgen.train.close import close_run
 from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.lifecycle import Trainer, device_error, use_threads
+from patchgen.train.optim import make_optimizer
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line
 from patchgen.train.swad import Swad
-from patchgen.train.track import Tracker
 from patchgen.train.values import StepValues, diverged, not_finite
 
 
-def train(config: Config, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
-    """Train and score one fold; a finished run is returned as it is, an interrupted one goes on.
-
-    With ``track`` the evaluations are written for TensorBoard too, into ``tensorboard`` of the run folder.
-    """
-    make_method(config)  # a wrong name should not cost the reading of the data
-    fold = make_fold(config)
-    data = fingerprint(fold.table)
-    run = RunFolder.create(out, config, run_name(config, data), data)
-    if run.done:
-        return run
-    if track:
-        run.listeners.append(Tracker())
-    with run.locked() if _first_process() else nullcontext():
-        if run.done:  # by another process, between the look above and the lock
-            return run
-        run.renew_settings(config)
-        write_splits(run.path / "splits.csv", fold.table, fold.splits)
-        try:
-            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
-        except ProcessRaisedException as error:  # a process of several failed: its last line says why
-            raise ValueError(str(error).strip().splitlines()[-1]) from error
-        except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
-            if not run.done:
-                raise ProcessDied(
-                    f"a process of {run.path} died ({error}); the same command goes on from the last evaluation"
-                ) from error
-    return run
-
-
-def _first_process() -> bool:
-    """Of a job that torchrun or Slurm started, the first process holds the run's lock for all."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
+    """Train and score a fold, in this process or in several."""
+    try:
+        _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+    except ProcessRaisedException as error:  # a process of several failed: its last line says why
+        raise ValueError(str(error).strip().splitlines()[-1]) from error
+    except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
+        if not run.done:
+            raise ProcessDied(
+                f"a process of {run.path} died ({error}); the same command resumes from the last evaluation"
+            ) from error
 
 
 def _fabric(config: Config) -> Fabric:
@@ -97,27 +67,29 @@ def _fabric(config: Config) -> Fabric:
         return Fabric(
             accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
         )
-    except RuntimeError as error:  # a device that this machine lacks
-        raise ValueError(f"--accelerator {config.accelerator} with --devices {config.devices}: {error}") from error
+    except RuntimeError as error:
+        raise device_error(config.accelerator, config.devices, error) from error
 
 
 def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    use_threads(config.threads)
     with deterministic(config.deterministic):
-        trainer = Trainer(fabric, config, run, fold, quiet)
+        trainer = FoldTrainer(fabric, config, run, fold, quiet)
         trainer.fit()
         close_run(trainer)
 
 
-class Trainer:
+class FoldTrainer(Trainer):
+    model: Classifier
+
     def __init__(self, fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False) -> None:
-        self.fabric, self.config, self.run, self.fold = fabric, config, run, fold
-        self.quiet = quiet or not fabric.is_global_zero
+        super().__init__(run, quiet or not fabric.is_global_zero)
+        self.fabric, self.config, self.fold = fabric, config, fold
+        self.writes = fabric.is_global_zero
         self.method = make_method(config)
         self.method.class_names = fold.classes
-        self.model = build_model(config, self.method, len(fold.classes), self._say)
-        self._say(f"backbone: {self.model.backbone.description}")
+        self.model = build_model(config, self.method, len(fold.classes), self.say)
+        self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
 
@@ -153,24 +125,20 @@ class Trainer:
             self.reader, fold.truth, fold.size, truth=truth, mask=self.method.mask, num_known=fold.num_known
         )
         self.swad = self._make_swad()
-        self.start, self.best = 0, -math.inf
+        self.start, self.last, self.best = 0, -1, -math.inf
         self.values = StepValues(fabric.device)
-        self._resume()
-
-    def _say(self, text: str) -> None:
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+        self.resume()
 
     def _compile(self) -> None:
         """For the shape of a micro-batch, in the run's number format."""
         if self._keeps_features:
-            self._say("--compile: the backbone is frozen, and its features are kept; goes on without")
+            self.say("--compile: the backbone is frozen, and its features are kept; goes on without")
             return
         count = len(self.batches.rows_at(0)[0]) // (self.fabric.world_size * self.config.accumulate)
         side = self.config.image_size
         with self.fabric.autocast():
             images = torch.zeros(count, 3, side, side, device=self.fabric.device)
-            compile_blocks(self.model.backbone, images, self._say)
+            compile_blocks(self.model.backbone, images, self.say)
 
     @property
     def _keeps_features(self) -> bool:
@@ -290,11 +258,12 @@ class Trainer:
         if self.swad:
             losses = [domain["loss"] for domain in record["validation"].values()]
             self.swad.evaluate(sum(losses) / len(losses), step)
-        if self.fabric.is_global_zero:
+        if self.writes:
             if better:
                 self.save("selected", self._predicting(), {"step": step, "rule": self.config.select})
             self.run.append(record)
-            self._save_state(step)
+            self.last = step
+            self.save_state()
         self.fabric.barrier()
 
     def _check_finite(self, means: dict[str, float], step: int) -> None:
@@ -305,38 +274,22 @@ class Trainer:
             files = [str(self.fold.table.file(row)) for row in rows]
             raise diverged(self.run, {"step": first}, bad, files, self.config.lr, self.fabric.is_global_zero)
 
-    def save(self, name: str, tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> None:
-        save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
-
-    def _save_state(self, step: int) -> None:
-        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
-        tensors |= {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        facts: dict[str, Any] = {"step": step, "best": self.best, **self.run.records_mark()}
+    def own_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        facts: dict[str, Any] = {"step": self.last, "best": self.best}
         if self.swad:
             averages, facts["swad"] = self.swad.state()
             tensors |= {f"swad.{k}": v for k, v in averages.items()}
-        self.save("state", tensors, facts)
+        return tensors, facts
 
-    def _resume(self) -> None:
-        if self.fabric.is_global_zero:
-            self.run.write_environment(self.about["backbone"])
-        state = self.run.state(self.about["backbone"])
-        if state is None:
-            self.fabric.barrier()
-            if self.fabric.is_global_zero:
-                self.run.rewind_records(0)
-            return
-        tensors, facts = state
-        load_trained(self.model, under(tensors, "model."))
+    def restore(self, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
         self.method.load_state_dict(under(tensors, "method."))
-        restore_optimizer(self.optimizer, under(tensors, "optimizer."))
         if self.swad:
             self.swad.load_state(self.fabric.to_device(under(tensors, "swad.")), facts["swad"])
         self.start, self.best = facts["step"] + 1, facts["best"]
+
+    def barrier(self) -> None:
         self.fabric.barrier()
-        if self.fabric.is_global_zero:
-            self.run.rewind_records(facts["records"], facts.get("records_crc32"))
 
     def _calibrate(self) -> None:
         """Give the mask its moderate start on the first step's source images; the same on every rank."""

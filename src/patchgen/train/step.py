@@ -13,7 +13,7 @@ from patchgen.model.classifier import Classifier, Output
 
 if TYPE_CHECKING:
     from patchgen.methods import Method
-    from patchgen.train.fold import Trainer
+    from patchgen.train.fold import FoldTrainer
 
 
 class Step:
@@ -25,7 +25,7 @@ class Step:
         optimizer: Its optimiser, the method's own parameters included.
     """
 
-    def __init__(self, trainer: Trainer, number: int) -> None:
+    def __init__(self, trainer: FoldTrainer, number: int) -> None:
         self.number, self.model, self.optimizer = number, trainer.model, trainer.optimizer
         self._trainer, self._parts = trainer, trainer.config.accumulate
         self._weights, self._weight = main_weights(trainer, number), 1.0
@@ -85,7 +85,7 @@ def require_gradients(losses: Mapping[str, Tensor], method: str) -> None:
             )
 
 
-def main_weights(trainer: Trainer, step: int) -> list[float]:
+def main_weights(trainer: FoldTrainer, step: int) -> list[float]:
     """For each micro-batch, the weight with which the mean of their `main` is that of the step's labelled images.
 
     All are 1 where every image has a label, and for a `main` that a method makes within a micro-batch.

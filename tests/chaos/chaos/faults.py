@@ -274,16 +274,16 @@ def _dying_thread(faults: Faults, line: Line, times: int) -> None:
 
 
 def _at_step(number: int, action: Callable[[object], None]) -> None:
-    from patchgen.train.fold import Trainer
+    from patchgen.train.fold import FoldTrainer
 
-    whole = Trainer._step
+    whole = FoldTrainer._step
 
-    def step(self: Trainer, current: int) -> None:
+    def step(self: FoldTrainer, current: int) -> None:
         if current == number:
             action(self)
         whole(self, current)
 
-    Trainer._step = step  # type: ignore[method-assign]
+    FoldTrainer._step = step  # type: ignore[method-assign]
 
 
 def _vanishing_image(faults: Faults, line: Line, times: int) -> None:
@@ -308,15 +308,15 @@ def _not_a_number(faults: Faults, line: Line, times: int) -> None:
 
         def work(place: Path = place, bad: int = bad) -> object:
             from patchgen.data.loaders import Batch
-            from patchgen.train.fold import Trainer
+            from patchgen.train.fold import FoldTrainer
 
-            whole = Trainer.batch
+            whole = FoldTrainer.batch
 
-            def batch(self: Trainer, step: int, micro: int) -> Batch:
+            def batch(self: FoldTrainer, step: int, micro: int) -> Batch:
                 found = whole(self, step, micro)
                 return Batch(found.image * float("nan"), *list(vars(found).values())[1:]) if step == bad else found
 
-            Trainer.batch = batch  # type: ignore[method-assign]
+            FoldTrainer.batch = batch  # type: ignore[method-assign]
             return faults.train(place)()
 
         ended = faults.try_one(line, f"NaN at step {bad}", work, place, needle=f"diverged at step {bad}:")

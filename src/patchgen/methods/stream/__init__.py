@@ -24,7 +24,8 @@ from patchgen.common import plugins
 from patchgen.common.text import did_you_mean
 from patchgen.config.stream import StreamConfig
 from patchgen.methods.stream.contrastive import info_nce, supervised_contrastive
-from patchgen.methods.stream.model import Seen, StreamModel
+from patchgen.methods.stream.model import StreamModel
+from patchgen.model.classifier import Output
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
 
 PROTOTYPE_TEMPERATURE = 0.1  # of p_h, and of SimGCD's student
@@ -35,7 +36,7 @@ TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher, at the start of a sta
 class Views:
     """A batch as a method sees it: rows 0..B-1 are the first views, rows B..2B-1 the second."""
 
-    seen: Seen  # of all 2B views
+    out: Output  # of all 2B views
     target: Tensor  # (2B,) position among the known classes in the labelled stage, -1 later
     pseudo: Tensor  # (2B,) the same, with a component of the mixture where there is no label; -1 for none
     centres: Tensor | None  # (K, D) what pseudo counts: means of the known classes, or of the components
@@ -59,7 +60,7 @@ class Gcd:
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
         """Named terms, already weighted: their sum is what a step minimises."""
-        c, projected = self.config, model.project(views.seen.features)
+        c, projected = self.config, model.project(views.out.features)
         share = self.supervised(views)
         terms = {"info_nce": (1 - share) * info_nce(projected, c.temperature)}
         if share:
@@ -81,7 +82,7 @@ class SimGcd(Gcd):
     reference = "Wen et al. 2023"
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
-        share, logits = self.supervised(views), model.classify(views.seen.features, views.classes)  # (2B, K)
+        share, logits = self.supervised(views), model.classify(views.out.features, views.classes)  # (2B, K)
         log_p = (logits / PROTOTYPE_TEMPERATURE).log_softmax(1)
         teacher = (logits.detach() / self._teacher(views.epoch)).softmax(1).roll(len(logits) // 2, 0)  # the other view
         mean = log_p.exp().mean(0)  # (K,)
@@ -112,7 +113,7 @@ class PatchGenTerms(Gcd):
     mixture = True
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
-        c, (features, mask, _) = self.config, views.seen
+        c, features, mask = self.config, views.out.features, views.out.mask
         assert mask is not None  # the pool makes one
         terms = super().losses(model, views) | {"L_ms": c.lambda_ms * mask_suppression(mask, c.tau)}
         if views.centres is not None:
@@ -124,7 +125,7 @@ class PatchGenTerms(Gcd):
     @torch.no_grad()
     def watch(self, views: Views) -> dict[str, Tensor]:
         """Share of weak mask entries; p_h(y | z-), the appendix's reference, and L_neg, its lead over p_h(y | z+)."""
-        features, mask, rest = views.seen
+        features, mask, rest = views.out.features, views.out.mask, views.out.complementary
         assert mask is not None and rest is not None
         values = {"weak_share": (mask < self.config.tau).float().mean()}
         if views.centres is not None:

@@ -8,7 +8,6 @@ model.classify(seen.features, 80)       # (B, 80) cosines with the first 80 lear
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,9 @@ from patchgen.config.stream import StreamConfig
 from patchgen.discovery.prompts import prompted
 from patchgen.methods.stream.contrastive import ProjectionHead
 from patchgen.model.backbone import IMAGENET, Backbone, Tokens, load_backbone, set_tuning
+from patchgen.model.classifier import Output
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
-
-
-class Seen(NamedTuple):
-    features: Tensor  # (B, D)
-    mask: Tensor | None = None  # (B, P)
-    complementary: Tensor | None = None  # (B, D)
 
 
 class StreamModel(nn.Module):
@@ -44,7 +38,7 @@ class StreamModel(nn.Module):
         self.head = ProjectionHead(backbone.dim, *widths)
         self.prototypes = nn.Parameter(torch.randn(prototypes, backbone.dim)) if prototypes else None
 
-    def read(self, images: Tensor, prompts: Tensor | None = None) -> Seen:
+    def read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
         """Normalised images (B, 3, S, S), and prompts (B, k, D) if any, to one vector an image.
 
         The module sees patch tokens alone: prompts act on it through the backbone's attention.
@@ -57,7 +51,7 @@ class StreamModel(nn.Module):
 
         if isinstance(self.select, Selector):
             found = self.select(self.backbone, images, read=tokens)
-            return Seen(found.tokens.cls, found.mask)
+            return _output(found.tokens.cls, found.mask)
         return self.pooled(tokens(images))
 
     @torch.no_grad()
@@ -68,12 +62,12 @@ class StreamModel(nn.Module):
         elif self.select is not None:
             self.select.calibrate(self.backbone(images).patches.float())
 
-    def pooled(self, tokens: Tokens) -> Seen:
+    def pooled(self, tokens: Tokens) -> Output:
         """One vector an image, of its tokens."""
         if isinstance(self.select, PatchGen):
             chosen = self.select(tokens.patches)
-            return Seen(chosen.selected, chosen.mask, chosen.complementary)
-        return Seen(tokens.cls if self.pool == "cls" else tokens.patches.mean(1))
+            return _output(chosen.selected, chosen.mask, chosen.complementary)
+        return _output(tokens.cls if self.pool == "cls" else tokens.patches.mean(1))
 
     def project(self, features: Tensor) -> Tensor:
         return self.head(features)
@@ -83,6 +77,11 @@ class StreamModel(nn.Module):
         if self.prototypes is None:
             raise ValueError("this model has no learned prototypes: only simgcd makes some")
         return F.normalize(features, dim=1) @ F.normalize(self.prototypes[:count], dim=1).T
+
+
+def _output(features: Tensor, mask: Tensor | None = None, complementary: Tensor | None = None) -> Output:
+    """An output without logits, (B, 0): a stream's classes are found by clustering."""
+    return Output(features.new_empty(len(features), 0), features, mask, complementary=complementary)
 
 
 def build_stream_model(

@@ -1,9 +1,5 @@
 """The loop over a stream: stage after stage, epoch after epoch, on one device.
 
-    from patchgen.config.stream import StreamConfig
-    from patchgen.train.stream.loop import train_stream
-    run = train_stream(StreamConfig(data="birds", **SMALL), "runs")
-
 Stage 0 has labels, later ones have none; a stage starts from what the stage before it kept, and sees none of its
 images again. The whole state is saved after each epoch: a run that is killed at any moment goes on to the same numbers.
 What happens at the end of a stage (choice, score, replay, contact sheets) is in `stream_close`.
@@ -12,9 +8,8 @@ What happens at the end of a stage (choice, score, replay, contact sheets) is in
 from __future__ import annotations
 
 import math
-import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,27 +22,24 @@ from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
 from patchgen.config.stream import StreamConfig
 from patchgen.data.augment import send
-from patchgen.data.stages import write_stages
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.discovery.prompts import check_promptable
-from patchgen.methods.build import load_trained
 from patchgen.methods.stream import Gcd, Views, make_stream_method
-from patchgen.methods.stream.model import Seen, StreamModel, build_stream_model
-from patchgen.model.classifier import trained_tensors
+from patchgen.methods.stream.model import StreamModel, build_stream_model
+from patchgen.model.classifier import Output, trained_tensors
 from patchgen.model.prefix import find_prefix
-from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks.ccd import class_means, entered, halve_held_out, stream_fingerprint, validation_score
-from patchgen.tasks.ccd_data import Stream, read_stream
+from patchgen.tasks.ccd import class_means, entered, halve_held_out, validation_score
+from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.mdg import at_most
 from patchgen.train.evaluate import MEMORY
-from patchgen.train.optim import optimizer_tensors, restore_optimizer
+from patchgen.train.lifecycle import Trainer, device_error, use_threads
 from patchgen.train.step import require_gradients
 from patchgen.train.stream.data import BATCH, StreamImages, epoch_parts, num_steps
 from patchgen.train.stream.optim import make_stream_optimizer, set_rate
 from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
-from patchgen.train.track import Tracker
 from patchgen.train.values import StepValues, diverged, not_finite
 
 
@@ -63,33 +55,18 @@ class Kept(NamedTuple):
     epoch: int = -1
 
 
-def train_stream(config: StreamConfig, out: str | Path, *, quiet: bool = False, track: bool = False) -> RunFolder:
-    """Train and score all stages; a finished run is returned as it is, an interrupted one goes on.
-
-    With ``track`` the epochs are written for TensorBoard too, into ``tensorboard`` of the run folder.
-    """
-    make_stream_method(config)  # a wrong name should not cost the reading of the data
-    stream = read_stream(config.data, config.schedule, holdout=config.holdout)
-    data = stream_fingerprint(stream)
-    run = RunFolder.create(out, config, run_name(config, data), data)
-    if run.done:
-        return run
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    if track:
-        run.listeners.append(Tracker())
-    with run.locked():
-        if run.done:  # by another process, between the look above and the lock
-            return run
-        run.renew_settings(config)
-        write_stages(run.path / "stages.csv", stream.table, stream.stages)
-        StreamTrainer(config, run, stream, quiet).fit()
-    return run
+def work(config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool) -> None:
+    """Train and score all stages."""
+    use_threads(config.threads)
+    StreamTrainer(config, run, stream, quiet).fit()
 
 
-class StreamTrainer:
+class StreamTrainer(Trainer):
+    model: StreamModel
+
     def __init__(self, config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool = False) -> None:
-        self.config, self.run, self.stream, self.quiet = config, run, stream, quiet
+        super().__init__(run, quiet)
+        self.config, self.stream = config, stream
         self.choosing, self.scoring = halve_held_out(stream)
         if config.selection == "session-validation" and not len(entered(stream, self.choosing, 0)):
             text = "--selection session-validation needs two held-out images of a known class"
@@ -99,7 +76,7 @@ class StreamTrainer:
         self.method: Gcd = make_stream_method(config)
         total = len(stream.stages.entered(len(stream.stages) - 1))
         pool = config.pool or self.method.pool
-        self.model: StreamModel = build_stream_model(config, pool, total if self.method.prototypes else 0, self.say)
+        self.model = build_stream_model(config, pool, total if self.method.prototypes else 0, self.say)
         if self.method.prompts:
             check_promptable(self.model.backbone)
         self.device = _device(config)
@@ -117,11 +94,7 @@ class StreamTrainer:
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, Kept()
         self.optimizer = make_stream_optimizer(self.model, self.config)
-        self._resume()
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+        self.resume()
 
     def _about(self) -> dict[str, Any]:
         """The facts that go into a checkpoint's header."""
@@ -212,7 +185,7 @@ class StreamTrainer:
                 query = self.model.read(images).features
             likely = self.pool.likely(query)
             prompts = self.pool.prompts(query, likely)
-        seen: Seen = self.model.read(images, prompts)
+        seen: Output = self.model.read(images, prompts)
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
         if self.stage and self.method.pool == "patchgen":
@@ -270,30 +243,21 @@ class StreamTrainer:
 
     # State
 
-    def save_state(self) -> None:
-        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
-        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        tensors |= {f"pool.{k}": v for k, v in self.pool.tensors().items()}
-        chain = np.array(list(self.chain.items()), dtype=np.int64).reshape(-1, 2)
-        tensors["chain"] = torch.from_numpy(chain)
-        facts = {"stage": self.stage, "epoch": self.epoch, "kept": [self.kept.score, self.kept.epoch]}
-        facts |= self.run.records_mark()
-        save_tensors(self.run.checkpoint("state"), tensors, {**self.about, **facts})
+    def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"pool.{k}": v for k, v in self.pool.tensors().items()}
+        tensors["chain"] = torch.from_numpy(np.array(list(self.chain.items()), dtype=np.int64).reshape(-1, 2))
+        return tensors, {"stage": self.stage, "epoch": self.epoch, "kept": [self.kept.score, self.kept.epoch]}
 
-    def _resume(self) -> None:
-        self.run.write_environment(self.about["backbone"])
-        state = self.run.state(self.about["backbone"])
-        if state is None:
-            self._calibrate()
-            self.run.rewind_records(0)
-            return
-        tensors, facts = state
-        load_trained(self.model, under(tensors, "model."))
-        restore_optimizer(self.optimizer, under(tensors, "optimizer."))
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.pool.load(under(tensors, "pool."), self.device)
         self.chain = dict(tensors["chain"].tolist())
         self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], Kept(*facts["kept"])
-        self.run.rewind_records(facts["records"], facts.get("records_crc32"))
+
+    def begin(self) -> None:
+        """Give the mask its moderate start on some images of the first stage."""
+        if self.model.select is not None:
+            for images in self.images.plain(at_most(self.stream.train[0], 64, [self.config.seed])):
+                self.model.start(images)
 
     def next_stage(self) -> None:
         """Begin another stage with the model as it is."""
@@ -302,15 +266,9 @@ class StreamTrainer:
         self.optimizer = make_stream_optimizer(self.model, self.config)
         self.save_state()
 
-    def _calibrate(self) -> None:
-        """Give the mask its moderate start on some images of the first stage."""
-        if self.model.select is not None:
-            for images in self.images.plain(at_most(self.stream.train[0], 64, [self.config.seed])):
-                self.model.start(images)
-
 
 def _device(config: StreamConfig) -> torch.device:
     try:
         return Fabric(accelerator=config.accelerator, devices=1).device
-    except RuntimeError as error:  # a device that this machine lacks
-        raise ValueError(f"--accelerator {config.accelerator}: {error}") from error
+    except RuntimeError as error:
+        raise device_error(config.accelerator, 1, error) from error

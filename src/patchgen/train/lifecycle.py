@@ -1,0 +1,138 @@
+"""The life of a run, whatever its task: found or made, locked, resumed, saved, finished.
+
+    from patchgen.config import Config
+    from patchgen.train.lifecycle import train
+    run = train(Config(data="photos", unseen="site_c"), "runs")
+
+`train` reads the data, names the run and holds its lock; the loop of its task (`train/fold.py`, `train/stream/loop.py`)
+does the work. A loop is a `Trainer`: it says what its state is, and this module saves and restores it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.config import Settings
+from patchgen.data.table import Table
+from patchgen.methods.build import load_trained
+from patchgen.model.classifier import trained_tensors
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.tensors import save_tensors, under
+from patchgen.tasks import TASKS
+from patchgen.train.optim import optimizer_tensors, restore_optimizer
+from patchgen.train.track import Tracker
+
+
+def train(
+    config: Settings, out: str | Path, table: Table | None = None, *, quiet: bool = False, track: bool = False
+) -> RunFolder:
+    """Train and score one run; a finished one is returned as it is, an interrupted one is resumed.
+
+    Args:
+        out: Parent of the run folder.
+        table: The data, where it has been read already.
+        track: Write the numbers for TensorBoard too, into ``tensorboard`` of the run folder.
+    """
+    task = TASKS[config.task]
+    task.make_method(config)  # a wrong name should not cost the reading of the data
+    data = task.read(config, table)
+    fingerprint = data.fingerprint()
+    run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)
+    if run.done:
+        return run
+    if track:
+        run.listeners.append(Tracker())
+    with run.locked() if _first_process() else nullcontext():
+        if run.done:  # by another process, between the look above and the lock
+            return run
+        run.renew_settings(config)
+        data.write_rows(run.path)
+        loop: Callable[..., None] = import_module(f"patchgen.train.{task.loop}").work
+        loop(config, run, data, quiet)
+    return run
+
+
+def _first_process() -> bool:
+    """Of a job that torchrun or Slurm started, the first process holds the run's lock for all."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
+
+
+class Trainer:
+    """What a loop has: a model, an optimiser, a run folder, and a state that survives a kill.
+
+    Attributes:
+        about: Facts for the header of each checkpoint; ``about["backbone"]`` names the weights.
+        writes: Whether this process writes files; of several that share a run one does.
+    """
+
+    model: nn.Module
+    optimizer: Any
+    about: dict[str, Any]
+    writes = True
+
+    def __init__(self, run: RunFolder, quiet: bool) -> None:
+        self.run, self.quiet = run, quiet
+
+    def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and facts beside the model's and the optimiser's."""
+        raise NotImplementedError
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take over what `own_state` gave."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """What comes before the first step of a run that has no state yet."""
+
+    def barrier(self) -> None:
+        """Wait for the other processes of the run."""
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def save(self, name: str, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
+        save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
+
+    def save_state(self) -> None:
+        """All that the rest of the run depends on; it knows how many bytes of the records it has seen."""
+        own, facts = self.own_state()
+        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
+        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
+        self.save("state", tensors | own, {**facts, **self.run.records_mark()})
+
+    def resume(self) -> None:
+        """Go back to the last state, or begin; records made after it are dropped and made again."""
+        if self.writes:
+            self.run.write_environment(self.about["backbone"])
+        state = self.run.state(self.about["backbone"])
+        seen: dict[str, Any] = {"records": 0}
+        if state is None:
+            self.begin()
+        else:
+            tensors, seen = state
+            load_trained(self.model, under(tensors, "model."))
+            restore_optimizer(self.optimizer, under(tensors, "optimizer."))
+            self.restore(tensors, seen)
+        self.barrier()
+        if self.writes:
+            self.run.rewind_records(seen["records"], seen.get("records_crc32"))
+
+
+def device_error(accelerator: str, devices: int, error: RuntimeError) -> ValueError:
+    """For a device that this machine lacks."""
+    return ValueError(f"--accelerator {accelerator} with --devices {devices}: {error}")
+
+
+def use_threads(count: int | None) -> None:
+    if count:
+        torch.set_num_threads(count)
