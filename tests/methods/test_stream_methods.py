@@ -60,7 +60,7 @@ def test_patchgen_terms_by_hand() -> None:
     config, model = setting("promptccd+patchgen", lambda_ms=2.0, lambda_sim=3.0, lambda_conf=5.0, tau=0.6)
     views = see(model, labelled=False)
     losses = make_stream_method(config).losses(model, views)
-    z, mask, _ = views.seen
+    z, mask = views.out.features, views.out.mask
     assert views.centres is not None and mask is not None
     p = (F.cosine_similarity(z[:, None], views.centres[None], dim=2) / 0.1).softmax(1)
     torch.testing.assert_close(losses["L_conf"], -5 * p[torch.arange(8), views.pseudo].mean())
@@ -80,7 +80,7 @@ def test_simgcd_terms_by_hand() -> None:
     config, model = setting("simgcd", entropy_weight=4.0)
     views = see(model, labelled=True)
     losses = {k: v.detach() for k, v in make_stream_method(config).losses(model, views).items()}
-    cosines = model.classify(views.seen.features, CLASSES).detach()
+    cosines = model.classify(views.out.features, CLASSES).detach()
     p = (cosines / 0.1).softmax(1)
     teacher = (cosines / 0.07).softmax(1)
     distil = -sum(float((teacher[(i + 4) % 8] * p[i].log()).sum()) for i in range(8)) / 8

@@ -23,9 +23,9 @@ from patchgen.config.stream import StreamConfig
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
+from patchgen.tasks.ccd_data import read_stream
 from patchgen.train.lifecycle import train
 from patchgen.train.stream import close as stream_close
-from patchgen.train.stream import loop as stream_module
 from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream.loop import StreamTrainer
 from patchgen.train.stream.pool import MixturePool
@@ -183,7 +183,7 @@ def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     code = (
-        "import json, sys; from patchgen.config.stream import StreamConfig; from patchgen.train.stream.loop import "
+        "import json, sys; from patchgen.config.stream import StreamConfig; from patchgen.train.lifecycle import "
         "train; train(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps({**settings, "threads": 1, "epochs": 8})]
@@ -262,7 +262,7 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
 
 def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path, StreamConfig(**settings), "x")
-    images = StreamTrainer(StreamConfig(**settings), run, stream_module.read_stream(
+    images = StreamTrainer(StreamConfig(**settings), run, read_stream(
         settings["data"], settings["schedule"], holdout=0.3), quiet=True).images  # fmt: skip
     assert isinstance(images, StreamImages)
     rows = np.arange(20)

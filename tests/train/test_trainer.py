@@ -86,7 +86,7 @@ def test_an_interrupted_run_goes_on_to_the_same_records(
 def test_a_killed_run_goes_on_to_the_same_records(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "steps": 60, "eval_every": 3, "threads": 1}
     code = (
-        "import json, sys; from patchgen.config import Config; from patchgen.train.fold import train;"
+        "import json, sys; from patchgen.config import Config; from patchgen.train.lifecycle import train;"
         "train(Config(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps(settings)]
@@ -136,7 +136,7 @@ def test_a_process_that_dies_matters_only_before_the_end(
     if finished:
         assert train(Config(**tiny_settings), tmp_path, quiet=True).done
     else:
-        with pytest.raises(ValueError, match="died .*SIGABRT.*the same command goes on"):
+        with pytest.raises(ValueError, match="died .*SIGABRT.*the same command resumes"):
             train(Config(**tiny_settings), tmp_path, quiet=True)
 
 
