@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands.benchmark import BenchmarkArguments, jobs_of
+from patchgen.commands import parse
+from patchgen.commands.benchmark import START, BenchmarkArguments, planned_runs
 from patchgen.methods.presets import method_settings
 from patchgen.runs.folder import RunFolder
-from patchgen.train import fold as trainer
+from patchgen.train import fold, lifecycle
 
 DOMAINS = ("clinic", "field", "studio")
 METHODS = ("lp", "patchgen")
@@ -47,7 +48,7 @@ def test_finished_runs_are_skipped(
     def refuse(*args: Any) -> None:
         raise AssertionError("a finished run was trained again")
 
-    monkeypatch.setattr(trainer.Trainer, "fit", refuse)
+    monkeypatch.setattr(fold.FoldTrainer, "fit", refuse)
     assert main(words(image_folder, runs)) == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out
@@ -108,7 +109,7 @@ def test_json_stays_json_when_runs_are_missing(
 def test_a_failed_run_does_not_stop_the_others(
     tmp_path: Path, image_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, seen = trainer.train, []
+    whole, seen = lifecycle.train, []
 
     def fails(config: Any, *args: Any, **more: Any) -> Any:
         seen.append(config.method)
@@ -116,7 +117,7 @@ def test_a_failed_run_does_not_stop_the_others(
             raise ValueError("training diverged")
         return whole(config, *args, **more)
 
-    monkeypatch.setattr(trainer, "train", fails)
+    monkeypatch.setattr(lifecycle, "train", fails)
     assert main(words(image_folder, tmp_path, "--folds", "studio")) == 1
     said = capsys.readouterr()
     assert seen == ["lp", "patchgen"] and "run 1 failed: training diverged" in said.err
@@ -206,11 +207,25 @@ def test_a_wrong_fold_is_refused(image_folder: Path, tmp_path: Path, capsys: pyt
 
 
 def test_jobs_are_fold_by_fold_under_identical_settings() -> None:
-    arguments = BenchmarkArguments(
-        data="photos", methods=("lp", "lp-ln@mean"), seeds=(1, 2), lr_grid=(0.1, 0.2), lr_backbone=0.5, steps=7
-    )
-    jobs = list(jobs_of(arguments, ("art", "photo")))
-    order = [(j.config.unseen, j.config.seed, j.label, j.config.lr) for j in jobs]
+    words = [
+        "photos",
+        "--methods",
+        "lp",
+        "lp-ln@mean",
+        "--seeds",
+        "1",
+        "2",
+        "--lr-grid",
+        "0.1",
+        "0.2",
+        "--lr-backbone",
+        "0.5",
+        "--steps",
+        "7",
+    ]
+    arguments = parse(BenchmarkArguments, "benchmark", words, default=BenchmarkArguments(**START))
+    jobs: list[Any] = list(planned_runs(arguments, words, ("art", "photo")))
+    order = [(j.config.unseen, j.config.seed, j.row, j.config.lr) for j in jobs]
     wanted = [
         (unseen, seed, label, lr) for unseen in ("art", "photo") for seed in (1, 2) for label in ("lp", "lp-ln@mean")
         for lr in (0.1, 0.2)

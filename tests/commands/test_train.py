@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands.train import defaults
+from patchgen.commands.train import parsed
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
 
@@ -70,8 +70,33 @@ def test_the_published_settings_do_not_depend_on_the_order_of_the_words(
         Path(folder).mkdir(parents=True)
     options = [["--out", "runs"], ["--unseen", "photo"], ["--method", "gmdg"], ["--backbone", "resnet50"],
                ["--preset", "paper"], ["--threads=1"], ["PACS"]]  # fmt: skip
-    found = [defaults(sum(options[i:] + options[:i], [])) for i in range(len(options))]
-    assert found[0]["hparams"] == {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 25.0}  # the release's
-    assert all(each == found[0] for each in found)
-    assert "hparams" not in defaults(["runs", *sum(options[:-1], [])])
-    assert "hparams" not in defaults(["--preset", "paper", "--help"])
+    found = [parsed(sum(options[i:] + options[:i], []))[1] for i in range(len(options))]
+    released = {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 25.0}
+    assert vars(found[0])["hparams"] == released and all(each == found[0] for each in found)
+    changed = parsed([*sum(options, []), "--hparams", "shift", "0.5"])[1]
+    assert vars(changed)["hparams"] == {**released, "shift": 0.5}
+    assert vars(parsed(["runs", *sum(options[:-1], [])])[1])["hparams"] == {}
+
+
+def test_the_last_of_two_methods_has_its_own_rates() -> None:
+    twice = parsed(["photos", "--unseen", "a", "--method", "lp", "--method", "patchgen"])[1]
+    assert twice == parsed(["photos", "--unseen", "a", "--method", "patchgen"])[1] and twice.lr == 1e-3
+
+
+def test_help_shows_words_that_a_person_would_give(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert " DATA " in shown.splitlines()[0] + " " and "STR" not in shown.splitlines()[0].split("DATA")[0]
+    assert "None" not in shown and "--steps INT" in shown
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"), [("--steps", "many", "a whole number"), ("--lr", "fast", "a number")]
+)
+def test_a_word_that_is_no_number_is_named(
+    words: list[str], option: str, value: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in ([option, value], [f"{option}={value}"]):
+        assert main([*words, *given]) == 2
+        assert f"{option} must be {rule}, got {value!r}" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands.train_stream import defaults
+from patchgen.commands.train import parsed
 
 TINY = [
     "--backbone", "tiny", "--image-size", "28", "--epochs", "2", "--warm-up", "1", "--refit-every", "1", "--batch", "6",
@@ -88,6 +88,6 @@ def test_the_settings_for_cub_do_not_depend_on_the_order_of_the_words(
     for preset, lr in (("paper", 0.05), ("small", 0.02)):
         words = ["--task", "ccd", "--out", "runs", "--preset", preset]
         for order in ([*words, "CUB_200_2011"], ["CUB_200_2011", *words]):
-            found = defaults(order)
+            found = vars(parsed(order)[1])
             assert (found["components"], found["lr"]) == ("half", lr)
-        assert "components" not in defaults(["runs", *words[:2], "--out", "CUB_200_2011"])
+        assert vars(parsed(["runs", *words[:2], "--out", "CUB_200_2011"])[1])["components"] == "known"

@@ -163,9 +163,9 @@ def test_gains_are_of_patchgen_over_its_host(mixed_runs: Path) -> None:
     from patchgen.report.charts import gains
     from patchgen.report.reference import find
     from patchgen.report.tables import stream_grids
-    from patchgen.runs.scores import find_runs
+    from patchgen.runs.scores import read_runs
 
-    [grid] = stream_grids(find_runs([mixed_runs])[0])
+    [grid] = stream_grids(read_runs([mixed_runs])[0])
     found = gains(grid)
     assert [one for one in found if not one[0].startswith("paper")] == [("promptccd+patchgen", x, 0.0) for x in "AKU"]
     paper = [gain for name, _, gain in found if name == "paper: PromptCCD+PatchGen, DINO ViT-B/16"]

@@ -14,7 +14,7 @@ import pytest
 from patchgen.config import Config
 from patchgen.config.stream import StreamConfig
 from patchgen.report.write import write_report
-from patchgen.runs.scores import Run, data_name, find_runs, label_of, paper_backbone, read_run
+from patchgen.runs.scores import Run, data_name, label_of, paper_backbone, read_run, read_runs
 
 Make = Callable[..., Path]
 
@@ -24,7 +24,7 @@ def test_runs_are_found_at_any_depth_and_once(fold: Make, tmp_path: Path) -> Non
     deep = tmp_path / "runs" / "a" / "b"
     deep.mkdir(parents=True)
     moved = Path(shutil.move(second, deep / second.name))
-    runs, skipped = find_runs([tmp_path, tmp_path / "runs"])
+    runs, skipped = read_runs([tmp_path, tmp_path / "runs"])
     assert {run.path for run in runs} == {first, moved} and not skipped
 
 
@@ -48,7 +48,7 @@ def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Mak
     (fold(0.7, seed=6) / "config.yaml").unlink()
     (fold(0.7, seed=7) / "env.json").write_text("{")
     shutil.copytree(good, tmp_path / "runs" / "zz" / good.name)
-    runs, skipped = find_runs([tmp_path])
+    runs, skipped = read_runs([tmp_path])
     assert [run.path for run in runs] == [good]
     reasons = sorted(one.reason.split(":")[0] for one in skipped)
     assert reasons == ["broken"] * 5 + ["not finished", f"the same run as {good}"]
@@ -56,9 +56,9 @@ def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Mak
 
 def test_nothing_to_read_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run folder"):
-        find_runs([tmp_path])
+        read_runs([tmp_path])
     with pytest.raises(FileNotFoundError, match="there is no folder .*absent"):
-        find_runs([tmp_path / "absent"])
+        read_runs([tmp_path / "absent"])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def other_rows(path: Path) -> Path:
 
 def datasets(tmp_path: Path) -> dict[str, str]:
     """Name of the run folder -> what its data is called."""
-    return {run.path.name: run.dataset for run in find_runs([tmp_path])[0]}
+    return {run.path.name: run.dataset for run in read_runs([tmp_path])[0]}
 
 
 def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_pat
     renamed(fold(0.8, data="/elsewhere/PACS", seed=3), "moved")  # the same rows at another place
     named = datasets(tmp_path)
     assert named == {"near": "PACS", "moved": "PACS", "far": "PACS (2)", "far2": "PACS (2)"}
-    places = {run.dataset: run.place for run in find_runs([tmp_path])[0]}
+    places = {run.dataset: run.place for run in read_runs([tmp_path])[0]}
     assert places == {"PACS": "/elsewhere/PACS", "PACS (2)": "/x/other/PACS"}
-    runs = find_runs([tmp_path])[0]
+    runs = read_runs([tmp_path])[0]
     assert len({run.setup for run in runs}) == 1
 
 
@@ -149,7 +149,7 @@ def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -
     at(renamed(fold(0.7, data="/y/PACS", seed=2), "ccc"), "one")  # moved
     at(renamed(fold(0.7, data="/y/PACS"), "ddd"), "one")  # moved, and another name: other weights under the same path
     assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "ccc": "PACS", "ddd": "PACS"}
-    places = {run.dataset: run.place for run in find_runs([tmp_path])[0]}
+    places = {run.dataset: run.place for run in read_runs([tmp_path])[0]}
     assert places == {"PACS": "/x/PACS in the runs aaa, ccc, ddd", "PACS (2)": "/x/PACS in the runs bbb"}
 
 
@@ -158,7 +158,7 @@ def test_one_data_set_needs_no_number(fold: Make, tmp_path: Path) -> None:
         fold(0.8, seed=seed, holdout=0.1 * seed)
     splits = sorted((tmp_path / "runs").glob("*/splits.csv"))[0]
     splits.write_text(splits.read_text().replace(",in,", ",out,"))  # another split of the same rows
-    runs, _ = find_runs([tmp_path])
+    runs, _ = read_runs([tmp_path])
     assert {(run.dataset, run.place) for run in runs} == {("PACS", "")}
 
 

@@ -2,61 +2,89 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from patchgen.common.text import did_you_mean
+from patchgen.config import Settings
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Settings)
 FILE_WIDTH = 160  # columns of a table that is written to a file
-NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+NOTHING = r"\(default:\W*None\)"  # what help says of an option that may be left out
 
 
 def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
-    """A function or dataclass from the command's words."""
+    """A function or dataclass from the command's words, parsed once."""
     import tyro
 
-    _check_numbers(what, argv)
-    return tyro.cli(what, prog=f"patchgen {name}", args=argv, **more)
+    config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)
+    options = {"prog": f"patchgen {name}", "args": argv, "config": config, "registry": _numbers(), **more}
+    if not {"-h", "--help"} & {*argv}:
+        try:
+            return tyro.cli(what, **options)
+        except NotANumber as error:
+            before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
+            raise ValueError(f"{before[-1].partition('=')[0]} must be {error.rule}, got {error.word!r}") from None
+    page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
+    try:
+        with contextlib.redirect_stdout(page):
+            return tyro.cli(what, **options)
+    finally:
+        page.seek(0)
+        print(re.sub(NOTHING, lambda found: re.sub(r"[^\W_]|[(:)]", " ", found[0]), page.read()), end="")
 
 
-def option(argv: list[str], name: str, default: str) -> str:
-    """The value of one option before the rest is parsed: a preset changes the others' defaults. The last one counts."""
-    found = _values(argv, name, several=False)
-    return found[-1] if found else default
+def _position(argv: list[str], value: str) -> int:
+    """Where a value is, alone or behind the `=` of its option."""
+    return next(i + ("=" in word) for i, word in enumerate(argv) if word == value or word.endswith(f"={value}"))
 
 
-def method_preset(argv: list[str], preset: str, usual: str) -> dict[str, Any]:
-    """What the preset sets for the method that is named; help does without its rates, which take seconds to import."""
-    from patchgen.config import PRESETS
+class NotANumber(Exception):
+    """A word that should be a number; the parser lets it pass, so that it becomes one sentence."""
 
-    if asks_for_help(argv):
-        return dict(PRESETS.get(preset, {}))
-    from patchgen.methods.presets import preset_settings
-
-    return preset_settings(preset, option(argv, "--method", usual))
+    def __init__(self, word: str, rule: str) -> None:
+        self.word, self.rule = word, rule
 
 
-def asks_for_help(argv: list[str]) -> bool:
-    return bool({"-h", "--help"} & {*argv})
+def _numbers() -> Any:
+    """Rules for words that should be numbers; without them an error would show Python's own words."""
+    from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
+
+    registry = ConstructorRegistry()
+    for kind, words in ((int, "a whole number"), (float, "a number")):
+
+        @registry.primitive_rule
+        def rule(info: Any, kind: Any = kind, words: str = words) -> Any:
+            def made(given: list[str]) -> Any:
+                try:
+                    return kind(given[0])
+                except ValueError:
+                    raise NotANumber(given[0], words) from None
+
+            if info.type is not kind:
+                return None
+            return PrimitiveConstructorSpec(
+                nargs=1,
+                metavar=kind.__name__.upper(),
+                instance_from_str=made,
+                is_instance=lambda value: isinstance(value, kind),
+                str_from_instance=lambda value: [str(value)],
+            )
+
+    return registry
 
 
-def before_preset(kind: type[T], name: str, argv: list[str]) -> T | None:
-    """The command's words with the plain defaults, in whatever order they stand: what a preset is chosen by.
-
-    None where help is asked for, which shows the defaults that the preset gives.
-    """
-    import tyro
-
-    if asks_for_help(argv):
-        return None
-    nothing = dataclasses.MISSING
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    required = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
-    return parse(kind, name, argv, default=kind(**dict.fromkeys(required, tyro.MISSING)))
+def chosen(arguments: Any, argv: list[str]) -> dict[str, Any]:
+    """The settings that the words name, with the parsed values: what a preset must not change."""
+    words = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
+    names = [field.name for field in dataclasses.fields(arguments)]
+    return {n: getattr(arguments, n) for n in names if {_option_name(n), f"--no-{_option_name(n)[2:]}"} & words}
 
 
 def announce(quiet: bool = False) -> None:
@@ -71,11 +99,19 @@ def require_data(data: str) -> None:
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
-def settings_of(arguments: Any, config: type[T], **changes: Any) -> T:
-    """The run's settings out of a command's arguments; an error names the option that is wrong."""
-    names = {f.name for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+def merged(preset: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words over what a preset or file says; single hyper-parameters over its own."""
+    found = {**preset, **words}
+    if "hparams" in words:
+        found["hparams"] = {**preset.get("hparams", {}), **words["hparams"]}
+    return found
+
+
+def settings_of(config: type[S], values: Mapping[str, Any]) -> S:
+    """The settings of a run, those of `values` that it has; an error names the option that is wrong."""
+    names = {f.name for f in dataclasses.fields(config)}
     try:
-        return config(**{k: v for k, v in vars(arguments).items() if k in names} | changes)
+        return config(**{name: value for name, value in values.items() if name in names})
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
         raise ValueError(f"{_option_name(first)} {rest}" if first in names else str(error)) from error
@@ -83,31 +119,6 @@ def settings_of(arguments: Any, config: type[T], **changes: Any) -> T:
 
 def _option_name(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _check_numbers(what: Callable[..., Any], argv: list[str]) -> None:
-    """Say in one sentence which option's value is no number; the parser would answer with names of types."""
-    for name, hint in get_type_hints(what).items():
-        parts = () if get_origin(hint) is dict else (hint, *get_args(hint))
-        kinds = [kind for kind in parts if kind in NUMBERS]
-        several, optional = ... in get_args(hint), type(None) in get_args(hint)
-        for value in _values(argv, _option_name(name), several) if kinds else ():
-            try:
-                kinds[0](value)
-            except ValueError:
-                if not (optional and value == "None"):
-                    raise ValueError(f"{_option_name(name)} must be {NUMBERS[kinds[0]]}, got {value!r}") from None
-
-
-def _values(argv: list[str], option: str, several: bool) -> list[str]:
-    """The words that stand behind an option, in either spelling of its name."""
-    found: list[str] = []
-    for i, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if _option_name(name.removeprefix("--")) == option and name.startswith("--"):
-            behind = takewhile(lambda word: not word.startswith("--"), argv[i + 1 :])
-            found += [value] if equals else list(behind) if several else list(behind)[:1]
-    return found
 
 
 def choose(

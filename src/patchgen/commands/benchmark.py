@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, option, parse, require_data, settings_of
+from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
 from patchgen.config import PRESETS, Config, Pool, Tune
-from patchgen.methods.presets import method_settings
-from patchgen.runs.folder import run_name
+from patchgen.sweep.recipe import Planned
 
 if TYPE_CHECKING:
     from patchgen.runs.scores import Cell
+    from patchgen.sweep.jobs import Job
 
 
 @dataclass(frozen=True)
@@ -58,35 +58,29 @@ class BenchmarkArguments(Config):
     json: bool = False
     """Print every cell as JSON instead of tables."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Nothing is checked before the settings are made of these: there an error names its option."""
 
 
-@dataclass(frozen=True)
-class Job:
-    label: str  # the method as the user wrote it
-    config: Config
-
-    def __str__(self) -> str:
-        return f"{self.label}, unseen {self.config.unseen}, seed {self.config.seed}, lr {self.config.lr:g}"
+START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  # what help shows
 
 
-def jobs_of(arguments: BenchmarkArguments, domains: tuple[str, ...]) -> Iterator[Job]:
-    """Fold by fold, so that an interrupted benchmark has whole folds."""
-    from patchgen.methods.presets import preset_settings
+def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
+    """A recipe in memory, fold by fold, so that an interrupted benchmark has whole folds."""
+    from patchgen.methods.presets import method_settings, preset_for
 
+    words = chosen(arguments, argv)
     for unseen in dict.fromkeys(arguments.folds or domains):
         for seed in dict.fromkeys(arguments.seeds):
             for label in dict.fromkeys(arguments.methods):
-                chosen = {**_published(arguments, label.split("@")[0]), **method_settings(label)}
-                given = known_hparams(arguments, chosen["method"])
-                chosen["hparams"] = {**chosen.get("hparams", {}), **given}
-                preset = preset_settings(arguments.preset, chosen["method"])
-                if arguments.lr_module is None:
-                    chosen["lr_module"] = preset.get("lr_module")
-                own_rate = chosen.pop("lr", None) or preset.get("lr")
-                for lr in arguments.lr_grid or (arguments.lr or own_rate or Config.lr,):
-                    yield Job(label, settings_of(arguments, Config, unseen=unseen, seed=seed, lr=lr, **chosen))
+                own: dict[str, Any] = {"unseen": unseen, "seed": seed, "swad": arguments.swad, **method_settings(label)}
+                given = {**words, **own, "data": arguments.data}
+                given["hparams"] = known_hparams(arguments, own["method"])
+                preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
+                for lr in arguments.lr_grid or (None,):
+                    rate = {} if lr is None else {"lr": lr}
+                    config = settings_of(Config, merged(preset, {**given, **rate}))
+                    yield Planned(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
 
 
 def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float]:
@@ -99,40 +93,26 @@ def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float
     return {name: value for name, value in arguments.hparams.items() if name in known}
 
 
-def _published(arguments: BenchmarkArguments, method: str) -> dict[str, Any]:
-    """With the preset `paper`: what the method's authors used on this benchmark, unless another value was given."""
-    if arguments.preset != "paper":
-        return {}
-    from patchgen.methods.presets import published
-
-    found = published(
-        arguments.data, arguments.benchmark, method, arguments.backbone, task=arguments.task, swad=arguments.swad
-    )
-    usual = {"lr": 0.0, "hparams": arguments.hparams}
-    return {k: v for k, v in found.items() if getattr(arguments, k) == usual.get(k, getattr(Config, k, None))}
-
-
 def main(argv: list[str]) -> int:
-    start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {}), "lr": 0.0}
-    arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
+    arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**START))
     _check(arguments)
     announce(arguments.quiet)
-    from patchgen.data.table import fingerprint, read_table
-    from patchgen.methods import compared_methods, make_method
+    from patchgen.methods import compared_methods
+    from patchgen.sweep.plan import DataSets, plan_runs
     from patchgen.tasks.mdg import check_domain
 
     arguments = dataclasses.replace(arguments, methods=compared_methods(arguments.methods))
-    table = read_table(arguments.data, benchmark=arguments.benchmark, options=arguments.options)
+    data = DataSets()
+    domains = tuple(data.domains(vars(arguments)))
     for name in arguments.folds:
-        check_domain(table, name)
-    jobs = list(jobs_of(arguments, table.domains))
-    for job in jobs:
-        make_method(job.config)
-    odd = [name for name in arguments.hparams if not any(name in job.config.hparams for job in jobs)]
+        check_domain(name, domains)
+    planned = list(planned_runs(arguments, argv, domains))
+    odd = [name for name in arguments.hparams if not any(name in vars(run.config)["hparams"] for run in planned)]
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
+    jobs = plan_runs(planned, arguments.out, data)
     failed = 0 if arguments.table_only else _train_all(jobs, arguments)
-    _print(jobs, arguments, table.domains, fingerprint(table), argv)
+    _print(jobs, arguments, domains, argv)
     return 1 if failed else 0
 
 
@@ -143,36 +123,33 @@ def _check(arguments: BenchmarkArguments) -> None:
         raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
     if not arguments.seeds:
         raise ValueError("--seeds needs at least one whole number, such as 1")
-    settings_of(arguments, Config)
+    settings_of(Config, vars(arguments) | {"lr": arguments.lr or Config.lr})
 
 
 def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
-    from patchgen.train.lifecycle import train
+    """One after the other in this process; `patchgen sweep` runs several at a time."""
+    from patchgen.runs.find import failure_of
+    from patchgen.sweep.jobs import perform
 
     failed = 0
     for number, job in enumerate(jobs, 1):
         if not arguments.quiet:
             print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)
-        try:
-            train(job.config, arguments.out, quiet=arguments.quiet)
-        except (ValueError, OSError) as error:
+        if perform(dataclasses.replace(job, quiet=arguments.quiet)) in ("failed", "busy"):
             failed += 1
-            print(f"run {number} failed: {error}", file=sys.stderr)
+            failure = failure_of(job.folder)
+            why = failure.error if failure else f"{job.folder.path} is being trained by another process"
+            print(f"run {number} failed: {why}", file=sys.stderr)
     return failed
 
 
-def _print(
-    jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, ...], data: str, argv: list[str]
-) -> None:
-    from pathlib import Path
-
+def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, ...], argv: list[str]) -> None:
     from patchgen.report.table import best_by_validation
-    from patchgen.runs.folder import RunFolder
     from patchgen.runs.scores import cells_of
 
-    folders = [(job, RunFolder(Path(arguments.out) / run_name(job.config, data))) for job in jobs]
-    missing = [job for job, run in folders if not run.done]
-    cells = best_by_validation(c for job, run in folders if run.done for c in cells_of(run, job.label))
+    missing = [job for job in jobs if not job.folder.done]
+    done = [(job.folder, row) for job in jobs if job.folder.done for row in job.rows]
+    cells = best_by_validation(cell for folder, row in done for cell in cells_of(folder, row))
     if arguments.json:
         print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
     else:

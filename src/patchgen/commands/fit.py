@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, method_preset, option, parse, print_table, require_data, settings_of
-from patchgen.config import NO_DOMAIN, Config, SplitRule, Task
+from patchgen.commands import announce, chosen, merged, parse, print_table, require_data, settings_of
+from patchgen.config import NO_DOMAIN, PRESETS, Config, SplitRule, Task
 
 if TYPE_CHECKING:
     from patchgen.predict.model_folder import Model
@@ -48,24 +48,27 @@ class FitArguments(Config):
     json: bool = False
     """Print what is known of the model as one JSON object instead of tables."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Nothing is checked before the settings are made of these: there an error names its option."""
 
 
 def main(argv: list[str]) -> int:
-    preset = method_preset(argv, option(argv, "--preset", "small"), FitArguments.method)
-    arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **preset))
-    config = settings_of(arguments, Config)
-    require_data(config.data)
+    arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **PRESETS["small"]))
+    require_data(arguments.data)
     announce(arguments.quiet)
+    from patchgen.methods.presets import preset_for
+
+    words = chosen(arguments, argv)
+    usual = {name: getattr(arguments, name) for name in ("data", "unseen", "method", "task")}
+    config = settings_of(Config, merged(preset_for(arguments), {**usual, **words}))
     from patchgen.fit.procedure import fit
     from patchgen.predict.model_folder import check_target, write_model
 
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
     check_target(Path(arguments.out))
-    chosen = bool(option(argv, "--split", ""))
-    model = fit(config, arguments.runs, expecting=arguments.expect, split_given=chosen, quiet=arguments.quiet)
+    named = "split" in words
+    model = fit(config, arguments.runs, expecting=arguments.expect, split_given=named, quiet=arguments.quiet)
     folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
     if arguments.json:
         print(json.dumps({"model": str(folder), **_known(model)}, indent=2))

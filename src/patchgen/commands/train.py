@@ -1,7 +1,8 @@
-"""patchgen train DATA --unseen NAME: one run folder, its path as the last line."""
+"""patchgen train DATA --unseen NAME, or --task ccd: one run folder, its path as the last line."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from dataclasses import dataclass
@@ -10,30 +11,17 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import (
-    announce,
-    before_preset,
-    method_preset,
-    option,
-    parse,
-    require_data,
-    settings_of,
-    train_stream,
-)
-from patchgen.config import Config, load_settings
+from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.config import PRESETS, Config, Settings, StreamConfig, config_class, load_settings, read_settings
+from patchgen.config.stream import SMALL
 
 
 @dataclass(frozen=True)
-class TrainArguments(Config):
-    """Train one method with one domain unseen, choose its checkpoint on the sources, score it on the unseen domain.
+class _Options:
+    """What `train` has beside the settings of a run."""
 
-    A stream of classes over time has options of its own: `patchgen train --task ccd --help`.
-    """
-
-    data: Annotated[str, tyro.conf.Positional]
-    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes on two cores. `paper`: the field's 5001 steps at 224 px."""
+    """`small`: minutes on two cores. `paper`: the published protocol."""
     config: str | None = None
     """YAML file of settings (such as a run's config.yaml) to start from instead of a preset."""
     out: str = "runs"
@@ -45,38 +33,69 @@ class TrainArguments(Config):
     json: bool = False
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Nothing is checked before the settings are made of these: there an error names its option."""
 
 
-def defaults(argv: list[str]) -> dict[str, Any]:
-    """What the options start from: a file's settings, or a preset's."""
-    path, preset_name = option(argv, "--config", ""), option(argv, "--preset", "")
-    if path and preset_name:
+@dataclass(frozen=True)
+class TrainArguments(_Options, Config):
+    """Train one method with one domain unseen, choose its checkpoint on the sources, score it on the unseen domain.
+
+    A stream of classes over time has options of its own: `patchgen train --task ccd --help`.
+    """
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
+
+
+@dataclass(frozen=True)
+class StreamArguments(_Options, StreamConfig):
+    """Learn labelled classes, then discover new ones in stages of unlabelled images; score and draw what was found."""
+
+    data: Annotated[str, tyro.conf.Positional]
+    """Folder `class/*.jpg`, `domain/class/*.jpg` or CSV manifest; or the official CIFAR-100 or CUB-200-2011 folder."""
+
+
+def parsed(argv: list[str]) -> tuple[Any, Settings]:
+    """The arguments, and the settings that they, a preset or a file give: words first, then the file or preset."""
+    kind: Any = StreamArguments if _task(argv) == "ccd" else TrainArguments
+    needed = {"data": tyro.MISSING} if kind is StreamArguments else {"data": tyro.MISSING, "unseen": tyro.MISSING}
+    shown = SMALL if kind is StreamArguments else PRESETS["small"]  # by help
+    file = _first_words(argv).config
+    if file and _first_words(argv).preset:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
-    if path:
-        return vars(load_settings(path))
-    preset = method_preset(argv, preset_name or "small", Config.method)
-    if preset_name == "paper":
-        preset |= _published(argv)
-    return {"data": tyro.MISSING, "unseen": tyro.MISSING, **preset}
+    if file:  # what a file says need not be given again
+        needed = {name: value for name, value in read_settings(file).items() if name in needed} or needed
+    arguments = parse(kind, "train", argv, default=kind(**{**shown, **needed}))
+    words = chosen(arguments, argv) | {"data": arguments.data}
+    config = config_class(arguments.task)
+    if file:
+        start = vars(load_settings(file, data=arguments.data))
+    else:
+        from patchgen.methods.presets import preset_for  # imports torch
+
+        start = preset_for(arguments)
+    given = {"unseen": arguments.unseen} if kind is TrainArguments else {}
+    return arguments, settings_of(config, merged(start, {**given, **words}))
 
 
-def _published(argv: list[str]) -> dict[str, Any]:
-    """What the method's authors used on this benchmark, where they said so."""
-    from patchgen.methods.presets import published
+def _first_words(argv: list[str]) -> argparse.Namespace:
+    """The options that decide which others there are, and what they start from."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--task", "--config", "--preset"):
+        parser.add_argument(name)
+    return parser.parse_known_args(argv)[0]
 
-    words = before_preset(TrainArguments, "train", argv)
-    if words is None:
-        return {}
-    return dict(published(words.data, words.benchmark, words.method, words.backbone, task=words.task, swad=words.swad))
+
+def _task(argv: list[str]) -> str | None:
+    words = _first_words(argv)
+    if words.task or not words.config or not Path(words.config).is_file():
+        return words.task
+    return read_settings(words.config).get("task")
 
 
 def main(argv: list[str]) -> int:
-    if train_stream.asked(argv):  # a stream of stages has settings of its own
-        return train_stream.main(argv)
-    arguments = parse(TrainArguments, "train", argv, default=TrainArguments(**defaults(argv)))
-    config = settings_of(arguments, Config)
+    arguments, config = parsed(argv)
     require_data(config.data)
     announce(arguments.quiet)
     from patchgen.train.lifecycle import train
@@ -86,7 +105,12 @@ def main(argv: list[str]) -> int:
     if run.path.name in finished and not arguments.quiet:
         print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:
-        print(json.dumps({"run": str(run.path), "tests": run.records("test")}, indent=2))
+        scores = (
+            {"tests": run.records("test")}
+            if config.task != "ccd"
+            else {kind: run.records(kind) for kind in ("stage", "average")}
+        )
+        print(json.dumps({"run": str(run.path), **scores}, indent=2))
         return 0
     if not arguments.quiet:
         print((run.path / "summary.md").read_text(), file=sys.stderr)

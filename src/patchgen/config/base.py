@@ -71,6 +71,7 @@ class Settings:
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
 
+    selection_rule: ClassVar[str]  # the setting that says which checkpoint is reported
     not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache")
     always_hashed: ClassVar[tuple[str, ...]] = ()  # also at their default
     least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "seed": 0}
@@ -96,6 +97,14 @@ class Settings:
                 raise ValueError(f"{name} must be {rule}, not {value}")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau is a mask value between 0 and 1, not {self.tau}")
+
+    def likeness(self) -> tuple[Any, ...]:
+        """Runs that agree in this cost about the same."""
+        raise NotImplementedError
+
+    def images_seen(self) -> float:
+        """Training images that a run looks at, as far as settings tell."""
+        raise NotImplementedError
 
     def deciding(self) -> dict[str, Any]:
         """The settings that decide the numbers."""

@@ -11,6 +11,7 @@ Pool = Literal["cls", "mean", "patchgen", "select"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]
+USUAL_SOURCES = 3  # source domains of a usual benchmark
 NO_DOMAIN = "none"  # as `unseen`: nothing is left out
 
 
@@ -104,6 +105,14 @@ class Config(Settings):
         "swad_ratio": 1,
     }
     not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")
+
+    selection_rule: ClassVar = "select"
+
+    def likeness(self) -> tuple[Any, ...]:
+        return (self.task, self.steps, self.batch_per_domain, self.image_size, self.backbone, self.eval_every)
+
+    def images_seen(self) -> float:
+        return float(self.steps * self.batch_per_domain * USUAL_SOURCES)
 
     def check(self) -> None:
         super().check()

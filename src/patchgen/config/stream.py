@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from patchgen.config.base import LARGEST, Settings, Tune
 
+USUAL_IMAGES = 5_000  # images of a stage, where none has been run
 Components = Literal["known", "half", "grow"]
 StreamSelection = Literal["session-validation", "last"]
 
@@ -100,6 +101,14 @@ class StreamConfig(Settings):
         "batch": 2, "warm_up": 0, "replay": 0,  # a contrast needs a second image
     }  # fmt: skip
     not_negative: ClassVar = (*Settings.not_negative, "entropy_weight")
+
+    selection_rule: ClassVar = "selection"
+
+    def likeness(self) -> tuple[Any, ...]:
+        return (self.task, Path(self.data).name, self.epochs, self.batch, self.image_size, self.backbone)
+
+    def images_seen(self) -> float:
+        return 2.0 * USUAL_IMAGES * self.epochs  # two views
 
     def check(self) -> None:
         super().check()

@@ -27,6 +27,7 @@ from patchgen.fit.expect import Expected, expect
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import score_record
 from patchgen.runs.selection import best
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
@@ -152,7 +153,7 @@ def data_facts(fold: Fold) -> dict[str, Any]:
 
 def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
     wanted = reported(run.config)
-    test = next(record for record in run.records("test") if record["checkpoint"] == wanted)["all"]
+    test = score_record(run, wanted)["all"]
     chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
     validation = sum(site["accuracy"] for site in chosen) / len(chosen)
     return SiteFold(fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name)

@@ -15,9 +15,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args
 
-from patchgen.config import PRESETS
-from patchgen.config.base import Tune
-from patchgen.config.fold import Pool
+from patchgen.config import PRESETS, Pool, Tune, stream_preset
 from patchgen.data.benchmarks import match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
@@ -36,6 +34,17 @@ def preset_settings(preset: str, method: str = "") -> Settings:
         rates = zip(names, method_class(method).small_rates, strict=True)
         settings |= {name: rate for name, rate in rates if rate is not None}
     return settings
+
+
+def preset_for(arguments: Any) -> Settings:
+    """What the preset of a command's arguments sets."""
+    if arguments.task == "ccd":
+        return stream_preset(arguments.preset, arguments.data)
+    found = preset_settings(arguments.preset, arguments.method)
+    if arguments.preset == "paper":
+        a = arguments
+        found |= published(a.data, a.benchmark, a.method, a.backbone, task=a.task, swad=a.swad)
+    return found
 
 
 def method_settings(label: str) -> dict[str, str]:

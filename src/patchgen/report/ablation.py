@@ -71,7 +71,7 @@ PAPER_COLUMNS = "Grey columns are the paper's, on {}: other data and another bac
 
 
 def _row(run: Run) -> str | None:
-    return ablation_row(run.config) if isinstance(run.config, Config) else None
+    return ablation_row(run.config) if run.config.task != "ccd" else None
 
 
 def _both_checkpoints(runs: Sequence[Run]) -> list[Column]:
@@ -98,7 +98,7 @@ def weights_of(run: Run) -> Weights | None:
     c = run.config
     if c.task != "mdg" or c.method != "patchgen" or c.lambda_conf != 1.0 or not c.lambda_ms or not c.lambda_sim:
         return None
-    if not isinstance(c, Config) or c.pool or c.tune or c.refine != Config.refine:
+    if c.pool or c.tune or c.refine != Config.refine:
         return None
     return c.lambda_ms, c.lambda_sim, c.tau
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from patchgen.config.stream import StreamConfig
 from patchgen.report.reference import Row
 from patchgen.runs.scores import Run, Score
 
@@ -132,7 +131,7 @@ def gather(runs: Sequence[Run], column: Column, part: str) -> Number | None:
         by_seed,
         tuple(dict.fromkeys(run.path.name for run in used)),
         sum(pick.score.images for pick in chosen[seeds[0]].values()),
-        config.selection if isinstance(config, StreamConfig) else config.select,
+        getattr(config, config.selection_rule),
         part,
         max(pick.tried for found in chosen.values() for pick in found.values()),
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import chosen_evaluation, score_record
 from patchgen.runs.selection import RULES
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
     """What the tables show, a row a run: in shares of one, None where a run has no such number."""
     rows = []
     for label, run in runs.items():
-        test = next(r for r in run.records("test") if r["checkpoint"] == "selected")
-        chosen = next(r for r in run.records("evaluation") if r["step"] == test["step"])
+        test = score_record(run)
+        chosen = chosen_evaluation(run)
         mask = test.get("mask", {})
         rows.append(
             {

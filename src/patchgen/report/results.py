@@ -19,7 +19,7 @@ from typing import Any
 from patchgen.common.files import write_text
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import find_runs, label_of, paper_backbone
+from patchgen.runs.scores import label_of, paper_backbone, read_runs, score_record
 
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
@@ -56,8 +56,8 @@ PERCENT = ("accuracy", "swad", "validation", "true_mask", "random_mask")
 def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
     """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
     kept = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
-    runs, _ = find_runs(folders)
-    rows = {run.path.name: _row(run) for run in runs if isinstance(run.config, Config)}
+    runs, _ = read_runs(folders)
+    rows = {run.path.name: _row(run) for run in runs if run.config.task != "ccd"}
     new = len(rows.keys() - kept.keys())
     every = sorted((kept | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
     lines = [COLUMNS, *([row[name] for name in COLUMNS] for row in every)]
@@ -113,7 +113,7 @@ def mean_and_error(values: Sequence[float]) -> str:
 
 def _row(run: Any) -> Row:
     config: Config = run.config
-    test = next(r for r in RunFolder(run.path).records("test") if r["checkpoint"] == "selected")
+    test = score_record(RunFolder(run.path))
     named = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
     score = {
         "accuracy": named.get(("selected", "accuracy", "all")),

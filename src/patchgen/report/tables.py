@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from patchgen.config import Config
 from patchgen.report.grid import SPLITS, Column, Grid, Line, fill, gather
 from patchgen.report.paper import paper_lines
 from patchgen.report.reference import TABLES
@@ -63,7 +62,7 @@ def training_command(
 
     def command(column: Column) -> str:
         first, lacking = next(iter(runs), None), _lacking(runs, column, columns)
-        if first is None or not lacking or not isinstance(first.config, Config):
+        if first is None or not lacking or first.config.task == "ccd":
             return f"patchgen sweep {recipe} --out {shlex.quote(str(everything[0].path.parent))}"
         dataset, unseen = lacking
         data = shlex.quote(next((run.config.data for run in everything if run.dataset == dataset), dataset))

@@ -22,7 +22,7 @@ from patchgen.report.grid import SPLITS, Grid
 from patchgen.report.latex import document, to_latex
 from patchgen.report.render import CSV_HEADER, to_html, to_markdown, to_rows
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
-from patchgen.runs.scores import Run, Skipped, find_runs
+from patchgen.runs.scores import Run, Skipped, read_runs
 
 RECIPES = {  # start of a table's name -> what it shows; the recipe of the paper's runs, and the small one, in configs/
     "mdg": ("unseen domains, fold by fold", "mdg", "mdg-small"),
@@ -73,7 +73,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
     Raises:
         FileNotFoundError, ValueError: a folder is not there, or holds no run folder.
     """
-    runs, skipped = find_runs(folders)
+    runs, skipped = read_runs(folders)
     grids = make_grids(runs, part)
     for name in ("tables", "figures"):
         (out / name).mkdir(parents=True, exist_ok=True)

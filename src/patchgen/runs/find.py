@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Config
-from patchgen.runs.folder import RunBusy, RunFolder
+from patchgen.runs.folder import RunBusy, RunFolder, run_folders
+from patchgen.runs.scores import headline
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
 FAILED = "failed.json"
@@ -76,14 +76,7 @@ class Description:
 
 def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """All run folders at or below some folders, oldest first."""
-    found: dict[Path, None] = {}
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise ValueError(f"there is no folder {folder}")
-        for file in Path(folder).rglob("config.yaml"):
-            hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-            if (file.parent / "checkpoints").is_dir() and not hidden:
-                found[file.parent] = None
+    found = [path for path in run_folders(folders) if (path / "config.yaml").is_file()]
     return [RunFolder(path) for path in sorted(found, key=lambda path: (path / "config.yaml").stat().st_mtime)]
 
 
@@ -94,10 +87,10 @@ def describe(run: RunFolder) -> Description:
     size = sum(stat.st_size for stat in files)
     failure = failure_of(run)
     try:
-        config, accuracy = run.settings, _accuracy(run)
+        config, accuracy = run.settings, headline(run)
     except (ValueError, KeyError, TypeError) as error:
         return Description(str(run.path), state_of(run), "?", "?", "", 0, None, age, size, str(error))
-    unseen = config.unseen if isinstance(config, Config) else ""
+    unseen = getattr(config, "unseen", "")
     state, data = state_of(run), Path(config.data).name
     why = failure.line if failure and state == "failed" else None
     return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
@@ -106,15 +99,6 @@ def describe(run: RunFolder) -> Description:
 def _files(path: Path) -> list[Path]:
     """Files that are there now; a run at work may take one away."""
     return [file for file in path.rglob("*") if file.is_file()]
-
-
-def _accuracy(run: RunFolder) -> float | None:
-    for record in run.records():
-        if record["kind"] == "test" and record["checkpoint"] == "selected":
-            return float(record["all"]["accuracy"])
-        if record["kind"] == "average" and record["checkpoint"] == "kept":
-            return float(record["transductive"]["all"])
-    return None
 
 
 def differences(one: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:

@@ -16,7 +16,7 @@ import platform
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -247,6 +247,24 @@ class RunFolder:
         with suppress(OSError):
             for name in WORKING:
                 self.checkpoint(name).unlink(missing_ok=True)
+
+
+def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
+    """All run folders at or below some folders, each once: those with records, or with settings and checkpoints.
+
+    Raises:
+        FileNotFoundError: a folder is not there.
+    """
+    seen = set()
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}; give the folder that holds the runs")
+        for file in sorted([*folder.rglob("config.yaml"), *folder.rglob("records.jsonl")]):
+            real, hidden = file.parent.resolve(), any(p.startswith(".") for p in file.relative_to(folder).parts)
+            is_run = file.name == "records.jsonl" or (file.parent / "checkpoints").is_dir()
+            if real not in seen and is_run and not hidden:
+                seen.add(real)
+                yield file.parent
 
 
 def run_name(config: Settings, data: str) -> str:

@@ -1,6 +1,6 @@
 """Run folders, wherever they lie, as numbers that know where they come from.
 
-    runs, skipped = find_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
+    runs, skipped = read_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
 
 A run belongs to a *setup*: everything that decides its numbers except what tables compare (method, data, unseen domain,
 seed) and what is chosen on source validation (learning rates, loss weights of the grid, hyper-parameters). Numbers of
@@ -14,15 +14,15 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from typing import Any
 
-from patchgen.config import Config, Settings
-from patchgen.config.stream import StreamConfig
+from patchgen.config import Settings
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.datasets import name_apart
-from patchgen.runs.folder import RunFolder
+from patchgen.runs.folder import RunFolder, run_folders
 from patchgen.runs.selection import RULES
 
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
@@ -82,7 +82,7 @@ class Run:
     """A finished run and its numbers."""
 
     path: Path
-    config: Config | StreamConfig
+    config: Any  # the settings of its task
     dataset: str
     domains: tuple[str, ...]  # all that the data has; the sessions of a stream
     backbone: str  # the weights that were taken
@@ -109,7 +109,7 @@ class Run:
     def in_words(self) -> str:
         """The setup as a reader wants it."""
         c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
-        if isinstance(c, StreamConfig):
+        if c.task == "ccd":
             return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs a stage, batch {c.batch}"
         steps = dict(self.setup)["steps"]
         budget = f"{steps} steps" if steps.isdigit() else f"steps: {steps}"
@@ -129,13 +129,39 @@ def backbone_of(run: RunFolder) -> str:
     return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
 
 
+def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]:
+    """What a finished run says of one of its reported checkpoints on the unseen domain.
+
+    Raises:
+        ValueError: it has no such record.
+    """
+    found = next((record for record in run.records("test") if record["checkpoint"] == checkpoint), None)
+    if found is None:
+        raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
+    return found
+
+
+def chosen_evaluation(run: RunFolder) -> dict[str, Any]:
+    """The evaluation whose checkpoint was selected."""
+    step = score_record(run)["step"]
+    return next(record for record in run.records("evaluation") if record["step"] == step)
+
+
+def headline(run: RunFolder) -> float | None:
+    """The one number of a run: accuracy on the whole unseen domain; of a stream All, the mean of its stages."""
+    for record in run.records():
+        if record["kind"] == "test" and record["checkpoint"] == "selected":
+            return float(record["all"]["accuracy"])
+        if record["kind"] == "average" and record["checkpoint"] == "kept":
+            return float(record["transductive"]["all"])
+    return None
+
+
 def cells_of(run: RunFolder, label: str) -> list[Cell]:
     """All reported numbers of a finished run."""
     config = run.config
-    tests = run.records("test")
-    chosen = next(record for record in tests if record["checkpoint"] == "selected")
-    evaluation = next(record for record in run.records("evaluation") if record["step"] == chosen["step"])
-    score = RULES["source-validation"](evaluation, chosen.get("metric", "accuracy"))
+    chosen = score_record(run)
+    score = RULES["source-validation"](chosen_evaluation(run), chosen.get("metric", "accuracy"))
     given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
     return [
         Cell(
@@ -147,18 +173,18 @@ def cells_of(run: RunFolder, label: str) -> list[Cell]:
             **{name: record[part].get(name) for name in ("accuracy", "f1", "images", "known", "unknown")},
             validation=score,
             mask=record.get("mask", {}),
-            given_mask=given if record is chosen and part == "all" else {},
+            given_mask=given if record == chosen and part == "all" else {},
             lr=config.lr,
             select=config.select,
             run=run.path.name,
             backbone=backbone_of(run),
         )
-        for record in tests
+        for record in run.records("test")
         for part in PARTS
     ]
 
 
-def find_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
+def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     """All finished runs below the folders, each once, and what was left out.
 
     Raises:
@@ -169,7 +195,7 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     skipped: list[Skipped] = []
     given = [Path(folder) for folder in folders]
     first: dict[tuple[str, str], Path] = {}
-    for path in _run_folders(given):
+    for path in run_folders(given):
         found = read_run(path)
         if isinstance(found, Skipped):
             skipped.append(found)
@@ -183,18 +209,6 @@ def find_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     return name_apart(runs), skipped
 
 
-def _run_folders(folders: Iterable[Path]) -> Iterator[Path]:
-    seen = set()
-    for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder}; give the folder that holds the runs")
-        for file in sorted([*folder.rglob("config.yaml"), *folder.rglob("records.jsonl")]):
-            real = file.parent.resolve()
-            if real not in seen and not any(part.startswith(".") for part in file.relative_to(folder).parts):
-                seen.add(real)
-                yield file.parent
-
-
 def read_run(path: Path) -> Run | Skipped:
     """A run folder's numbers, or why it has none."""
     run = RunFolder(path)
@@ -204,13 +218,13 @@ def read_run(path: Path) -> Run | Skipped:
         return Skipped(path, "not finished: the command that made it goes on from its last evaluation")
     try:
         config = run.settings
-        return _read_stream(run, config) if isinstance(config, StreamConfig) else _read_fold(run, config)
+        return _read_stream(run, config) if config.task == "ccd" else _read_fold(run, config)
     except (ValueError, KeyError, TypeError, AttributeError, StopIteration, OSError) as error:
         text = str(error).strip().splitlines()[0] if str(error).strip() else "records are missing"
         return Skipped(path, f"broken: {type(error).__name__}: {text}")
 
 
-def _read_fold(run: RunFolder, config: Config) -> Run:
+def _read_fold(run: RunFolder, config: Any) -> Run:
     cells = cells_of(run, config.method)
     scores = []
     for cell in cells:
@@ -230,7 +244,7 @@ def _read_fold(run: RunFolder, config: Config) -> Run:
     return Run(run.path, config, *found, validation=chosen.validation, data=_fingerprint(run))
 
 
-def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
+def _read_stream(run: RunFolder, config: Any) -> Run:
     scores, sessions = [], []
     for record in (r for r in run.records("stage") if r["checkpoint"] == "kept" and r["stage"]):
         sessions.append(f"session {record['stage']}")
@@ -262,13 +276,13 @@ def _digest(rows: list[dict[str, str]]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def data_name(config: Config | StreamConfig) -> str:
+def data_name(config: Any) -> str:
     """The paper's name of a data set, the oracle set's, or that of the folder."""
     path = PurePath(config.data)
     oracle = re.search(r"(oracle-[a-z]+)(?:-[0-9a-f]{12})?(?:/images)?/?$", path.as_posix())
     if oracle:
         return oracle[1]
-    if isinstance(config, StreamConfig):
+    if config.task == "ccd":
         name = STREAM_DATA.get(re.sub(r"[\W_]", "", path.name.casefold()), path.name)
         return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
     path = path.parent if path.name == "images" else path  # a set with its masks beside the images
@@ -282,9 +296,9 @@ def paper_backbone(resolved: str) -> tuple[str, str]:
     return next(found, ("", ""))
 
 
-def label_of(config: Config | StreamConfig) -> str:
+def label_of(config: Any) -> str:
     """The method with what a table must tell apart: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
-    usual = StreamConfig("") if isinstance(config, StreamConfig) else Config("", "")
+    usual = type(config)
     words = "".join(f"@{word}" for word in (config.pool, _other_tune(config)) if word)
     notes = []
     if "patchgen" in config.method and config.method != "patchgen-no-losses":
@@ -294,17 +308,17 @@ def label_of(config: Config | StreamConfig) -> str:
         notes += [f"{name} {getattr(config, name):g}" for name in odd]
     if config.refine != usual.refine:
         notes.append(f"refine {config.refine}")
-    if isinstance(config, Config) and config.select != "source-validation":
+    if config.task != "ccd" and config.select != "source-validation":
         notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))
     return ", ".join([config.method + words, *notes])
 
 
-def _other_tune(config: Config | StreamConfig) -> str | None:
-    return config.tune if isinstance(config, Config) else None  # all runs of a stream setup tune the same
+def _other_tune(config: Any) -> str | None:
+    return config.tune if config.task != "ccd" else None  # all runs of a stream setup tune the same
 
 
 def _left_out(config: Settings) -> tuple[str, ...]:
     """Settings that are no part of the setup: compared, chosen, or without effect on the numbers."""
-    stream = isinstance(config, StreamConfig)
+    stream = config.task == "ccd"
     own = ("entropy_weight", "pseudo_labels") if stream else ()
     return (*config.not_hashed, *(n for n in COMPARED if not (stream and n == "tune")), *CHOSEN, *own)

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.text import duration
-from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
+from patchgen.config import Settings
 from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job
 
 # ViT-S/14 with tuned LayerNorms at 112 px on two CPU cores; time grows with the pixels and the width of the backbone
 RATE, RATE_PIXELS = 15.0, 112
-SOURCES = 3  # source domains of a usual benchmark
-STREAM_IMAGES = 5_000  # images of a stage, where none has been run
 WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0}  # cost beside a ViT-S
 SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
 
@@ -51,8 +48,8 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
             config, seconds = run.settings, seconds_of(run)
         except ValueError:  # a damaged folder tells nothing
             continue
-        known[(config.method, *likeness(config))].append(seconds)
-        known[likeness(config)].append(seconds)
+        known[(config.method, *config.likeness())].append(seconds)
+        known[config.likeness()].append(seconds)
     total, bases = 0.0, Counter[str]()
     for job in jobs:
         if job.folder.done:
@@ -63,34 +60,18 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
     return Forecast(total, bases)
 
 
-def _one(
-    config: Config | StreamConfig, known: dict[tuple[Any, ...], list[float]], rate: float | None
-) -> tuple[float, str]:
-    like = likeness(config)
+def _one(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
+    like = config.likeness()
     for key, basis in (((config.method, *like), SAME), (like, ALIKE)):
         if found := known.get(key):
             return statistics.fmean(found), basis
     if rate:
-        return images_of(config) / rate, f"the rate given, {rate:g} images a second"
+        return config.images_seen() / rate, f"the rate given, {rate:g} images a second"
     stated = f"a stated rate ({RATE:g} images/s of a ViT-S at {RATE_PIXELS} px on two CPU cores; --rate gives your own)"
-    return images_of(config) / usual_rate(config), stated
+    return config.images_seen() / usual_rate(config), stated
 
 
-def likeness(config: Config | StreamConfig) -> tuple[Any, ...]:
-    """Runs that agree in this cost about the same."""
-    if isinstance(config, StreamConfig):
-        return ("ccd", Path(config.data).name, config.epochs, config.batch, config.image_size, config.backbone)
-    return (config.task, config.steps, config.batch_per_domain, config.image_size, config.backbone, config.eval_every)
-
-
-def images_of(config: Config | StreamConfig) -> float:
-    """Training images that a run looks at, where the data may be unread."""
-    if isinstance(config, StreamConfig):
-        return 2.0 * STREAM_IMAGES * config.epochs  # two views
-    return float(config.steps * config.batch_per_domain * SOURCES)
-
-
-def usual_rate(config: Config | StreamConfig) -> float:
+def usual_rate(config: Settings) -> float:
     """The stated rate, scaled to the run's pixels and to the size that the backbone's name tells."""
     name = Path(config.backbone).name.lower()
     cost = next((cost for word, cost in WIDTHS.items() if word in name), 1.0)

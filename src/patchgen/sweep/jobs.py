@@ -36,6 +36,7 @@ class Job:
     size: int  # steps; of a stream: epochs of all stages
     kind: Kind = "train"
     track: bool = field(default=False, compare=False)
+    quiet: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
         return "; ".join(self.labels)
@@ -107,7 +108,7 @@ def note_failure(job: Job, error: str, final: bool = False) -> Failure:
 def _train(job: Job) -> None:
     from patchgen.train.lifecycle import train
 
-    train(job.config, job.out, quiet=True, track=job.track)
+    train(job.config, job.out, quiet=job.quiet, track=job.track)
 
 
 def _no_op(job: Job) -> None:

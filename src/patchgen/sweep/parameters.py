@@ -17,11 +17,11 @@ from typing import Any
 
 from patchgen.common.files import write_text
 from patchgen.common.text import markdown
-from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
+from patchgen.config import Settings
 from patchgen.runs.folder import environment
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe
+from patchgen.tasks import TASKS
 
 MANIFESTS = ("splits.csv", "stages.csv")
 
@@ -77,15 +77,12 @@ def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
     return {name: ", ".join(texts) for name, texts in found.items()}
 
 
-def _by_method(config: Config | StreamConfig) -> dict[str, Any]:
+def _by_method(config: Settings) -> dict[str, Any]:
     """What the method chooses where the settings leave it open."""
-    from patchgen.methods import make_method
-    from patchgen.methods.stream import make_stream_method
-
-    if isinstance(config, StreamConfig):
-        return {"pool": config.pool or make_stream_method(config).pool}
-    method = make_method(config)
-    return {"pool": method.chosen_pool, "tune": method.chosen_tune, "hparams": method.hparams}
+    method = TASKS[config.task].make_method(config)
+    chosen = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
+    hparams = getattr(method, "hparams", None)
+    return chosen | ({"hparams": hparams} if hparams is not None else {})
 
 
 def _text(value: Any) -> str:

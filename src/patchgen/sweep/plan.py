@@ -7,9 +7,9 @@ The data are read for that, once each, so that a missing folder or a misspelt do
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from patchgen.config import Config, Settings, StreamConfig
 from patchgen.data.table import fingerprint, read_table
 from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
-from patchgen.sweep.recipe import Recipe, expand
+from patchgen.sweep.recipe import Planned, Recipe, expand
 from patchgen.sweep.recipe import Settings as Given
 from patchgen.tasks import TASKS
 from patchgen.tasks.ccd_data import make_stream
@@ -30,20 +30,34 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
     Args:
         changes: Settings that say where and how a run is computed, such as `threads`; None leaves the recipe's own.
     """
-    data = DataSets()
+    data, given = DataSets(), {key: value for key, value in changes.items() if value is not None}
     jobs: dict[str, Job] = {}
     for recipe in recipes:
-        for planned in expand(recipe, data.domains):
-            given = {key: value for key, value in changes.items() if value is not None}
-            config = dataclasses.replace(planned.config, **given)
-            try:
-                TASKS[config.task].make_method(config)
-                name, size = data.name_and_size(config)
-            except ValueError as error:
-                raise ValueError(f"{recipe.path}: {planned.label}: {error}") from error
-            known = jobs.get(name) or Job((), (), config, Path(out), name, size)
-            labels, rows = (*known.labels, planned.label), (*known.rows, planned.row)
-            jobs[name] = dataclasses.replace(known, labels=_once(labels), rows=_once(rows))
+        try:
+            planned = [replace(run, config=replace(run.config, **given)) for run in expand(recipe, data.domains)]
+            found = plan_runs(planned, out, data)
+        except ValueError as error:
+            text = str(error)
+            raise ValueError(text if text.startswith(str(recipe.path)) else f"{recipe.path}: {text}") from error
+        for job in found:
+            known = jobs.setdefault(job.run, job)
+            jobs[job.run] = replace(
+                known, labels=_once((*known.labels, *job.labels)), rows=_once((*known.rows, *job.rows))
+            )
+    return list(jobs.values())
+
+
+def plan_runs(planned: Iterable[Planned], out: str | Path, data: DataSets) -> list[Job]:
+    """The jobs of single runs, each run once, under the name that its folder will have."""
+    jobs: dict[str, Job] = {}
+    for one in planned:
+        try:
+            TASKS[one.config.task].make_method(one.config)
+            name, size = data.name_and_size(one.config)
+        except ValueError as error:
+            raise ValueError(f"{one.label}: {error}") from error
+        known = jobs.get(name) or Job((), (), one.config, Path(out), name, size)
+        jobs[name] = replace(known, labels=_once((*known.labels, one.label)), rows=_once((*known.rows, one.row)))
     return list(jobs.values())
 
 

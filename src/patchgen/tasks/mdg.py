@@ -55,19 +55,15 @@ def leaves_out(config: Config, domains: Sequence[str]) -> bool:
         ValueError: there is no such domain, or the checkpoint is to be chosen on a domain that is not left out.
     """
     if config.unseen != NO_DOMAIN or NO_DOMAIN in domains:
-        _check_name(config.unseen, domains)
+        check_domain(config.unseen, domains)
         return True
     if config.select == "oracle":
         raise ValueError("--select oracle looks at an unseen domain, and --unseen none leaves none out")
     return False
 
 
-def check_domain(table: Table, name: str) -> None:
-    """Refuse a name that is no domain of the table."""
-    _check_name(name, table.domains)
-
-
-def _check_name(name: str, domains: Sequence[str]) -> None:
+def check_domain(name: str, domains: Sequence[str]) -> None:
+    """Refuse a name that is no domain of the data."""
     if name not in domains:
         hint = did_you_mean(name, domains)
         raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(domains)})")
