@@ -106,7 +106,7 @@ def test_quoted_messages_are_the_programs() -> None:
 def test_maps_are_described_in_one_way() -> None:
     """As in reading-masks: the backbone's own mixing remains, so none shows "what was read"."""
     files = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("reading-masks", "fit", "viewer", "histology"))]
-    files += [ROOT / "src" / "patchgen" / name for name in ("model_card.py", "viewer/static/page.html")]
+    files += [ROOT / "src" / "patchgen" / name for name in ("predict/card.py", "viewer/static/page.html")]
     for file in files:
         text = re.sub(r"[\s>]+", " ", file.read_text(encoding="utf-8"))
         assert re.search(r"patches that the classifier reads more than others", text, re.IGNORECASE), file
@@ -186,7 +186,7 @@ PUBLIC = {
         "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.data.doctor.examine",
     ],
     "Training": [
-        "patchgen.train.fold.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
+        "patchgen.train.lifecycle.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
         "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
         "patchgen.sweep.jobs.perform",
     ],
