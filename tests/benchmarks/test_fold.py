@@ -66,12 +66,8 @@ def test_measures_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     policies = {"rare": bench.Policy(1.0, 10)}
     whole = bench.measure("tiny", image_size=28, pixels=32, per_domain=4, policies=policies)
     lines = capsys.readouterr().err.splitlines()
-    assert (
-        json.loads(json.dumps(whole)) == whole
-        and lines[0] == "rare:"
-        and lines[1].startswith("ours")
-        and len(lines) == 3
-    )
+    assert json.loads(json.dumps(whole)) == whole
+    assert lines[0] == "rare:" and lines[1].startswith("ours") and len(lines) == 3
     found = whole["policies"]["rare"]
     assert (found["images"], found["steps"], found["eval_every"]) == (40, 9, 4)  # 3 x 40 images in steps of 12
     assert found["counts"]["plain"] == {"trained": 108, "scored": 120}
