@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import table
-from benchmarks.__main__ import main as measure
 from patchgen.cli import COMMANDS, main
 from patchgen.commands import bench
 from patchgen.common.plugins import take_options
@@ -107,6 +105,9 @@ def parsed_alone(function: Callable[..., object]) -> Callable[..., dict[str, obj
 
 
 def test_measurements_have_the_options_that_the_pages_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import table  # here: this file also runs as a script, where the name is another folder's
+    from benchmarks.__main__ import main as measure
+
     for name, function in bench.SUBJECTS.items():
         monkeypatch.setitem(bench.SUBJECTS, name, parsed_alone(function))
     for module in table.SUBJECTS.values():
@@ -148,7 +149,7 @@ def test_quoted_messages_are_the_programs() -> None:
 def test_maps_are_described_in_one_way() -> None:
     """As in reading-masks: the backbone's own mixing remains, so none shows "what was read"."""
     files = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in ("reading-masks", "fit", "viewer", "histology"))]
-    files += [ROOT / "src" / "patchgen" / name for name in ("model_card.py", "viewer/static/page.html")]
+    files += [ROOT / "src" / "patchgen" / name for name in ("predict/card.py", "viewer/static/page.html")]
     for file in files:
         text = re.sub(r"[\s>]+", " ", file.read_text(encoding="utf-8"))
         assert re.search(r"patches that the classifier reads more than others", text, re.IGNORECASE), file
@@ -228,7 +229,7 @@ PUBLIC = {
         "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.data.doctor.examine",
     ],
     "Training": [
-        "patchgen.train.fold.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
+        "patchgen.train.lifecycle.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
         "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
         "patchgen.sweep.jobs.perform",
     ],
