@@ -218,27 +218,39 @@ def test_layout_shows_the_parts_in_use(capsys: pytest.CaptureFixture[str]) -> No
 # bench
 
 
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("patchgen.diagnose.cost.PATCHES", (16, 64))
-
-
 BENCH = ["bench", "step", "--backbone", "tiny", "--image-size", "56", "--batch", "2", "--repeats", "2"]
 
 
-@pytest.mark.usefixtures("small_memory")
 def test_bench_step(capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *BENCH)
-    assert found["ratio"]["floor"] > 1 and found["methods"].keys() == {"lp-ln", "patchgen"}
+    assert found["methods"].keys() == {"lp-ln", "patchgen", "patchgen-select"}
+    ratio = found["methods"]["patchgen"]["ratio"]
     measures = {"of_medians", "of_fastest", "of_cpu_medians", "lower_quartile", "upper_quartile", "conclusive"}
-    assert measures | {"floor", "target"} == found["ratio"].keys()
+    assert measures | {"floor", "peak_bytes"} == ratio.keys() and ratio["floor"] > 1
     assert main(BENCH) == 0
     printed = capsys.readouterr()
-    assert "time ratio" in printed.out and "explicit P x P MB" in printed.out
-    assert "[10/10" in printed.err and "bench step" not in printed.out  # progress goes to stderr alone
+    assert "step time / LP+LN's" in printed.out and "lp-ln again" in printed.out and "<= 1.06" in printed.out
+    assert "[12/12" in printed.err and "bench step" not in printed.out  # progress goes to stderr alone
 
 
-@pytest.mark.usefixtures("small_memory")
+PREDICT = ["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--pixels", "32", "--repeats", "2"]
+
+
+def test_bench_predict(capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, *PREDICT, "--images", "6", "--batches", "1", "4")
+    assert [row["batch"] for row in found["batches"]] == [1, 4] and found["method"] == "patchgen-select"
+    assert main([*PREDICT, "--images", "6", "--batches", "2"]) == 0
+    printed = capsys.readouterr()
+    assert "predict / model" in printed.out and "6 JPEG files of 32 px" in printed.out and "[2/2" in printed.err
+
+
+def test_bench_predict_says_inconclusive(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for limit, said in ((-1.0, True), (1e9, False)):
+        monkeypatch.setattr("patchgen.predict.throughput.LARGEST_SPREAD", limit)
+        assert main([*PREDICT, "--images", "2", "--batches", "2"]) == 0
+        assert ("inconclusive" in capsys.readouterr().out) == said
+
+
 def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -259,6 +271,14 @@ def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         (["bench", "step", "--backbone", "dinov2-smal"], "did you mean 'dinov2-small'?"),
         (["bench", "step", "--backbone", "tiny", "--image-size", "57"], "nearest valid: 56 or 70"),
         (["bench", "step", "--backbone", "tiny", "--batch", "0"], "batch must be at least 1"),
+        (
+            ["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--images", "8"],
+            "images must be at least 32, the largest of batches, not 8",
+        ),
+        (["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--repeats", "1"], "at least 2, not 1"),
+        (["bench", "predict", "--backbone", "tiny", "--method", "patchgn"], "did you mean 'patchgen'?"),
+        (["bench", "predict", "--model", "nowhere"], "nowhere is not a run folder"),
+        (["bench", "memory"], "known: step, predict"),
         (["weights", "fetsh"], "did you mean 'fetch'?"),
         (["weights", "fetch", "registri"], "did you mean 'registry'?"),
         (["benchmarks", "domainet"], "did you mean 'domainnet'?"),
@@ -277,7 +297,9 @@ def test_a_bare_command_lists_its_words(command: str, capsys: pytest.CaptureFixt
     assert f"usage: patchgen {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["doctor"], ["splits"], ["weights", "list"], ["benchmarks"], ["bench", "step"]])
+@pytest.mark.parametrize(
+    "words", [["doctor"], ["splits"], ["weights", "list"], ["benchmarks"], ["bench", "step"], ["bench", "predict"]]
+)
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*words, "--help"])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.memory import explicit_forward
 from patchgen.diagnose.attribution import RANKINGS, attention_maps, available, check_rankings, descending
-from patchgen.diagnose.cost import explicit_forward
 from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from patchgen.data.loaders import Batch
-from patchgen.diagnose.cost_methods import DOMAINS, make_runner
+from patchgen.diagnose.cost import DOMAINS, make_rival
 from patchgen.methods import METHODS, compared_methods
 from patchgen.methods.build import load_trained
+from patchgen.model.backbone import load_architecture
 
 CLASSES, STEPS, SIZE = 3, 40, 28
 NEAR = {"gestur": {"decay": 0.5}, "mtl": {"ema": 0.5}}  # averages that can follow forty steps
@@ -29,14 +30,14 @@ def easy_batch(seed: int, per_domain: int = 9) -> Batch:
 def test_it_learns(name: str) -> None:
     torch.manual_seed(0)
     hparams = {**NEAR, **HARMLESS}.get(name, {})
-    runner = make_runner(name, "tiny", SIZE, lr=1e-2, steps=STEPS, hparams=hparams)
+    rival = make_rival(name, load_architecture("tiny"), SIZE, lr=1e-2, steps=STEPS, hparams=hparams)
     for step in range(STEPS):
-        runner.step(easy_batch(step))
-    if other := runner.method.predicting(runner.model):
-        load_trained(runner.model, other)
+        rival.step(easy_batch(step))
+    if other := rival.method.predicting(rival.model):
+        load_trained(rival.model, other)
     held_out = easy_batch(1000)
     with torch.no_grad():
-        found = runner.model(held_out.image).logits.argmax(1)
+        found = rival.model(held_out.image).logits.argmax(1)
     assert (found == held_out.label).float().mean() > 0.9
 
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch, DomainBatches
-from patchgen.diagnose.cost_methods import DOMAINS, make_runner, random_batch
+from patchgen.diagnose.cost import DOMAINS, make_rival, random_batch
 from patchgen.methods import compared_methods
 from patchgen.methods.domains import by_domain
 from patchgen.methods.mixup import mix
+from patchgen.model.backbone import load_architecture
 from patchgen.model.classifier import trained_tensors
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
@@ -27,22 +28,22 @@ OF_DOMAINS = ["irm", "vrex", "groupdro", "coral", "mmd", "mixup", "mldg", "fish"
 
 def some_labels(**more: Any) -> Batch:
     """A batch of three domains, in which every other image has no label, as the task mdg_gcd has it."""
-    batch = random_batch(4, 28)
+    batch = random_batch(12, 28)
     return replace(batch, label=torch.where(batch.index % 2 == 0, batch.label, -1), **more)
 
 
 def after_a_step(name: str, batch: Batch) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    runner = make_runner(name, "tiny", 28, lr=1e-2)
-    PlainStep(runner.method, runner.model, runner.optimizer, batch).take()
-    return trained_tensors(runner.model)
+    rival = make_rival(name, load_architecture("tiny"), 28, lr=1e-2)
+    PlainStep(rival.method, rival.model, rival.optimizer, batch).take()
+    return trained_tensors(rival.model)
 
 
 @pytest.mark.parametrize("name", compared_methods(["all"]))
 def test_a_step_asks_for_nothing(name: str, asks: Any) -> None:
-    runner = make_runner(name, "tiny", 28)
+    rival = make_rival(name, load_architecture("tiny"), 28)
     with asks:
-        PlainStep(runner.method, runner.model, runner.optimizer, some_labels(num_domains=DOMAINS)).take()
+        PlainStep(rival.method, rival.model, rival.optimizer, some_labels(num_domains=DOMAINS)).take()
     assert not asks.who
 
 

@@ -20,7 +20,7 @@ def plain() -> Callable[[RunFolder], list[dict[str, Any]]]:
 
 @pytest.fixture
 def no_ops(tmp_path: Path) -> Callable[[int], list[Job]]:
-    from patchgen.diagnose.cost_sweep import no_op_jobs
+    from benchmarks.sweep import no_op_jobs
 
     return lambda count: no_op_jobs(count, tmp_path / "runs")
 

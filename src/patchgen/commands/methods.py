@@ -37,7 +37,9 @@ def list_methods(json: bool = False) -> None:
         if own or row["reference"]:
             print(" " * 22 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
-    print("\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`patchgen bench methods` measures it)")
+    print(
+        "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`python -m benchmarks methods` measures it)"
+    )
     print("\nOther names: " + ", ".join(f"{other} for {name}" for other, name in ALIASES.items()))
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
 

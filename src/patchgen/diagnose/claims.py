@@ -134,7 +134,8 @@ def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
 
 
 def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
-    more, ratio = cost["module"]["of_backbone"], cost["ratio"]
+    module = cost["methods"]["patchgen"]
+    more, ratio = module["module_of_backbone"], module["ratio"]
     text = (
         f"{more:.1%} of the backbone's parameters more, step time x {ratio['of_medians']:.2f}, peak memory x "
         f"{ratio['peak_bytes']:.2f}, on this machine"

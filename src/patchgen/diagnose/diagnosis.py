@@ -21,17 +21,17 @@ from patchgen.common.text import did_you_mean
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.attribution import available, check_rankings
 from patchgen.diagnose.claims import Claim, claims
-from patchgen.diagnose.efficiency import efficiency
+from patchgen.diagnose.cost import measure_step
 from patchgen.diagnose.faithfulness import OPERATORS
-from patchgen.diagnose.measure import Plan, Record, measure
-from patchgen.diagnose.shown import shown
+from patchgen.diagnose.measure import Plan, Record, measure, rank_all
 from patchgen.diagnose.summary import summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.predictor import Checkpoint
 from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 
 SHOWN_IMAGES = 6
-REPEATS = 5  # timed steps of each method in part E
+MAPS = ("mask", "attention", "grad-cam")  # of part D
+BATCH, REPEATS = 4, 5  # images per step and timed steps of each method in part E
 PART = 32  # images a forward pass
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
@@ -144,7 +144,10 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
             **summarise(records[subject.name], subject.patches),
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
-    cost = efficiency(subjects[0].predictor.config, repeats=REPEATS)
+    config = subjects[0].predictor.config
+    cost = measure_step(
+        config.backbone, image_size=config.image_size, batch=BATCH, repeats=REPEATS, measured=("patchgen",)
+    )
     tick(1)
     found = {**_asked(opened), "size_rule": rule, "runs": runs, "cost": cost}
     found["claims"] = [claim._asdict() for claim in claims(found, records, subjects[0].name)]
@@ -166,9 +169,38 @@ def _charts(opened: Opened, found: dict[str, Any]) -> list[Drawn]:
     return [
         *(figures.perturbation(name, run, f"perturbation-{i}") for i, (name, run) in enumerate(runs.items(), 1)),
         figures.curves(runs, opened.plans[0].operators[0]),
-        figures.overlays(shown(opened.subjects, opened.plans, opened.rows[:SHOWN_IMAGES])),
+        figures.overlays(shown_images(opened.subjects, opened.plans, opened.rows[:SHOWN_IMAGES])),
         figures.costs(found["cost"]),
     ]
+
+
+def shown_images(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.ndarray) -> list[figures.Shown]:
+    """Part D: the images of these rows with the maps of every run, as far as its plan has them."""
+    maps: list[dict[str, Any]] = [{} for _ in rows]
+    said: list[dict[str, str]] = [{} for _ in rows]
+    fold = subjects[0].fold
+    pictures = subjects[0].pixels(rows).permute(0, 2, 3, 1).cpu().numpy()
+    for number, (subject, plan) in enumerate(zip(subjects, plans, strict=True)):
+        pixels = subject.pixels(rows)
+        target = subject.probabilities(pixels).argmax(1)
+        names = [name for name in MAPS if name in plan.rankings]
+        scores = rank_all(subject, pixels, rows, target, names)
+        wanted = ["truth"] * (number == 0 and "truth" in scores) + names
+        for i in range(len(rows)):
+            said[i][subject.name] = fold.classes[int(target[i])]
+            for name in wanted:
+                column = name if name == "truth" else f"{subject.name}: {name}"
+                maps[i][column] = scores[name][i].detach().unflatten(0, subject.model.grid).cpu().numpy()
+    truth = np.array(fold.classes)[fold.truth[rows]]
+    titles = [f"{true}\n{_answers(true, of)}" for true, of in zip(truth, said, strict=True)]
+    return [figures.Shown(*one) for one in zip(pictures, titles, maps, strict=True)]
+
+
+def _answers(true: str, said: dict[str, str]) -> str:
+    """What all runs said of an image, or which of them were wrong."""
+    if len(set(said.values())) == 1:
+        return f"said {next(iter(said.values()))}"
+    return f"missed by {', '.join(run for run, answer in said.items() if answer != true)}"
 
 
 def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.ndarray, str]:

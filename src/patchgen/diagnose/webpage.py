@@ -165,12 +165,13 @@ def _overlays(figures: Mapping[str, Drawn]) -> str:
 
 
 def _cost(cost: Mapping[str, Any], figures: Mapping[str, Drawn]) -> str:
-    ratio, module, machine = cost["ratio"], cost["module"], cost["machine"]
+    module, machine = cost["methods"]["patchgen"], cost["machine"]
+    ratio = module["ratio"]
     text = (
         f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}, {machine['device']}, "
-        f"{machine['threads']} threads. The module has {module['parameters']:,} parameters, "
-        f"{module['of_backbone']:.1%} of the backbone. A training step takes {ratio['of_medians']:.2f} times as long "
-        f"(quartiles {ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}, floor of the matrix products "
+        f"{machine['threads']} threads. The module has {module['module_parameters']:,} parameters, "
+        f"{module['module_of_backbone']:.1%} of the backbone. A training step takes {ratio['of_medians']:.2f} times as "
+        f"long (quartiles {ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}, floor of the matrix products "
         f"{ratio['floor']:.2f}) and {ratio['peak_bytes']:.2f} times the peak memory."
     )
     if not ratio["conclusive"]:

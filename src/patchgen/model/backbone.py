@@ -251,6 +251,11 @@ def load_backbone(
     return backbone
 
 
+def load_architecture(source: str, image_size: int | None = None) -> Backbone:
+    """`load_backbone` for measurements of cost: a name gets random weights, which need no download."""
+    return load_backbone(source, pretrained=source != "auto" and source not in BACKBONES, image_size=image_size)
+
+
 def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
     path = Path(source).expanduser()
     if source.startswith(timm.PREFIX):

@@ -112,7 +112,7 @@ def _train(job: Job) -> None:
 
 
 def _no_op(job: Job) -> None:
-    """All of a run's bookkeeping and none of its work: what `patchgen bench sweep` times."""
+    """All of a run's bookkeeping and none of its work: what `python -m benchmarks sweep` times."""
     run = RunFolder.create(job.out, job.config, job.run)
     with run.locked():
         if not run.done:

@@ -1,6 +1,6 @@
 """A whole fold, trained and scored: `train` against a plain loop with the host projects' habits.
 
-    cost = measure_folds()
+    cost = measure()
     cost["policies"]["PACS, DomainBed"]["ratio"]       # how many times longer the plain loop takes
     cost["policies"]["PACS, DomainBed"]["counts"]      # images that each passed through the model
 
@@ -22,21 +22,24 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
+import tyro
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.common import Line, report
+from benchmarks.pipeline import plain_batch
 from patchgen.config import Config
-from patchgen.diagnose.cost_input import Report, plain_batch, write_images
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
-from patchgen.model.backbone import BACKBONES, load_backbone
+from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.model.classifier import Classifier
 from patchgen.model.generic import quiet_loading
+from patchgen.predict.throughput import write_images
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
 from patchgen.train.optim import make_optimizer
@@ -64,18 +67,45 @@ POLICIES = {  # steps between evaluations x images a step / images of the data
 }
 
 
-def measure_folds(
-    policies: Mapping[str, Policy] = POLICIES, *, report: Report = lambda _: None, **settings: Any
+SMALL = {"policies": {"tiny": Policy(0.1, 10)}, "source": "tiny", "image_size": 28, "pixels": 32}
+
+
+def measure(
+    source: str = "dinov2-small",
+    *,
+    image_size: int = 112,
+    pixels: int = 227,
+    per_domain: int = 8,
+    policies: Annotated[Mapping[str, Policy], tyro.conf.Suppress] = POLICIES,
 ) -> dict[str, Any]:
-    """`measure_fold` with the settings of each policy, the others as given."""
+    """`measure_fold` with the settings of each policy.
+
+    Args:
+        source: A backbone; a name gets random weights.
+        image_size: Pixels of the square images that the model reads.
+        pixels: Side of the generated JPEG files.
+        per_domain: Images of each source domain in a step.
+    """
     found = {}
     for name, policy in policies.items():
+        report(f"{name}:")
+        found[name] = measure_fold(
+            source, **policy._asdict(), image_size=image_size, pixels=pixels, per_domain=per_domain
+        )
+    return {"policies": found}
 
-        def say(line: str, name: str = name) -> None:
-            report(f"{name}: {line}")
 
-        found[name] = measure_fold(**policy._asdict(), **settings, report=say)
-    return {"policies": found, "target": TARGET}
+def lines(found: dict[str, Any]) -> list[Line]:
+    rows: list[Line] = []
+    for name, each in found["policies"].items():
+        ours, plain = each["counts"]["ours"], each["counts"]["plain"]
+        what = (
+            f"evaluated as often as {name}: plain loop / ours ({plain['trained']:,} images trained on, "
+            f"{plain['scored']:,} / {ours['scored']:,} scored)"
+        )
+        value = f"{each['ratio']:.2f} (arithmetic alone {each['arithmetic']:.2f})"
+        rows.append((what, value, f">= {TARGET:g}", each["reached"]))
+    return rows
 
 
 def measure_fold(
@@ -87,7 +117,6 @@ def measure_fold(
     image_size: int = 112,
     pixels: int = 227,
     per_domain: int = 8,
-    report: Report = lambda _: None,
 ) -> dict[str, Any]:
     """Train one fold of generated images twice.
 
@@ -96,7 +125,6 @@ def measure_fold(
         images: of each of four domains.
         val_images: at most so many validation images a source domain for ours; the plain loop scores all.
         per_domain: images of each source domain in a step.
-        report: called twice, with one line each.
     """
     steps, every = schedule(share * DOMAINS * images / ((DOMAINS - 1) * per_domain))
     with tempfile.TemporaryDirectory() as name:
@@ -232,7 +260,7 @@ def _at_hand(source: str, folder: Path) -> str:
     if source not in BACKBONES or source == "tiny":
         return source
     with quiet_loading():
-        load_backbone(source, pretrained=False).model.save_pretrained(folder / "backbone")
+        load_architecture(source).model.save_pretrained(folder / "backbone")
     return str(folder / "backbone")
 
 

@@ -6,26 +6,14 @@ import json
 
 import pytest
 
-from patchgen.cli import main
-from patchgen.diagnose.cost_stream import measure_discovery, pieces
-
-SMALL = {
-    "image_size": 28,
-    "batch": 2,
-    "repeats": 2,
-    "labelled": 90,
-    "unlabelled": 30,
-    "dim": 16,
-    "classes": 6,
-    "inits": 2,
-}
+from benchmarks.__main__ import main
+from benchmarks.discovery import SMALL, measure
 
 
 def test_parts_add_up() -> None:
-    lines: list[str] = []
-    found = measure_discovery("tiny", **SMALL, report=lines.append)  # type: ignore[arg-type]
+    found = measure(**SMALL)  # type: ignore[arg-type]
     prompts, evaluation = found["prompts"], found["evaluation"]
-    assert len(lines) == pieces(2) and all(len(seconds) == 2 for seconds in prompts["seconds"].values())
+    assert all(len(seconds) == 2 for seconds in prompts["seconds"].values())
     for query, choice, step in zip(*prompts["seconds"].values(), strict=True):
         assert 0 < query + choice < step
     median = prompts["median_seconds"]
@@ -36,11 +24,10 @@ def test_parts_add_up() -> None:
 
 def test_the_command_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     words = [w for name, value in SMALL.items() for w in (f"--{name.replace('_', '-')}", str(value))]
-    command = ["bench", "discovery", "--backbone", "tiny", *words]
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert "choice of the prompts" in out and "time ratio" in out
-    assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out).keys() == {"machine", "prompts", "evaluation"}
-    assert main(["bench", "discovery", "--batch", "0"]) == 2
+    assert main(["discovery", *words, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["found"]["discovery"].keys() == {"machine", "prompts", "evaluation"}
+    ratio = printed["found"]["discovery"]["evaluation"]["ratio"]
+    assert (printed["table"][-1]["what"], printed["table"][-1]["value"]) == ("ours / scikit-learn's", f"{ratio:.3f}")
+    assert main(["discovery", "--batch", "0"]) == 2
     assert "batch must be at least 1" in capsys.readouterr().err

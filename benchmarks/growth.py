@@ -1,6 +1,6 @@
 """How each cost grows with images, patches, classes and domains: the exponent of a line through log-log times.
 
-    measure_growth()["rows"]                   # [{"cost": "training step", "over": "patches", "exponent": ...}, ...]
+    measure()["rows"]                   # [{"cost": "training step", "over": "patches", "exponent": ...}, ...]
 
 An exponent of 1 is proportional, 2 is the square; below 1 a part does not grow at all. Each time is the fastest of a
 few, in processor seconds, and sizes are small: what a cost becomes at its largest is for the other subjects to say.
@@ -9,7 +9,6 @@ few, in processor seconds, and sizes are small: what a cost becomes at its large
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,29 +16,32 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
+from benchmarks.grouping import our_mixture
+from benchmarks.kmeans import random_features
+from benchmarks.pipeline import MEAN, STD
 from patchgen.config import Config
 from patchgen.data.augment import Augment
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import Batch, prepare
-from patchgen.diagnose.cost import Report
-from patchgen.diagnose.cost_discovery import random_features
-from patchgen.diagnose.cost_grouping import our_mixture
-from patchgen.diagnose.cost_input import MEAN, STD, one_thread, write_images
 from patchgen.discovery import clustering_accuracy
 from patchgen.discovery.kmeans import nearest
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
 from patchgen.model.patchgen import PatchGen
+from patchgen.predict.throughput import write_images
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
 
 Work = Callable[[], object]
+SMALL = {"repeats": 1}
 PATCH, DIM = 14, 64  # of the backbone `tiny`
 
 
-def measure_growth(*, repeats: int = 3, report: Report = lambda _: None) -> dict[str, Any]:
-    """Time every cost at every size; `report` gets one line per exponent, `len(GROWTHS)` times."""
+def measure(*, repeats: int = 3) -> dict[str, Any]:
+    """Time every cost at every size."""
+    at_least_one(repeats=repeats)
     rows = []
     with one_thread(), tempfile.TemporaryDirectory() as folder:
         for (cost, over), (make, sizes) in GROWTHS.items():
@@ -48,6 +50,10 @@ def measure_growth(*, repeats: int = 3, report: Report = lambda _: None) -> dict
                          "exponent": fit_exponent(sizes, seconds)})  # fmt: skip
             report(f"{cost} over {over}: {rows[-1]['exponent']:.2f}")
     return {"repeats": repeats, "rows": rows}
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    return [(f"{row['cost']} over {row['over']}: exponent", f"{row['exponent']:.2f}") for row in found["rows"]]
 
 
 def fit_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
@@ -59,12 +65,8 @@ def fit_exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 def fastest(work: Work, repeats: int) -> float:
     """Processor seconds of the fastest of so many, after one that warms up."""
-    taken = []
-    for _ in range(repeats + 1):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return max(min(taken[1:]), 1e-9)
+    work()
+    return max(min(cpu_seconds(work) for _ in range(repeats)), 1e-9)
 
 
 def _step(images: int = 12, patches: int = 64, classes: int = 7, domains: int = 3) -> Work:

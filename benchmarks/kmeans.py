@@ -1,11 +1,11 @@
 """What one assignment pass of k-means costs: matrix products against differences formed by broadcasting.
 
-    cost = measure_kmeans(points=50_000, dim=768, clusters=100)
+    cost = measure(points=50_000, dim=768, clusters=100)
     cost["ratio"]["of_medians"], cost["agreement"]["same"]   # how many times slower broadcasting is; equal answers
 
 Both give every point its nearest centre. Broadcasting forms the differences (rows, K, D) of a block of rows; the size
 of that block decides much of its speed (a block that fits the processor's cache is several times faster than one of a
-gigabyte), so it is an option and part of the result. The two take turns in one process, as in `cost`.
+gigabyte), so it is an option and part of the result. The two take turns in one process.
 """
 
 from __future__ import annotations
@@ -20,41 +20,37 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from patchgen.diagnose.cost import Report, Times, _device, _now
+from benchmarks.common import Line, at_least_one, report
+from patchgen.diagnose.cost import Times, device, now
 from patchgen.discovery.kmeans import nearest
 
 TARGET = 30.0  # the smallest ratio wanted at 50,000 x 768 and K = 100
+SMALL = {"points": 300, "dim": 16, "clusters": 5, "repeats": 1}
 WARM_UP = 512  # points of the untimed pass
 TIE = 1e-5  # distances whose relative difference is rounding in float32
 
 
-def measure_kmeans(
-    *,
-    points: int = 50_000,
-    dim: int = 768,
-    clusters: int = 100,
-    repeats: int = 3,
-    chunk_mb: int = 1000,
-    report: Report = lambda _: None,
+def measure(
+    *, points: int = 50_000, dim: int = 768, clusters: int = 100, repeats: int = 3, chunk_mb: int = 1000
 ) -> dict[str, Any]:
     """Time an assignment pass by matrix products and by broadcasting over all points, and compare the answers.
 
     Args:
-        repeats: timed passes of each, in turn, after a short one that warms up.
-        chunk_mb: megabytes that broadcasting may hold: differences and their squares.
-        report: called with one line per timed pass, ``2 * repeats`` times.
+        points: N, rows of random features.
+        dim: D, features per point.
+        clusters: K, centres.
+        repeats: Timed passes of each, in turn, after a short one that warms up.
+        chunk_mb: Megabytes that broadcasting may hold: differences and their squares.
     """
     settings = {"points": points, "dim": dim, "clusters": clusters, "repeats": repeats, "chunk_mb": chunk_mb}
-    for name, value in settings.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    at_least_one(**settings)
     x, centres = random_features(points, dim, clusters)
     rows = min(points, max(1, int(chunk_mb * 1e6) // (2 * 4 * clusters * dim)))
     rivals: dict[str, Callable[[Tensor], Tensor]] = {
         "matmul": lambda part: nearest(part, centres)[1],
         "broadcast": lambda part: nearest_by_broadcast(part, centres, rows),
     }
-    times, answers = _race(rivals, x, repeats, report)
+    times, answers = _race(rivals, x, repeats)
     return settings | {
         "chunk_rows": rows,
         "machine": {"device": str(x.device), "threads": torch.get_num_threads(), "torch": torch.__version__},
@@ -71,6 +67,20 @@ def measure_kmeans(
         "ratio": compare(times["broadcast"], times["matmul"]),
         "agreement": agreement(x, centres, answers["matmul"], answers["broadcast"]),
     }
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    ratio, agreement = found["ratio"], found["agreement"]
+    size = f"{found['points']:,} x {found['dim']} points, {found['clusters']} centres"
+    block = f"blocks of {found['chunk_rows']:,} rows, {found['chunk_mb']:,} MB"
+    scatter = f"{ratio['of_medians']:.1f} ({ratio['lowest']:.1f}-{ratio['highest']:.1f})"
+    equal = f"{agreement['same']:,} of {found['points']:,}, {agreement['ties']} ties, {agreement['wrong']} wrong"
+    return [
+        *((f"{size}: {name}, median s", f"{each['median_seconds']:.3f}") for name, each in found["passes"].items()),
+        (f"broadcast ({block}) / matmul", scatter, f">= {TARGET:g}", ratio["reached"]),
+        ("broadcast / matmul, processor seconds", f"{ratio['of_cpu_medians']:.1f}"),
+        ("same centre for both", equal),
+    ]
 
 
 def compare(slow: Times, fast: Times) -> dict[str, Any]:
@@ -107,11 +117,11 @@ def random_features(points: int, dim: int, clusters: int) -> tuple[Tensor, Tenso
     centres = normalize(torch.randn(clusters, dim, generator=generator))
     noise = torch.randn(points, dim, generator=generator) / dim**0.5
     x = normalize(centres[torch.arange(points) % clusters] + 1.5 * noise)
-    return x.to(_device()), centres.to(_device())
+    return x.to(device()), centres.to(device())
 
 
 def _race(
-    rivals: dict[str, Callable[[Tensor], Tensor]], x: Tensor, repeats: int, report: Report
+    rivals: dict[str, Callable[[Tensor], Tensor]], x: Tensor, repeats: int
 ) -> tuple[dict[str, Times], dict[str, Tensor]]:
     """Times of the rivals' passes, taken in turn (A B A B ...), and their answers."""
     times = {name: Times([], []) for name in rivals}
@@ -120,9 +130,9 @@ def _race(
         rival(x[:WARM_UP])
     for _ in range(repeats):
         for name, rival in rivals.items():
-            wall, cpu = _now(x.device), time.process_time()
+            wall, cpu = now(), time.process_time()
             answers[name] = rival(x)
-            times[name].wall.append(_now(x.device) - wall)
+            times[name].wall.append(now() - wall)
             times[name].cpu.append(time.process_time() - cpu)
             report(f"{name:<9} {times[name].wall[-1]:.3f} s")
     return times, answers

@@ -1,6 +1,6 @@
 """A linear probe without augmentation: features of the frozen backbone kept in memory, against computed at each step.
 
-    cost = measure_probe(images=48)
+    cost = measure(images=48)
     cost["ratio"]["run"], cost["ratio"]["step"]      # of a run of `passes` over the images; of a step that finds them
 
 Both train the same head by `Reader`, with room for features and without. The run's ratio is put together from measured
@@ -10,7 +10,6 @@ seconds: `passes` passes without, against one that fills the memory and the othe
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,31 @@ import torch
 from lightning_fabric import Fabric
 from torch.nn import functional
 
+from benchmarks.common import Line, at_least_one, cpu_seconds, report
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
-from patchgen.diagnose.cost_input import Report, write_images
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
-from patchgen.model.backbone import BACKBONES, load_backbone
+from patchgen.model.backbone import load_architecture
+from patchgen.predict.throughput import write_images
 from patchgen.train.evaluate import Reader
 from patchgen.train.optim import make_optimizer
 
 TARGET = 20.0  # the smallest ratio wanted of a run
 PASSES = 80  # over the training images: 5,001 steps of 96 on PACS's 6,000 of three source domains
+SMALL = {"source": "tiny", "image_size": 28, "images": 8}
 BATCH, CLASSES = 24, 7
 
 
-def measure_probe(
-    source: str = "dinov2-small", *, image_size: int = 112, images: int = 48, report: Report = lambda _: None
-) -> dict[str, Any]:
-    """Time three passes over the images: without memory, filling it, and reading it; `report` gets a line each."""
-    if images < 1:
-        raise ValueError(f"images must be at least 1, not {images}")
+def measure(source: str = "dinov2-small", *, image_size: int = 112, images: int = 48) -> dict[str, Any]:
+    """Time three passes over the images: without memory, filling it, and reading it.
+
+    Args:
+        source: A backbone; a name gets random weights.
+        image_size: Pixels of the square images.
+        images: Generated JPEG files.
+    """
+    at_least_one(images=images)
     with tempfile.TemporaryDirectory() as folder:
         probe = Probe(source, image_size, write_images(Path(folder), images, image_size), Path(folder) / "cache")
         probe.reader.store.load(np.arange(images))  # decoded before: pixels are kept either way
@@ -50,9 +54,18 @@ def measure_probe(
         report(f"reading it {seconds['reading']:.4f} s")
     return {
         "backbone": source, "image_size": image_size, "images": images, "passes": PASSES, "seconds": seconds,
-        "forwards": probe.forwards, "ratio": ratios(seconds, PASSES), "target": TARGET,
+        "forwards": probe.forwards, "ratio": ratios(seconds, PASSES),
         "reached": ratios(seconds, PASSES)["run"] >= TARGET,
     }  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    ratio = found["ratio"]
+    what = f"LP, no augmentation, {found['passes']} passes: without / with kept features"
+    return [
+        (what, f"{ratio['run']:.0f}", f">= {TARGET:g}", found["reached"]),
+        ("a step that finds its features", f"{ratio['step']:.0f}"),
+    ]
 
 
 def ratios(seconds: dict[str, float], passes: int) -> dict[str, float]:
@@ -66,8 +79,7 @@ class Probe:
 
     def __init__(self, source: str, image_size: int, files: list[Path], cache: Path) -> None:
         config = Config("random", "none", method="lp", image_size=image_size, augment=False)
-        named = source == "auto" or source in BACKBONES
-        backbone, method = load_backbone(source, pretrained=not named, image_size=image_size), make_method(config)
+        backbone, method = load_architecture(source, image_size), make_method(config)
         self.model = build_on(backbone, config, method, CLASSES)
         self.optimizer = make_optimizer(self.model, config, method)
         self.reader = Reader(Fabric(accelerator="cpu", devices=1), self.model, ImageStore(files, image_size, cache))
@@ -79,14 +91,15 @@ class Probe:
         """Processor seconds of a pass with so many bytes for features."""
         self.reader.memory.room = room
         self.forwards.append(0)
-        start = time.process_time()
+        return cpu_seconds(self._train)
+
+    def _train(self) -> None:
         for first in range(0, len(self.rows), BATCH):
             rows = self.rows[first : first + BATCH]
             loss = functional.cross_entropy(self.model(self.reader(rows)).logits, torch.from_numpy(rows % CLASSES))
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        return time.process_time() - start
 
     def _count(self, _: Any, inputs: tuple[torch.Tensor, ...], __: Any) -> None:
         self.forwards[-1] += len(inputs[0])

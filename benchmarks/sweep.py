@@ -1,6 +1,6 @@
 """What a sweep costs beside its runs: runs without any work, handed out by the local engine.
 
-    cost = measure_sweep(runs=200, workers=2)
+    cost = measure(runs=200, workers=2)
     cost["seconds_per_run"], cost["start_seconds"]
 
 Each run has all of a run's bookkeeping (folder, settings, lock, record, `done`) and no training. A worker imports torch
@@ -15,11 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import Line, at_least_one
 from patchgen.config import Config
 from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 from patchgen.sweep.local import LocalEngine
+
+SMALL = {"runs": 6, "workers": 1}
 
 
 def no_op_jobs(count: int, out: Path, first_seed: int = 0) -> list[Job]:
@@ -31,11 +34,9 @@ def no_op_jobs(count: int, out: Path, first_seed: int = 0) -> list[Job]:
     ]
 
 
-def measure_sweep(*, runs: int = 200, workers: int = 2, quiet: bool = False) -> dict[str, Any]:
+def measure(*, runs: int = 200, workers: int = 2) -> dict[str, Any]:
     """Time `runs` no-op runs on `workers` processes, after one for each worker that starts it."""
-    for name, value in {"runs": runs, "workers": workers}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    at_least_one(runs=runs, workers=workers)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         engine = LocalEngine(out, workers, threads=1)
@@ -43,7 +44,7 @@ def measure_sweep(*, runs: int = 200, workers: int = 2, quiet: bool = False) -> 
             start = _time(engine, no_op_jobs(workers, out, first_seed=runs))
             jobs = no_op_jobs(runs, out)
             clock = time.monotonic()
-            counts = launch(jobs, engine, retries=0, watch=Watch(jobs, quiet))
+            counts = launch(jobs, engine, retries=0, watch=Watch(jobs, quiet=True))
             seconds = time.monotonic() - clock
         finally:
             engine.close()
@@ -57,6 +58,14 @@ def measure_sweep(*, runs: int = 200, workers: int = 2, quiet: bool = False) -> 
         "seconds": seconds,
         "seconds_per_run": seconds / runs,
     }
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    what = f"{found['done']} of {found['runs']} no-op runs on {found['workers']} workers"
+    return [
+        (f"{what}: seconds per run", f"{found['seconds_per_run']:.4f}"),
+        ("starting the workers", f"{found['start_seconds']:.1f} s"),
+    ]
 
 
 def _time(engine: LocalEngine, jobs: Sequence[Job]) -> float:

@@ -1,6 +1,6 @@
 """Images a second that reach the model: decoded once and augmented by the batch, against one Pillow image at a time.
 
-    cost = measure_input(images=96, pixels=227)
+    cost = measure(images=96, pixels=227)
     cost["ratio"]["cached"], cost["ratio"]["cold"]       # how many times as many images a second as the plain pipeline
 
 The plain pipeline is what the host projects' loaders do for every sample and every epoch: open and decode the file,
@@ -15,11 +15,8 @@ import math
 import random
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +25,19 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
 from patchgen.data.augment import ATTEMPTS, OPERATIONS, Augment
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import prepare
+from patchgen.predict.throughput import write_images
 
 TARGET = 5.0  # the smallest ratio wanted of the cached pipeline
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 BATCH = 32  # images of a domain in a step of the field's protocol
-Report = Callable[[str], None]
+SMALL = {"images": 8, "pixels": 64, "size": 56, "repeats": 1}
 
 
-def measure_input(
-    *, images: int = 96, pixels: int = 227, size: int = 224, repeats: int = 3, report: Report = lambda _: None
-) -> dict[str, Any]:
+def measure(*, images: int = 96, pixels: int = 227, size: int = 224, repeats: int = 3) -> dict[str, Any]:
     """Rates of the plain pipeline and of ours, cold and cached.
 
     Args:
@@ -48,33 +45,39 @@ def measure_input(
         pixels: their side; PACS has 227, most photographs are larger, which makes decoding dearer.
         size: side of what the model reads.
         repeats: passes over all images, each with an empty cache of its own.
-        report: called with one line per pass, `repeats` times.
     """
-    for name, value in {"images": images, "pixels": pixels, "size": size, "repeats": repeats}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    at_least_one(images=images, pixels=pixels, size=size, repeats=repeats)
     with tempfile.TemporaryDirectory() as folder, one_thread():
         files = write_images(Path(folder), images, pixels)
-        passes = [_pass(files, Path(folder) / f"cache{i}", size, i, report) for i in range(repeats)]
+        passes = [_pass(files, Path(folder) / f"cache{i}", size, i) for i in range(repeats)]
     rates = {name: images / statistics.median(seconds[name] for seconds in passes) for name in passes[0]}
     ratio = {
         name: statistics.median(seconds["plain"] / seconds[name] for seconds in passes) for name in ("cold", "cached")
     }
     return {
         "images": images, "pixels": pixels, "size": size, "repeats": repeats, "images_per_second": rates,
-        "seconds": passes, "ratio": ratio, "target": TARGET, "reached": ratio["cached"] >= TARGET,
+        "seconds": passes, "ratio": ratio, "reached": ratio["cached"] >= TARGET,
     }  # fmt: skip
 
 
-def _pass(files: Sequence[Path], cache: Path, size: int, seed: int, report: Report) -> dict[str, float]:
+def lines(found: dict[str, Any]) -> list[Line]:
+    ratio, where = found["ratio"], f"{found['pixels']} px files"
+    cached = f"{where}, cached: images/s / plain pipeline's"
+    return [
+        (f"{where}, cold: images/s / plain pipeline's", f"{ratio['cold']:.2f}"),
+        (cached, f"{ratio['cached']:.2f}", f">= {TARGET:g}", found["reached"]),
+    ]
+
+
+def _pass(files: Sequence[Path], cache: Path, size: int, seed: int) -> dict[str, float]:
     """CPU seconds of each pipeline over all files; the batches of the three are neighbours in time."""
     source, store = random.Random(seed), ImageStore(files, size, cache, threads=1)
     seconds = dict.fromkeys(("plain", "cold", "cached"), 0.0)
     for start in range(0, len(files), BATCH):
         rows = np.arange(start, min(start + BATCH, len(files)))
-        seconds["plain"] += _timed(partial(plain_batch, [files[row] for row in rows.tolist()], size, source))
+        seconds["plain"] += cpu_seconds(plain_batch, [files[row] for row in rows.tolist()], size, source)
         for name in ("cold", "cached"):
-            seconds[name] += _timed(partial(our_batch, store, rows, size))
+            seconds[name] += cpu_seconds(our_batch, store, rows, size)
     report("  ".join(f"{name} {len(files) / taken:.0f} images/s" for name, taken in seconds.items()))
     return seconds
 
@@ -83,35 +86,6 @@ def our_batch(store: ImageStore, rows: np.ndarray, size: int) -> Tensor:
     """Rows as the trainer makes them ready: (B, 3, size, size), normalised."""
     drawn = Augment().draw(len(rows), torch.Generator().manual_seed(int(rows[0])))
     return prepare(store.load(rows), drawn, size, MEAN, STD)
-
-
-def _timed(work: Callable[[], object]) -> float:
-    """Processor seconds: what other programs take from a core is not counted."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def write_images(folder: Path, count: int, pixels: int, seed: int = 0) -> list[Path]:
-    """JPEG files that cost what photographs cost: coarse shapes and a little grain, some two bits a pixel."""
-    generator, files = np.random.default_rng(seed), []
-    for i in range(count):
-        coarse = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8)).resize((pixels, pixels))
-        grain = generator.normal(0, 6, (pixels, pixels, 1))
-        files.append(folder / f"{i:05}.jpg")
-        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=85)
-    return files
 
 
 # The plain pipeline

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from benchmarks.methods import measure
 from patchgen.commands.methods import step_costs
-from patchgen.diagnose.cost_methods import make_runner, measure_methods, random_batch
+from patchgen.diagnose.cost import make_rival, random_batch
 from patchgen.methods import METHODS
+from patchgen.model.backbone import load_architecture
 
 
 def test_the_kept_costs_are_of_methods_that_exist() -> None:
@@ -16,16 +20,17 @@ def test_the_kept_costs_are_of_methods_that_exist() -> None:
     assert costs["lp"] < 1 < costs["full"]
 
 
-def test_parameters_are_counted_and_ratios_are_of_pairs() -> None:
-    lines: list[str] = []
-    found = measure_methods(["lp", "miro"], "tiny", image_size=28, per_domain=2, repeats=2, report=lines.append)
+def test_parameters_are_counted_and_ratios_are_of_pairs(tmp_path: Path) -> None:
+    file = tmp_path / "cost.csv"
+    found = measure(("lp", "miro"), source="tiny", image_size=28, per_domain=2, repeats=2, csv=str(file))
     lp, miro = (found["methods"][name] for name in ("lp", "miro"))
     assert lp["trained_parameters"] == 64 * 7 + 7 and lp["own_parameters"] == 0 < miro["own_parameters"]
-    assert miro["lowest"] <= miro["ratio"] <= miro["highest"] and len(lines) == 2
+    assert miro["lowest"] <= miro["ratio"] <= miro["highest"]
+    assert file.read_text() == f"method,ratio\nlp,{lp['ratio']:.2f}\nmiro,{miro['ratio']:.2f}\n"
 
 
-def test_a_runner_makes_the_methods_own_step() -> None:
-    runner, batch = make_runner("gestur", "tiny", 28, lr=0.1), random_batch(2, 28)
+def test_a_rival_makes_the_methods_own_step() -> None:
+    runner, batch = make_rival("gestur", load_architecture("tiny"), 28, lr=0.1), random_batch(6, 28)
     before = {name: tensor.clone() for name, tensor in runner.method.predicting(runner.model).items()}  # type: ignore[union-attr]
     runner.step(batch)
     after = runner.method.predicting(runner.model)
@@ -35,4 +40,4 @@ def test_a_runner_makes_the_methods_own_step() -> None:
 @pytest.mark.parametrize("wrong", [{"repeats": 0}, {"per_domain": 1}])
 def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least"):
-        measure_methods(["lp"], "tiny", image_size=28, **wrong)
+        measure(("lp",), source="tiny", image_size=28, **wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -9,64 +10,66 @@ import numpy as np
 import pytest
 import torch
 
-from patchgen.cli import main
-from patchgen.diagnose import cost_grouping, cost_growth, cost_probe, cost_rate, cost_start, cost_table
-from patchgen.diagnose.cost_discovery import random_features
+from benchmarks import grouping, growth, probe, rate, start, table
+from benchmarks.__main__ import main
+from benchmarks.kmeans import random_features
 from patchgen.discovery import clustering_accuracy
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
 def test_the_exponent_of_made_up_times(power: float) -> None:
     sizes = (8, 32, 128)
-    assert cost_growth.fit_exponent(sizes, [0.3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
+    assert growth.fit_exponent(sizes, [0.3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
 
 
 def test_the_exponent_of_a_cost_with_a_constant_lies_below() -> None:
-    assert 0 < cost_growth.fit_exponent((1, 10, 100), [100 + n for n in (1, 10, 100)]) < 0.5
+    assert 0 < growth.fit_exponent((1, 10, 100), [100 + n for n in (1, 10, 100)]) < 0.5
 
 
 @pytest.mark.parametrize(("sizes", "seconds"), [((1,), [1.0]), ((1, 2), [0.0, 1.0])])
 def test_no_exponent_without_times(sizes: tuple[int, ...], seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="two sizes or more, all positive"):
-        cost_growth.fit_exponent(sizes, seconds)
+        growth.fit_exponent(sizes, seconds)
 
 
 def test_growth_covers_images_patches_classes_and_domains() -> None:
-    assert {over for _, over in cost_growth.GROWTHS} == {"images", "patches", "classes", "domains"}
+    assert {over for _, over in growth.GROWTHS} == {"images", "patches", "classes", "domains"}
 
 
 def test_kept_features_are_computed_once() -> None:
-    found = cost_probe.measure_probe("tiny", image_size=28, images=30)
+    found = probe.measure("tiny", image_size=28, images=30)
     assert found["forwards"] == [30, 30, 0]
 
 
 def test_ratios_of_a_probe_by_hand() -> None:
-    found = cost_probe.ratios({"without": 10.0, "filling": 12.0, "reading": 0.5}, passes=9)
+    found = probe.ratios({"without": 10.0, "filling": 12.0, "reading": 0.5}, passes=9)
     assert found == {"run": 90 / 16, "step": 20}
 
 
 def test_plain_mixture_and_match_say_what_ours_say() -> None:
     x, centres = random_features(400, 16, 4)
-    ours, plain = cost_grouping.our_mixture(x, centres), cost_grouping.plain_mixture(x, centres)
+    ours, plain = grouping.our_mixture(x, centres), grouping.plain_mixture(x, centres)
     np.testing.assert_allclose(ours.means.numpy(), plain.means_, atol=0.05)
     truth, found = np.array([0, 0, 1, 1, 2]), np.array([1, 1, 0, 2, 2])
-    assert cost_grouping.plain_match(truth, found) == clustering_accuracy(truth, found, [0]).all == 0.8
+    assert grouping.plain_match(truth, found) == clustering_accuracy(truth, found, [0]).all == 0.8
 
 
 def test_rates_count_the_arithmetic_of_each_tuning() -> None:
-    found = cost_rate.measure_rates(["tiny"], image_size=28, batch=2, repeats=1)["backbones"]["tiny"]
+    found = rate.measure(("tiny",), image_size=28, batch=2, repeats=1)["backbones"]["tiny"]
     flops = {name: each["gflops_per_image"] for name, each in found.items()}
     assert flops["lp"] < flops["lp-ln"] < flops["full"] and flops["lp-ln"] < flops["patchgen"]
     assert found["lp-ln"]["step"] == found["lp-ln"]["floor"] == 1
     assert found["full"]["floor"] == pytest.approx(flops["full"] / flops["lp-ln"])
-    assert cost_rate.matmul_rate(64) > 0
+    assert rate.matmul_rate(64) > 0
 
 
 def test_start_targets() -> None:
-    found = cost_start.measure_start(repeats=1)
+    found = start.measure(repeats=1)
     assert found["seconds"].keys() == found["processor"].keys() == {"python", "import patchgen", "patchgen --help"}
     assert all(seconds > 0 for seconds in found["seconds"].values())
-    assert found["reached"].keys() == found["target"].keys() == {"import patchgen", "patchgen --help"}
+    assert found["reached"].keys() == start.TARGETS.keys() == {"import patchgen", "patchgen --help"}
 
 
 def test_importing_patchgen_and_its_help_import_nothing_heavy() -> None:
@@ -83,32 +86,53 @@ def test_importing_patchgen_and_its_help_import_nothing_heavy() -> None:
 
 def test_rows_say_reached_and_missed() -> None:
     seconds = {"python": 0.1, "import patchgen": 0.2, "patchgen --help": 0.7}
-    found = {"seconds": seconds, "target": cost_start.TARGETS, "reached": {"import patchgen": True,
+    found = {"seconds": seconds, "reached": {"import patchgen": True,
              "patchgen --help": False}}  # fmt: skip
-    rows = cost_table.table({"start": found})
+    rows = table.table({"start": found})
     assert [(row.value, row.target, row.verdict) for row in rows] == [
         ("0.20 s", "< 0.3 s", "reached"), ("0.70 s", "< 0.5 s", "missed"),
     ]  # fmt: skip
-    assert cost_table.markdown(rows).splitlines()[-1] == "| start | `patchgen --help` | 0.70 s | < 0.5 s | missed |"
+    assert table.markdown(rows).splitlines()[-1] == "| start | `patchgen --help` | 0.70 s | < 0.5 s | missed |"
 
 
 def test_every_subject_has_rows_and_a_small_size() -> None:
-    assert cost_table.SUBJECTS.keys() == cost_table.LINES.keys() == cost_table.SMALL.keys()
+    for module in table.SUBJECTS.values():
+        assert module.SMALL.keys() <= inspect.signature(module.measure).parameters.keys() and callable(module.lines)
 
 
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {("k-means pass", "images"): (lambda n, _: lambda: sum(range(1000 * n)), (1, 4, 16))}
-    monkeypatch.setattr(cost_growth, "GROWTHS", some)
+    monkeypatch.setattr(growth, "GROWTHS", some)
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
     threads = torch.get_num_threads()
-    assert main(["bench", "all", "--small", "--json", "--out", str(tmp_path / "table.md")]) == 0
+    assert main(["all", "--small", "--json", "--out", str(tmp_path / "table.md")]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
-    assert found["found"].keys() == cost_table.SUBJECTS.keys() and torch.get_num_threads() == threads
+    assert found["found"].keys() == table.TABLE.keys() and torch.get_num_threads() == threads
     targets = {row["subject"] for row in found["table"] if row["verdict"]}
     assert targets == {"rate", "memory", "input", "fold", "probe", "start"}
-    assert "start: python" in printed.err  # progress
+    assert "-- start\npython" in printed.err  # progress
     text = (tmp_path / "table.md").read_text()
     assert len(text.splitlines()) == 2 + len(found["table"]) and [p.name for p in tmp_path.glob("*.md*")] == [
         "table.md"
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [(["all", "--repeats", "3"], "all takes no further options, got --repeats 3"),
+     (["rate", "--small", "--batch", "3"], "--small takes no further options"),
+     (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
+     (["growth", "--repeats", "0"], "repeats must be at least 1, not 0")],
+)  # fmt: skip
+def test_refused_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err and not printed.out
+
+
+def test_the_wheel_leaves_the_benchmarks_out_and_the_source_distribution_has_them() -> None:
+    import tomllib
+
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["src/patchgen"] and "/benchmarks" in targets["sdist"]["include"]

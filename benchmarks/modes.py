@@ -1,12 +1,12 @@
 """What number format and compiler make of a training step on this machine: LP+LN in four ways, against plain float32.
 
-    cost = measure_modes("dinov2-small", image_size=224)
+    cost = measure("dinov2-small", image_size=224)
     cost["modes"]["compiled"]["faster"]          # times as fast as plain float32; below 1 it does not pay
     cost["modes"]["compiled"]["compile_seconds"] # on the clock, once a run and shape
 
 Each way has its own backbone with the same weights, and steps as the trainer does (`--precision`, `--compile`). They
-take turns in one process; a ratio is the median over turns. Seconds of a step are the processor's, as in `cost_rate`;
-those of compiling are the clock's, because other processes do a part of it, and start on an empty cache.
+take turns in one process; a ratio is the median over turns. Seconds of a step are the processor's; those
+of compiling are the clock's, because other processes do a part of it, and start on an empty cache.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from lightning_fabric import Fabric
 
+from benchmarks.common import Line, at_least_one, report, step_seconds
 from patchgen.data.loaders import Batch
-from patchgen.diagnose.cost import BASELINE, Report, Rival, _device, _random_batch, _rival
-from patchgen.diagnose.cost_rate import _cpu_seconds
-from patchgen.model.backbone import BACKBONES, load_backbone
+from patchgen.diagnose.cost import BASELINE, Rival, device, make_rival, random_batch
+from patchgen.model.backbone import load_architecture
 from patchgen.model.compiled import BACKEND, compile_blocks
 
 Precision = Literal["32-true", "bf16-mixed"]
@@ -35,6 +35,7 @@ class Mode(NamedTuple):
     compiled: bool
 
 
+SMALL = {"source": "tiny", "image_size": 28, "batch": 2, "repeats": 1, "backend": "aot_eager"}
 PLAIN = "float32"
 MODES = {
     PLAIN: Mode("32-true", False),
@@ -45,42 +46,49 @@ MODES = {
 }
 
 
-def measure_modes(
-    source: str = "dinov2-small",
-    *,
-    image_size: int = 224,
-    batch: int = 8,
-    repeats: int = 5,
-    backend: str = BACKEND,
-    report: Report = lambda _: None,
+def measure(
+    source: str = "dinov2-small", *, image_size: int = 224, batch: int = 8, repeats: int = 5, backend: str = BACKEND
 ) -> dict[str, Any]:
     """Time the steps of `MODES` in turn.
 
     Args:
-        source: What `load_backbone` takes; a named architecture gets random weights, which cost the same.
-        batch: Images in a step.
+        source: A backbone; a name gets random weights.
+        image_size: Pixels of the square images.
+        batch: Images per step.
         repeats: Timed steps of each mode, after one that warms up.
         backend: Of `torch.compile`.
-        report: Called with one line a mode.
     """
-    for name, value in {"batch": batch, "repeats": repeats}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-    data = _random_batch(batch, image_size)
+    at_least_one(batch=batch, repeats=repeats)
+    data = random_batch(batch, image_size)
     runners = _runners(source, data, backend)
     seconds: dict[str, list[float]] = {name: [] for name in MODES}
     for turn in range(repeats + 1):
         for name, runner in runners.items():
-            taken = _cpu_seconds(lambda runner=runner: runner.step(data))
+            taken = step_seconds(runner.step, data)
             if turn:  # the first warms up
                 seconds[name].append(taken)
     modes = {name: _found(runner, seconds[name], seconds[PLAIN]) for name, runner in runners.items()}
     for name, each in modes.items():
         report(f"{name:<20} {each['faster']:.2f} times as fast")
     return {
-        "backbone": source, "image_size": image_size, "batch": batch, "repeats": repeats, "device": str(_device()),
+        "backbone": source, "image_size": image_size, "batch": batch, "repeats": repeats, "device": str(device()),
         "threads": torch.get_num_threads(), "modes": modes,
     }  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    rows: list[Line] = []
+    for name, each in found["modes"].items():
+        if name == PLAIN:
+            continue
+        value = f"{each['faster']:.2f} ({each['lowest']:.2f}-{each['highest']:.2f})"
+        if each["fell_back"]:
+            value += ", not compiled"
+        elif each["compile_seconds"] is not None:
+            value += f", after {each['compile_seconds']:.0f} s of compiling"
+        what = f"{found['backbone']}, {found['image_size']} px, {found['device']}: LP+LN step, {name}"
+        rows.append((f"{what}: times as fast as {PLAIN}", value))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -113,11 +121,8 @@ def _runners(source: str, data: Batch, backend: str) -> dict[str, Runner]:
 
 def _runner(source: str, data: Batch, mode: Mode, backend: str) -> Runner:
     size = data.image.shape[-1]
-    named = source == "auto" or source in BACKBONES
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # of the head
-        rival = _rival(BASELINE, load_backbone(source, pretrained=not named, image_size=size), size)
-    fabric = Fabric(accelerator=_device().type, devices=1, precision=mode.precision)
+    rival = make_rival(BASELINE, load_architecture(source, size), size)
+    fabric = Fabric(accelerator=device().type, devices=1, precision=mode.precision)
     if not mode.compiled:
         return Runner(rival, fabric, None, None)
     said: list[str] = []

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import fold as bench
 from patchgen.config import Config
-from patchgen.diagnose import cost_fold
 from patchgen.model.classifier import Classifier
 from patchgen.tasks import make_fold
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    data = cost_fold.write_domains(tmp_path_factory.mktemp("fold"), 10, 32)
+    data = bench.write_domains(tmp_path_factory.mktemp("fold"), 10, 32)
     return Config(
         str(data), "d0", method="lp-ln", backbone="tiny", image_size=28, steps=4, batch_per_domain=2, eval_every=2
     )
@@ -26,26 +26,26 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 def test_every_image_is_scored_each_time(config: Config) -> None:
     fold = make_fold(config)
-    splits = cost_fold.every_split(fold)
+    splits = bench.every_split(fold)
     assert sorted(np.concatenate(list(splits.values()))) == list(range(40))
     assert set(splits) == {f"d{domain} {part}" for domain in range(4) for part in ("in", "out")}
 
 
 def test_the_plain_loop_trains_the_same_model_class(config: Config) -> None:
-    loop = cost_fold.PlainLoop(config, make_fold(config))
-    before = cost_fold.build_model(config, cost_fold.make_method(config), 3, lambda _: None).state_dict()
+    loop = bench.PlainLoop(config, make_fold(config))
+    before = bench.build_model(config, bench.make_method(config), 3, lambda _: None).state_dict()
     model = loop.run()
     assert isinstance(model, Classifier) and model.pool == "cls"
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved and all("norm" in name or name.startswith("head") for name in moved)
     assert loop.trained == 4 * 3 * 2
     assert loop.scored == 3 * 40  # steps 0, 2 and the last
-    assert loop.accuracy.keys() == cost_fold.every_split(make_fold(config)).keys()
+    assert loop.accuracy.keys() == bench.every_split(make_fold(config)).keys()
 
 
 @pytest.mark.parametrize(("steps", "every", "count"), [(4, 2, 3), (5, 2, 3), (1, 100, 1), (5001, 300, 18)])
 def test_evaluations(steps: int, every: int, count: int) -> None:
-    assert cost_fold.evaluations(steps, every) == count
+    assert bench.evaluations(steps, every) == count
 
 
 def test_our_counts_are_those_of_a_run(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,34 +57,33 @@ def test_our_counts_are_those_of_a_run(config: Config, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Classifier, "forward", forward)
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
-    cost_fold.train(config, tmp_path / "runs", quiet=True)
-    assert seen == cost_fold.our_counts(config, make_fold(config))
+    bench.train(config, tmp_path / "runs", quiet=True)
+    assert seen == bench.our_counts(config, make_fold(config))
 
 
-def test_measures_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measures_both(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", "before")
-    lines: list[str] = []
-    policies = {"rare": cost_fold.Policy(1.0, 10)}
-    whole = cost_fold.measure_folds(
-        policies, source="tiny", image_size=28, pixels=32, per_domain=4, report=lines.append
-    )
-    assert json.loads(json.dumps(whole)) == whole and len(lines) == 2 and lines[0].startswith("rare: ours")
+    policies = {"rare": bench.Policy(1.0, 10)}
+    whole = bench.measure("tiny", image_size=28, pixels=32, per_domain=4, policies=policies)
+    lines = capsys.readouterr().err.splitlines()
+    assert json.loads(json.dumps(whole)) == whole
+    assert lines[0] == "rare:" and lines[1].startswith("ours") and len(lines) == 3
     found = whole["policies"]["rare"]
     assert (found["images"], found["steps"], found["eval_every"]) == (40, 9, 4)  # 3 x 40 images in steps of 12
     assert found["counts"]["plain"] == {"trained": 108, "scored": 120}
     assert found["counts"]["ours"]["scored"] == 3 * 6 + 10
     assert found["arithmetic"] == (2 * 108 + 120) / (2 * 108 + 28)
-    assert cost_fold.os.environ["PATCHGEN_CACHE"] == "before"
+    assert bench.os.environ["PATCHGEN_CACHE"] == "before"
 
 
 def test_fewer_validation_images_are_ours_alone() -> None:
-    found = cost_fold.measure_fold("tiny", share=0.5, images=10, val_images=1, image_size=28, pixels=32, per_domain=4)
+    found = bench.measure_fold("tiny", share=0.5, images=10, val_images=1, image_size=28, pixels=32, per_domain=4)
     assert found["counts"]["plain"]["scored"] == 3 * 40 and found["counts"]["ours"]["scored"] == 3 * 3 + 10
 
 
 @pytest.mark.parametrize("steps_each", [0.4, 1.0, 7.0, 12.0, 100.0])
 def test_a_short_run_has_as_many_steps_for_each_evaluation_as_a_long_one(steps_each: float) -> None:
-    steps, every = cost_fold.schedule(steps_each)
-    count = cost_fold.evaluations(steps, every)
-    assert count == cost_fold.EVALUATIONS
+    steps, every = bench.schedule(steps_each)
+    count = bench.evaluations(steps, every)
+    assert count == bench.EVALUATIONS
     assert steps / count == pytest.approx(max(1.0, steps_each), abs=0.5)

@@ -12,10 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks import pipeline
+from benchmarks.pipeline import PlainDraw, plain_apply, plain_draw
 from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw, apply
 from patchgen.data.images import ImageStore
-from patchgen.diagnose import cost_input
-from patchgen.diagnose.cost_input import PlainDraw, plain_apply, plain_draw
+from patchgen.predict.throughput import write_images
 
 STILL = PlainDraw((0, 0, 20, 20), False, OPERATIONS, 1.0, 1.0, 1.0, 0.0, False)
 
@@ -66,8 +67,8 @@ def test_hue_turns_the_circle_of_hsv() -> None:
     image = Image.new("RGB", (1, 1), (200, 80, 40))
     h, s, v = colorsys.rgb_to_hsv(*(value / 255 for value in (200, 80, 40)))
     expected = [255 * value for value in colorsys.hsv_to_rgb((h + 0.3) % 1, s, v)]
-    assert np.abs(np.array(cost_input.plain_hue(image, 0.3))[0, 0] - expected).max() < 6  # 8 bits of hue, and back
-    assert np.abs(np.array(cost_input.plain_hue(image, -0.7))[0, 0] - expected).max() < 6
+    assert np.abs(np.array(pipeline.plain_hue(image, 0.3))[0, 0] - expected).max() < 6  # 8 bits of hue, and back
+    assert np.abs(np.array(pipeline.plain_hue(image, -0.7))[0, 0] - expected).max() < 6
 
 
 def test_draws_have_the_ranges_and_the_spread_of_the_batch_pipeline() -> None:
@@ -90,19 +91,22 @@ def test_a_box_that_never_fits_is_the_middle() -> None:
 
 
 def test_both_pipelines_read_the_same_pixels(tmp_path: Path) -> None:
-    files = cost_input.write_images(tmp_path, 3, 32)
-    plain = cost_input.plain_batch(files, 32, None)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (cost_input.MEAN, cost_input.STD))
+    files = write_images(tmp_path, 3, 32)
+    plain = pipeline.plain_batch(files, 32, None)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (pipeline.MEAN, pipeline.STD))
     pixels = ImageStore(files, 32, None).load([0, 1, 2])
     torch.testing.assert_close(plain, (pixels / 255 - mean) / std)
-    assert cost_input.our_batch(ImageStore(files, 32, None), np.arange(3), 32).shape == plain.shape
+    assert pipeline.our_batch(ImageStore(files, 32, None), np.arange(3), 32).shape == plain.shape
 
 
-def test_measures_all_three() -> None:
-    lines: list[str] = []
+def test_measures_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
-    found = cost_input.measure_input(images=4, pixels=24, size=16, repeats=2, report=lines.append)
-    assert json.loads(json.dumps(found)) == found and len(lines) == 2 and torch.get_num_threads() == threads
+    found = pipeline.measure(images=4, pixels=24, size=16, repeats=2)
+    assert (
+        json.loads(json.dumps(found)) == found
+        and len(capsys.readouterr().err.splitlines()) == 2
+        and torch.get_num_threads() == threads
+    )
     assert found["images_per_second"].keys() == {"plain", "cold", "cached"}
     assert found["ratio"].keys() == {"cold", "cached"} and len(found["seconds"]) == 2
 
@@ -110,4 +114,4 @@ def test_measures_all_three() -> None:
 @pytest.mark.parametrize("name", ["images", "pixels", "size", "repeats"])
 def test_refuses(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        cost_input.measure_input(**{name: 0})
+        pipeline.measure(**{name: 0})

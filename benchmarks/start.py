@@ -1,6 +1,6 @@
 """Seconds that a command needs to answer: `import patchgen` and `patchgen --help`, each in a fresh process.
 
-found = measure_start()
+found = measure()
 found["seconds"]["patchgen --help"]          # on the clock; beside it what Python alone takes
 found["processor"]["patchgen --help"]        # without what other programs took meanwhile
 """
@@ -15,20 +15,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from patchgen.diagnose.cost_input import Report
+from benchmarks.common import Line, at_least_one, report
 
 WORDS: dict[str, Sequence[str]] = {
     "python": ("-c", "pass"),
     "import patchgen": ("-c", "import patchgen"),
     "patchgen --help": ("-m", "patchgen", "--help"),
 }
+SMALL = {"repeats": 1}
 TARGETS = {"import patchgen": 0.3, "patchgen --help": 0.5}
 
 
-def measure_start(*, repeats: int = 5, report: Report = lambda _: None) -> dict[str, Any]:
-    """Medians of each, taken in turn; `report` gets one line per round. The targets are for the clock."""
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, not {repeats}")
+def measure(*, repeats: int = 5) -> dict[str, Any]:
+    """Medians of each, taken in turn. The targets are for the clock."""
+    at_least_one(repeats=repeats)
     clock: dict[str, list[float]] = {name: [] for name in WORDS}
     processor: dict[str, list[float]] = {name: [] for name in WORDS}
     for _ in range(repeats):
@@ -40,10 +40,17 @@ def measure_start(*, repeats: int = 5, report: Report = lambda _: None) -> dict[
         report("  ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in clock.items()))
     seconds = {name: statistics.median(each) for name, each in clock.items()}
     return {
-        "repeats": repeats, "seconds": seconds, "target": TARGETS,
+        "repeats": repeats, "seconds": seconds,
         "processor": {name: statistics.median(each) for name, each in processor.items()},
         "reached": {name: seconds[name] < target for name, target in TARGETS.items()},
     }  # fmt: skip
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    return [
+        (f"`{name}`", f"{found['seconds'][name]:.2f} s", f"< {target} s", found["reached"][name])
+        for name, target in TARGETS.items()
+    ]
 
 
 def _of_children() -> float:

@@ -1,0 +1,55 @@
+"""python -m benchmarks NAME [OPTIONS]: one benchmark, or `all` of the table of docs/benchmarks.md.
+
+python -m benchmarks all --out table.md       # some minutes on an idle machine
+python -m benchmarks all --small              # tiny sizes: tries every benchmark, says nothing of the machine
+python -m benchmarks rate --help              # the options of one
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import tyro
+
+from benchmarks.table import SUBJECTS, markdown, measure_all, table
+from patchgen.commands import print_table
+from patchgen.common.files import write_text
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the package.", add_help=not words or words[0].startswith("-")
+    )
+    parser.add_argument("name", choices=["all", *SUBJECTS], help="`all`: the table of docs/benchmarks.md")
+    parser.add_argument("--small", action="store_true", help="tiny sizes: only tries the benchmark")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--out", metavar="FILE", help="write the table as Markdown here as well")
+    arguments, options = parser.parse_known_args(words)
+    try:
+        found = _measure(arguments.name, arguments.small, options)
+    except (ValueError, OSError) as error:
+        print(f"python -m benchmarks {arguments.name}: {error}", file=sys.stderr)
+        return 2
+    rows = table(found)
+    if arguments.out is not None:
+        write_text(arguments.out, markdown(rows))
+    if arguments.json:
+        print(json.dumps({"found": found, "table": [{**row._asdict(), "verdict": row.verdict} for row in rows]}))
+    else:
+        print_table(("subject", "measured", "value", "target", ""), [(*row[:4], row.verdict) for row in rows])
+    return 0
+
+
+def _measure(name: str, small: bool, options: list[str]) -> dict[str, dict]:
+    if name != "all" and not small:
+        return {name: tyro.cli(SUBJECTS[name].measure, prog=f"python -m benchmarks {name}", args=options)}
+    if options:
+        raise ValueError(f"{'--small' if small else 'all'} takes no further options, got {' '.join(options)}")
+    return measure_all(small=small) if name == "all" else measure_all((name,), small)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

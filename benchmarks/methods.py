@@ -1,0 +1,84 @@
+"""What a training step of every method costs, as a multiple of LP+LN's.
+
+    python -m benchmarks methods --csv src/patchgen/methods/cost.csv      # the column of `patchgen methods`
+    measure(("coral", "patchgen"), source="tiny")["methods"]["coral"]["ratio"]
+
+All methods share one kind of backbone, one batch and one process, and take their steps in turn, LP+LN before each of
+them. What is timed is the whole step as the trainer makes it: forward passes, losses, gradients, the optimiser and what
+a method does behind it. Seconds are the processor's.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from benchmarks.common import Line, report, step_seconds
+from patchgen.common.files import write_text
+from patchgen.diagnose.cost import BASELINE, DOMAINS, make_rival, random_batch
+from patchgen.methods import compared_methods
+from patchgen.model.backbone import load_architecture
+from patchgen.model.classifier import trained_tensors
+
+SMALL = {"names": ("lp", "coral"), "source": "tiny", "image_size": 28, "per_domain": 2, "repeats": 1}
+
+
+def measure(
+    names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    *,
+    source: str = "dinov2-small",
+    image_size: int = 112,
+    per_domain: int = 8,
+    repeats: int = 5,
+    csv: str | None = None,
+) -> dict[str, Any]:
+    """Time the steps of the named methods.
+
+    Args:
+        names: Methods, also `a+b`; all that fit the backbone when left out.
+        source: A backbone; a name gets random weights.
+        image_size: Pixels of the square images.
+        per_domain: Images of each of three domains in a step.
+        repeats: Timed pairs of steps, after one that warms up.
+        csv: Write the ratios here as well.
+    """
+    if repeats < 1 or per_domain < 2:
+        raise ValueError(f"repeats must be at least 1 and per_domain at least 2, not {repeats} and {per_domain}")
+    batch, found = random_batch(per_domain * DOMAINS, image_size), {}
+    for name in compared_methods(names or ["all"]):
+        rivals = [make_rival(each, load_architecture(source, image_size), image_size) for each in (BASELINE, name)]
+        pairs = [[step_seconds(rival.step, batch) for rival in rivals] for _ in range(repeats + 1)]
+        ratios, mine = sorted(own / theirs for theirs, own in pairs[1:]), rivals[1]
+        found[name] = {
+            "ratio": statistics.median(ratios),
+            "lowest": ratios[0],
+            "highest": ratios[-1],
+            "trained_parameters": sum(t.numel() for t in trained_tensors(mine.model).values()),
+            "own_parameters": sum(p.numel() for p in mine.method.parameters()),
+        }
+        report(f"{name:<24} {found[name]['ratio']:.2f} x {BASELINE}")
+    if csv is not None:
+        write_text(csv, "\n".join(["method,ratio", *(f"{name},{m['ratio']:.2f}" for name, m in found.items())]) + "\n")
+    return {
+        "backbone": source,
+        "image_size": image_size,
+        "per_domain": per_domain,
+        "domains": DOMAINS,
+        "repeats": repeats,
+        "threads": torch.get_num_threads(),
+        "methods": found,
+    }
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    return [
+        (
+            f"{name}: step / LP+LN's ({each['trained_parameters']:,} trained parameters, "
+            f"{each['own_parameters']:,} of the method's own)",
+            f"{each['ratio']:.2f} ({each['lowest']:.2f}-{each['highest']:.2f})",
+        )
+        for name, each in found["methods"].items()
+    ]

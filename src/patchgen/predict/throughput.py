@@ -1,0 +1,137 @@
+"""Images per second of a model on this machine: the model alone, and the whole of `predict` from JPEG files.
+
+    rates = measure_predict(untrained_predictor("dinov2-small", "patchgen-select", 224), batches=(1, 8))
+    rates["batches"][0]["images_per_second"]        # {"model": ..., "predict": ...}
+    rates["batches"][0]["conclusive"]               # False where repeated measurements differ too much
+
+`model` is forward passes over images that are already decoded and normalised; `predict` also reads, decodes, resizes,
+normalises and calibrates, with decoding in threads beside the model. Both take turns, and seconds are on the clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from patchgen.config import Config
+from patchgen.data.images import decode
+from patchgen.methods import make_method
+from patchgen.methods.build import build_on
+from patchgen.model.backbone import load_architecture
+from patchgen.predict.predictor import Predictor
+
+LARGEST_SPREAD = 0.15  # of repeated measurements of the same thing: slowest / fastest - 1
+BATCHES = (1, 8, 32)
+CLASSES = tuple(f"class {i}" for i in range(7))
+Report = Callable[[str], None]
+
+
+def untrained_predictor(source: str, method: str, image_size: int) -> Predictor:
+    """A predictor with random head; a named backbone has random weights too. It costs what a trained one costs."""
+    config = Config("random", "none", method=method, backbone=source, image_size=image_size)
+    made = make_method(config)
+    made.class_names = CLASSES
+    return Predictor(build_on(load_architecture(source, image_size), config, made, len(CLASSES)), CLASSES, config)
+
+
+def measure_predict(
+    predictor: Predictor,
+    *,
+    images: int = 64,
+    pixels: int = 512,
+    batches: Sequence[int] = BATCHES,
+    repeats: int = 3,
+    report: Report = lambda _: None,
+) -> dict[str, Any]:
+    """Time passes over generated JPEG files, which are deleted afterwards.
+
+    Args:
+        images: JPEG files.
+        pixels: Their side.
+        batches: Images per forward pass, each measured.
+        repeats: Passes of each kind, in turn, after one that warms up.
+        report: Called with one line per batch size and pass, `len(batches) * repeats` times.
+    """
+    if not batches or min(batches) < 1:
+        raise ValueError(f"batches must be one or more numbers of at least 1, not {list(batches)}")
+    for name, value, least in (("images", images, max(batches)), ("pixels", pixels, 1), ("repeats", repeats, 2)):
+        if value < least:
+            reason = ", the largest of batches" if name == "images" else ""
+            raise ValueError(f"{name} must be at least {least}{reason}, not {value}")
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_images(Path(folder), images, pixels)
+        rows = [_measure_batch(predictor, files, batch, repeats, report) for batch in batches]
+    first = rows[0]["images_per_second"]["model"]
+    for row in rows:
+        row["model_over_first"] = row["images_per_second"]["model"] / first
+    return {
+        "backbone": predictor.model.backbone.resolved,
+        "method": predictor.config.method,
+        "image_size": predictor.config.image_size,
+        "images": images,
+        "pixels": pixels,
+        "repeats": repeats,
+        "machine": {"device": str(predictor.device), "threads": torch.get_num_threads(), "torch": torch.__version__},
+        "batches": rows,
+    }
+
+
+def _measure_batch(
+    predictor: Predictor, files: Sequence[Path], batch: int, repeats: int, report: Report
+) -> dict[str, Any]:
+    decoded = [decode(file, predictor.config.image_size) for file in files]
+    inputs = [predictor.inputs(decoded[i : i + batch]) for i in range(0, len(files), batch)]
+
+    @torch.inference_mode()
+    def model() -> None:
+        for part in inputs:
+            predictor.model(part).logits.cpu()  # an accelerator is done only then
+
+    def predict() -> None:
+        for _ in predictor.predict(files, batch):
+            pass
+
+    works: dict[str, Callable[[], None]] = {"model": model, "predict": predict}
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(repeats + 1):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work()
+            if turn:  # the first warms up
+                seconds[name].append(time.perf_counter() - start)
+        if turn:
+            rates = ", ".join(f"{name} {len(files) / taken[-1]:.1f} images/s" for name, taken in seconds.items())
+            report(f"batch {batch}: {rates}")
+    return {"batch": batch, **rates_of(seconds, len(files))}
+
+
+def rates_of(seconds: Mapping[str, Sequence[float]], images: int) -> dict[str, Any]:
+    """Medians of repeated passes over `images` images, their ratio, and whether the repetitions agree."""
+    rates = {name: images / statistics.median(taken) for name, taken in seconds.items()}
+    spread = {name: max(taken) / min(taken) - 1 for name, taken in seconds.items()}
+    return {
+        "images_per_second": rates,
+        "predict_over_model": rates["predict"] / rates["model"],
+        "spread": spread,
+        "conclusive": max(spread.values()) <= LARGEST_SPREAD,
+        "seconds": {name: list(taken) for name, taken in seconds.items()},
+    }
+
+
+def write_images(folder: Path, count: int, pixels: int, seed: int = 0) -> list[Path]:
+    """JPEG files that cost what photographs cost: coarse shapes and a little grain, some two bits per pixel."""
+    generator, files = np.random.default_rng(seed), []
+    for i in range(count):
+        coarse = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8)).resize((pixels, pixels))
+        grain = generator.normal(0, 6, (pixels, pixels, 1))
+        files.append(folder / f"{i:05}.jpg")
+        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=85)
+    return files
