@@ -141,6 +141,7 @@ def _context(early: Tensor) -> Tensor:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes, by name: parameters, and the level of the mask where it is calibrated."""
+    """What training changes, by name: parameters, and of a selection its level and strength."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return trained | {name: level for name, level in model.named_buffers() if name.endswith("select.level")}
+    kept = ("select.level", "select.strength")
+    return trained | {name: buffer for name, buffer in model.named_buffers() if name.endswith(kept)}
