@@ -48,8 +48,8 @@ class Features(NamedTuple):
     mask: Tensor | None  # (N, P)
 
 
-class Kept(NamedTuple):
-    """The epoch of this stage that is kept so far."""
+class BestEpoch(NamedTuple):
+    """The epoch of this stage with the best validation score so far."""
 
     score: float = -math.inf
     epoch: int = -1
@@ -92,7 +92,7 @@ class StreamTrainer(Trainer):
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
-        self.stage, self.epoch, self.kept = 0, 0, Kept()
+        self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config)
         self.resume()
 
@@ -224,7 +224,7 @@ class StreamTrainer(Trainer):
         found = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
         better = last if self.config.selection == "last" else score >= self.kept.score
         if better:
-            self.kept = Kept(score, self.epoch)
+            self.kept = BestEpoch(score, self.epoch)
             save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
         return found
 
@@ -251,7 +251,7 @@ class StreamTrainer(Trainer):
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.pool.load(under(tensors, "pool."), self.device)
         self.chain = dict(tensors["chain"].tolist())
-        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], Kept(*facts["kept"])
+        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], BestEpoch(*facts["kept"])
 
     def begin(self) -> None:
         """Give the mask its moderate start on some images of the first stage."""
@@ -262,7 +262,7 @@ class StreamTrainer(Trainer):
     def next_stage(self) -> None:
         """Begin another stage with the model as it is."""
         self.pool.next_stage()
-        self.stage, self.epoch, self.kept = self.stage + 1, 0, Kept()
+        self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config)
         self.save_state()
 
