@@ -105,9 +105,7 @@ def method_class(name: str) -> type[Method]:
         fit = ", ".join(word for word, term in METHODS.items() if term.addable)
         raise ValueError(f"{odd[0]!r} in {name!r} cannot be added to another method; what can: {fit}")
     if first.addable:
-        raise ValueError(
-            f"method {name!r}: {words[0]!r} is a term; begin with a method like lp-ln, full or patchgen"
-        )
+        raise ValueError(f"method {name!r}: {words[0]!r} is a term; begin with a method like lp-ln, full or patchgen")
     if len(terms) > 1 and (len(terms) > 2 or words[2] != "lreg" or words[1] not in WITH_LREG):
         allowed = ", ".join(f"{word}+lreg" for word in WITH_LREG)
         raise ValueError(f"method {name!r}: a sum has one term, or one of {allowed}; it has {'+'.join(words[1:])}")
