@@ -129,28 +129,6 @@ def test_a_model_card_says_what_the_mask_of_its_method_means(method: str, words:
     assert "mask" not in _limits(facts | {"has_mask": False})
 
 
-def rows() -> list[tuple[str, ...]]:
-    text = (DOCS / "features.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| (\d+) \| (.+?) \| ([MSC]) \| ([☑☐]) \| (.+) \|$", text, re.MULTILINE)
-
-
-def test_every_feature_has_a_proof_or_says_what_is_missing() -> None:
-    assert [int(number) for number, *_ in rows()] == list(range(1, 57))
-    for number, _, _, box, shown in rows():
-        assert box == "☑" or re.search(r"missing|none is|only", shown, re.IGNORECASE), number
-        assert "`" in shown or "](" in shown, number
-
-
-def test_the_proofs_exist() -> None:
-    text = (DOCS / "features.md").read_text(encoding="utf-8")
-    tests = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
-    assert len(tests) > 40
-    for file, name in tests:
-        assert f"\ndef {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, name)
-    for name in re.findall(r"`patchgen ([a-z]+)", text):
-        assert name in COMMANDS, name
-
-
 def test_pictures_are_small() -> None:
     for page in WRITTEN:
         for name in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text(encoding="utf-8")):

@@ -27,16 +27,14 @@ from patchgen.discovery.prompts import check_promptable
 from patchgen.methods.stream import Gcd, Views, make_stream_method
 from patchgen.methods.stream.model import StreamModel, build_stream_model
 from patchgen.model.classifier import Output, trained_tensors
-from patchgen.model.prefix import find_prefix
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.ccd import class_means, entered, halve_held_out, validation_score
 from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.mdg import at_most
-from patchgen.train.evaluate import MEMORY
 from patchgen.train.lifecycle import Trainer, device_error, use_threads
 from patchgen.train.step import require_gradients
-from patchgen.train.stream.data import BATCH, StreamImages, epoch_parts, num_steps
+from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream.optim import make_stream_optimizer, set_rate
 from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
@@ -85,8 +83,6 @@ class StreamTrainer(Trainer):
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
         self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
-        inside = self.model.pool == "select"  # the mask acts before the part that learns
-        self.prefix = None if inside else find_prefix(self.model.backbone, config.image_size, MEMORY)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
@@ -208,9 +204,8 @@ class StreamTrainer(Trainer):
     def features(self, rows: np.ndarray, prompts: bool = False) -> Features:
         """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
         found, masks = [], []
-        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        for part, images in zip(parts, self.images.plain(rows), strict=True):
-            seen = self.model.pooled(self.prefix.tokens(part, images)) if self.prefix else self.model.read(images)
+        for images in self.images.plain(rows):
+            seen = self.model.read(images)
             if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
                 seen = self.model.read(images, chosen)
             found.append(F.normalize(seen.features.float(), dim=1))
