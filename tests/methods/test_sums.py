@@ -83,10 +83,15 @@ SUMS = [
 ]
 
 
+def plain(terms: set[str]) -> set[str]:
+    """Without those that MLDG repeats on its test domains."""
+    return {term.removeprefix("meta_") for term in terms}
+
+
 @pytest.mark.parametrize("name", SUMS)
 def test_nothing_of_a_part_is_lost(name: str) -> None:
     found, parts = traces(name), [traces(part) for part in name.split("+")]
-    assert found.terms == set().union(*(part.terms for part in parts))
+    assert plain(found.terms) == plain(set().union(*(part.terms for part in parts)))
     assert found.reached >= set().union(*(part.reached for part in parts))
     assert {key: found.rates[key] for part in parts for key in part.rates} == {
         key: rate for part in parts for key, rate in part.rates.items()
