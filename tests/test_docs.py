@@ -147,7 +147,7 @@ PUBLIC = {
         "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.data.doctor.examine",
     ],
     "Training": [
-        "patchgen.train.fold.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
+        "patchgen.train.lifecycle.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
         "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
         "patchgen.sweep.jobs.perform",
     ],

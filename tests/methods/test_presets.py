@@ -13,6 +13,34 @@ from patchgen.methods.presets import HOST_PRESETS, host_settings, published
 from patchgen.model.backbone import BACKBONES
 
 
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        (("miro", "vlcs", "resnet50"), {"lr": 1e-5, "weight_decay": 1e-6, "dropout": 0.5, "hparams": {"miro": 0.01}}),
+        (
+            ("miro", "terraincognita", "resnet50"),
+            {"lr": 3e-5, "weight_decay": 1e-4, "dropout": 0.0, "hparams": {"miro": 0.1}},
+        ),
+        (("miro", "domainnet", "clip-b16"), {"batch_per_domain": 24, "hparams": {"miro": 1.0}}),
+        (
+            ("gmdg", "officehome", "resnet50"),
+            {
+                "lr": 3e-5,
+                "weight_decay": 1e-6,
+                "dropout": 0.1,
+                "hparams": {"miro": 0.1, "shift": 0.001, "domain": 0.1, "lr_mult": 20.0},
+            },
+        ),
+        (
+            ("gestur", "vlcs", "resnet50"),
+            {"lr": 5e-5, "weight_decay": 1e-4, "dropout": 0.5, "hparams": {"gestur": 0.05}},
+        ),
+    ],
+)
+def test_figures(asked: tuple[str, str, str], wanted: dict[str, object]) -> None:
+    assert host_settings(*asked) == wanted
+
+
 def test_swad_and_the_task_have_their_own() -> None:
     def weights(**more: object) -> list[float]:
         found = host_settings("gmdg", "terraincognita", **more)["hparams"]  # type: ignore[arg-type]
