@@ -136,7 +136,7 @@ def test_presets_are_valid(preset: str) -> None:
     assert config.lr == (1e-3 if preset == "small" else 5e-5)  # the lineage's, or what our own search found
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
     from patchgen.data.stages import read_schedule
