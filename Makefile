@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # 1 accepts a CUDA build of torch (see constraints.txt)
 ALLOW_CUDA ?= 0
-CORE_TESTS := $(addprefix tests/,model data methods tasks discovery report fit test_config.py test_explain.py \
-	commands/test_train.py commands/test_predict.py train/test_records.py train/test_swad.py)
+CORE_TESTS := $(addprefix tests/,config model data methods tasks discovery runs report fit/test_expect.py \
+	predict/test_predictor.py commands/test_train.py commands/test_predict.py train/test_swad.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-lowest chaos check format bench clean

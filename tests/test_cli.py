@@ -140,3 +140,19 @@ def test_help_imports_neither_torch_nor_transformers(argv: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: ...")],
+)
+def test_a_lack_of_memory_is_one_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=fail))
+    assert cli.main(["train"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("patchgen train: there is not enough memory") and said.count("\n") == 1

@@ -263,3 +263,10 @@ def test_stages_of_other_data_are_not_written(tmp_path: Path) -> None:
     path, (table, stages) = tmp_path / "stages.csv", staged()
     with pytest.raises(ValueError, match="cover 37 rows and the table has 2"):
         write_stages(path, table_of(np.arange(2), table.classes), stages)
+
+
+@pytest.mark.parametrize("text", ["groups: 2024-13-45", "groups: " + "[" * 3000])
+def test_a_wrong_schedule_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ValueError, match="s.yaml' is not readable YAML"):
+        read_schedule(tmp_path / "s.yaml")

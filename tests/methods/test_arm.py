@@ -97,7 +97,7 @@ def test_a_single_image_is_its_own_support_and_others_change_it(kind: str) -> No
     torch.testing.assert_close(model(batch.image).logits, alone, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["arm", "arm+vrex", "vrex+arm"])
+@pytest.mark.parametrize("name", ["arm", "full+arm"])
 def test_a_step_tells_the_domains(name: str) -> None:
     method, model, batch = made("tiny", name)
     context = speak_up(model)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.methods import make_method
-from patchgen.methods.kept import Kept
+from patchgen.methods.buffers import NamedBuffers
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.fold import FoldTrainer
@@ -30,9 +30,9 @@ def backward(s: Any) -> dict[str, Tensor]:
 
 
 def test_names_with_dots_come_back() -> None:
-    kept = Kept({"a.b_c": torch.ones(2), "a_b.c": torch.zeros(1)}, saved=True)
+    kept = NamedBuffers({"a.b_c": torch.ones(2), "a_b.c": torch.zeros(1)}, saved=True)
     assert list(kept.named()) == ["a.b_c", "a_b.c"] and not list(kept.parameters())
-    assert len(kept.state_dict()) == 2 and not Kept({"a.b": torch.ones(1)}, saved=False).state_dict()
+    assert len(kept.state_dict()) == 2 and not NamedBuffers({"a.b": torch.ones(1)}, saved=False).state_dict()
 
 
 @pytest.mark.parametrize("name", ["gestur", "patchgen+gestur"])

@@ -107,7 +107,7 @@ def test_weights_before_and_after_the_change(name: str) -> None:
         assert float(found["main"]) == pytest.approx(risk(logits, list(range(len(LABEL)))), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["irm", "vrex", "irm+vrex"])
+@pytest.mark.parametrize("name", ["irm", "vrex", "full+vrex"])
 def test_the_change_comes_once_and_empties_the_optimiser(name: str, scene: Callable[..., Any]) -> None:
     s = scene(name, steps=10, hparams={"anneal": 0.25})
     optimizer = make_optimizer(s.model, s.method.config, s.method)

@@ -79,7 +79,7 @@ def test_with_one_domain_nothing_is_blended() -> None:
     assert torch.equal(found.label, batch.label)
 
 
-@pytest.mark.parametrize("name", ["mixup", "patchgen+mixup", "mixup+irm"])
+@pytest.mark.parametrize("name", ["mixup", "patchgen+mixup"])
 def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     s = scene(name, steps=20)
     whole, seen = type(s.method).losses, []
@@ -103,16 +103,12 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
     torch.testing.assert_close(losses["main"].detach(), mixed_cross_entropy(logits, wanted))
     moved = {n for n, t in trained_tensors(s.model).items() if not torch.equal(t, before[n])}
     assert {n for n in before if not n.endswith("key.bias")} <= moved
-    if name == "mixup+irm":  # its own step is not lost behind mixup's
-        assert s.method.full and "L_irm" in losses
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "rule"),
     [
         ("mixup", {"hparams": {"mixup_alpha": 0.0}}, "mixup_alpha must be above 0"),
-        ("mixup+groupdro", {}, "mixup and groupdro both replace the main loss"),
-        ("groupdro+mixup", {}, "groupdro and mixup both replace the main loss"),
         ("patchgen-true-mask+mixup", {}, "a blended image has no true mask"),
         ("lp+mixup", {"augment": False}, "only their features are kept; leave --no-augment out"),
     ],
@@ -128,6 +124,6 @@ def test_an_interrupted_run_gives_the_same_numbers(
     assert same_run(interrupted(method="mixup"), tiny_run("mixup"))
 
 
-def test_it_can_be_added_to_patchgen_and_miro(tiny_run: Callable[..., Any]) -> None:
-    [*_, last] = tiny_run("patchgen+mixup+miro", steps=2).records("evaluation")
-    assert list(last["train"])[:5] == ["main", "L_ms", "L_conf", "L_sim", "L_miro"]
+def test_it_can_be_added_to_patchgen(tiny_run: Callable[..., Any]) -> None:
+    [*_, last] = tiny_run("patchgen+mixup", steps=2).records("evaluation")
+    assert list(last["train"])[:4] == ["main", "L_ms", "L_conf", "L_sim"]

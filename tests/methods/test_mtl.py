@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.methods import METHODS, make_method
+from patchgen.methods import make_method
 from patchgen.methods.build import load_trained
 from patchgen.model.losses import cross_entropy
 
@@ -94,26 +94,6 @@ def test_gradients_reach_the_model_and_the_second_half_of_the_head(scene: Callab
     assert {"head.weight", "head.bias"} < model and own == {"shift.weight"}
     assert s.method.rates() == [(s.method.shift, s.method.config.lr)]
     assert set(s.method.state_dict()) == {"shift.weight", "sums", "mass"}
-
-
-def test_over_a_moving_average_of_the_weights(scene: Callable[..., Any]) -> None:
-    s = with_sources(scene("gestur+mtl"))
-    start = s.model.head.bias.detach().clone()
-    move(s)
-    s.method.losses(s.forward(), s.batch)
-    shift = s.method.shift(s.method.embeddings().mean(0))
-    torch.testing.assert_close(s.method.predicting(s.model)["head.bias"], start + shift)
-
-
-@pytest.mark.parametrize("name", ["mtl+gestur", "patchgen+mtl+gestur", "mtl+groupdro", "mtl+mixup"])
-def test_an_order_that_would_lose_the_shift_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"name 'mtl' after '{name.split('+')[-1]}'"):
-        make_method(Config("photos", "site_c", method=name))
-
-
-@pytest.mark.parametrize("name", ["gestur+mtl", "groupdro+mtl", "mixup+mtl", "gestur+mtl+sma"])
-def test_the_other_order_is_fine(name: str) -> None:
-    assert isinstance(make_method(Config("photos", "site_c", method=name)), METHODS["mtl"])
 
 
 def test_an_average_that_never_moves_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -379,3 +381,50 @@ def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert load_backbone("mae-b16").licence == "CC-BY-NC-4.0"
     assert load_backbone("somebody/mae").licence == "unknown"
     assert all(spec.family in FAMILIES and spec.licence for spec in BACKBONES.values())
+
+
+@pytest.fixture(scope="module")
+def backbone_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("backbone")
+    load_backbone("tiny").model.save_pretrained(folder)
+    return folder
+
+
+class Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\xff" * 400),
+        ("config.json", b"[" * 100_000),
+        ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_size": "x"}'),
+        ("config.json", b'{"model_type": "dinov2_with_registers", "num_attention_heads": 0}'),
+        ("config.json", b'{"model_type": "dinov2_with_registers", "hidden_act": "nope"}'),
+        ("preprocessor_config.json", b'{"image_mean": "x", "image_std": [1, 1, 1]}'),
+        ("preprocessor_config.json", b'{"image_mean": [0, 0, 0], "image_std": [0, 0, 0]}'),
+    ],
+)
+def test_a_damaged_backbone_folder_is_one_sentence(
+    name: str, content: bytes, backbone_folder: Path, tmp_path: Path
+) -> None:
+    for file in backbone_folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=str(tmp_path)) as caught:
+        load_backbone(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_in_a_pickle_run_nothing(backbone_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((backbone_folder / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Touches(tmp_path / "touched")}))
+    with pytest.raises(ValueError, match="cannot be read as"):
+        load_backbone(str(tmp_path))
+    assert not (tmp_path / "touched").exists()

@@ -210,13 +210,6 @@ def test_every_file_is_a_table_and_has_the_same_columns() -> None:
     assert [table.number for table in TABLES.values()] == list(range(1, 11))
 
 
-def test_the_warnings_are_there() -> None:
-    assert "LP and LP+LN agree" in TABLES["mdg"].note
-    assert "reached training" in TABLES["mdg_gcd"].note and "exchanged" in TABLES["mdg_gcd"].note
-    assert "reached training" in TABLES["mdg_gcd_average"].note
-    assert all(text in TABLES["ccd"].note for text in ("4.9", "7.5", "2.5", "0.2", "64.17", "69.73", "+13.5"))
-
-
 def test_unknown_names_get_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"'mdg_gdc'; did you mean 'mdg_gcd'\? \(known: mdg, "):
         read_reference("mdg_gdc")

@@ -16,7 +16,7 @@ from patchgen.predict.predictor import Scores
 from patchgen.slides.geojson import COLOURS, write_geojson
 from patchgen.slides.heatmap import collect_maps, colour, enlarge, write_map
 from patchgen.slides.pyramid import write_pyramid
-from patchgen.slides.scan import Place, Tile, find_places, read_tiles, scan
+from patchgen.slides.scan import Place, TilePrediction, find_places, read_tiles, scan
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
 from patchgen.slides.tiles import Grid, make_grid, thumbnail
 from patchgen.slides.tissue import otsu, tissue_mask, tissue_share
@@ -257,7 +257,7 @@ def test_maps_have_each_value_at_its_place(
 
 
 def test_a_model_without_a_mask_has_no_mask_map(grid: Grid) -> None:
-    tile = Tile(1, 1, grid.box(1, 1), 1.0, "pink", (0.75, 0.25), None, None)
+    tile = TilePrediction(1, 1, grid.box(1, 1), 1.0, "pink", (0.75, 0.25), None, None)
     assert set(collect_maps([tile], grid, CLASSES)) == {"p pink", "p violet"}
 
 

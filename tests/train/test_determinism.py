@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.train.determinism import deterministic
+from patchgen.train.fold import deterministic
 from patchgen.train.lifecycle import train
 from patchgen.train.step import Step
 

@@ -88,9 +88,9 @@ def test_a_bad_file_is_one_sentence(client: Any, name: str) -> None:
 
 def test_a_bad_file_leaves_nothing_behind(make_client: Callable[..., Any]) -> None:
     client = make_client()
-    shelf = client.app.app.routes[-1].endpoint.__self__.shelf
+    uploads = client.app.app.routes[-1].endpoint.__self__.uploads
     upload(client, *((name, data) for name, (data, _) in BAD_FILES.items()))
-    assert len(shelf) == 0
+    assert len(uploads) == 0
 
 
 def test_names_come_back_harmless(client: Any) -> None:
@@ -99,7 +99,7 @@ def test_names_come_back_harmless(client: Any) -> None:
         "c:\\x\\b.png": "b.png",
         "a\x1b[31m\u202egnp.exe": "a\ufffd[31m\ufffdgnp.exe",
     }
-    from patchgen.viewer.shelf import clean_name
+    from patchgen.viewer.uploads import clean_name
 
     for raw, clean in names.items():
         assert clean_name(raw) == clean
@@ -202,7 +202,7 @@ def test_a_picture_that_was_given_up_says_so(make_client: Callable[..., Any]) ->
     assert gone.status_code == 404 and "open it again" in gone.json()["error"]
 
 
-def test_the_shelf_is_bounded_in_bytes(make_client: Callable[..., Any]) -> None:
+def test_the_uploads_are_bounded_in_bytes(make_client: Callable[..., Any]) -> None:
     size = len(png())
     client = make_client(kept_bytes=2 * size + size // 2)
     ids = [opened(client, seed)["image"] for seed in range(4)]
@@ -359,10 +359,10 @@ def test_a_full_queue_is_refused(make_client: Callable[..., Any]) -> None:
 
 def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
     from patchgen.viewer.guard import Refused
-    from patchgen.viewer.worker import Worker
+    from patchgen.viewer.worker import ModelThread
 
     async def ask() -> tuple[str, int, int]:
-        worker, gate = Worker(seconds=0.1, waiting=2), threading.Event()
+        worker, gate = ModelThread(seconds=0.1, waiting=2), threading.Event()
         with pytest.raises(Refused, match="no answer within 0.1 seconds") as refused:
             await worker.run(gate.wait)
         gate.set()

@@ -19,7 +19,7 @@ import uvicorn
 
 from patchgen.cli import main
 from patchgen.commands import serve
-from patchgen.viewer import impatient
+from patchgen.viewer import guard
 from patchgen.viewer.library import find_items
 
 
@@ -92,8 +92,8 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    monkeypatch.setattr(impatient, "SECONDS", 0.3)
-    server = uvicorn.Server(uvicorn.Config(app, http=impatient.Impatient, log_level="error", lifespan="off"))
+    monkeypatch.setattr(guard, "HEADER_SECONDS", 0.3)
+    server = uvicorn.Server(uvicorn.Config(app, http=guard.HeaderTimeout, log_level="error", lifespan="off"))
     with serve.listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -59,8 +59,7 @@ def main(argv: list[str]) -> int:
     import uvicorn
 
     from patchgen.viewer.app import create_app
-    from patchgen.viewer.guard import Hosts
-    from patchgen.viewer.impatient import Impatient
+    from patchgen.viewer.guard import HeaderTimeout, Hosts
     from patchgen.viewer.library import Library, find_items
 
     library = Library(find_items(arguments.folders))
@@ -81,7 +80,12 @@ def main(argv: list[str]) -> int:
 
             webbrowser.open(address)
         config = uvicorn.Config(
-            app, http=Impatient, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+            app,
+            http=HeaderTimeout,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=3,
         )
         uvicorn.Server(config).run(sockets=[listener])
     return 0

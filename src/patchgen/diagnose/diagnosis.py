@@ -30,7 +30,7 @@ from patchgen.predict.predictor import Checkpoint
 from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 
 SHOWN_IMAGES = 6
-MAPS = ("mask", "attention", "grad-cam")  # of part D
+SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
 BATCH, REPEATS = 4, 5  # images per step and timed steps of each method in part E
 PART = 32  # images a forward pass
 Say = Callable[[str], None]
@@ -183,7 +183,7 @@ def shown_images(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.nd
     for number, (subject, plan) in enumerate(zip(subjects, plans, strict=True)):
         pixels = subject.pixels(rows)
         target = subject.probabilities(pixels).argmax(1)
-        names = [name for name in MAPS if name in plan.rankings]
+        names = [name for name in SHOWN_MAPS if name in plan.rankings]
         scores = rank_all(subject, pixels, rows, target, names)
         wanted = ["truth"] * (number == 0 and "truth" in scores) + names
         for i in range(len(rows)):

@@ -1,12 +1,11 @@
 """Methods: what is pooled, what is tuned, and which named losses are minimised.
 
 A method is one small class with one verb, ``losses`` (see ``method.py``); the trainer sums what it returns. Adding one
-is a class and a line in ``METHODS``; ``a+b`` is method ``a`` with the terms of ``b``.
+is a class and a line in ``METHODS``; ``patchgen+miro`` is the method ``patchgen`` with the term of ``miro``.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 
 from patchgen.common import plugins
@@ -22,7 +21,6 @@ from patchgen.methods.clip import CoOp, ZeroShot
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
 from patchgen.methods.gmdg import Gmdg
-from patchgen.methods.guards import check_parts
 from patchgen.methods.invariance import GroupDro, Irm, Vrex
 from patchgen.methods.lreg import LReg
 from patchgen.methods.mdsdi import Mdsdi
@@ -86,6 +84,7 @@ METHODS: dict[str, type[Method]] = {
 plugins.open_table("methods", METHODS)
 
 ALIASES = {"erm": "lp-ln"}  # other names that people know a method by
+WITH_LREG = ("miro", "gmdg", "pim", "pim-lreg")  # terms that L-Reg was published on top of
 
 
 def make_method(config: Config) -> Method:
@@ -94,22 +93,25 @@ def make_method(config: Config) -> Method:
 
 
 def method_class(name: str) -> type[Method]:
-    """``patchgen``, or ``patchgen+miro``: the first part with the terms of the others."""
-    first, *more = [_known(part, name) for part in name.split("+")]
-    odd = [part for part, found in zip(name.split("+")[1:], more, strict=True) if not found.addable]
-    if odd:
-        fit = ", ".join(part for part, found in METHODS.items() if found.addable)
-        raise ValueError(f"{odd[0]!r} in {name!r} cannot be added to another method; what can: {fit}")
-    if len(set(more)) < len(more) or first in more:
-        raise ValueError(f"method {name!r} names a part twice")
-    for whole, part in itertools.permutations([first, *more], 2):
-        if part.addable and issubclass(whole, part):
-            a, b = _name(whole), _name(part)
-            raise ValueError(f"method {name!r}: {a!r} has the terms of {b!r} already; leave {b!r} out")
-    if not more:
+    """``patchgen``, or ``patchgen+miro``: a method with the term of another one.
+
+    A sum has one term, so that there is no order in which one could undo another; the exception is L-Reg.
+    """
+    words = [ALIASES.get(word, word) for word in name.split("+")]
+    first, *terms = [_known(word, name) for word in words]
+    if not terms:
         return first
-    check_parts(name, {_name(part): part for part in (first, *more)})
-    parts = (*reversed(more), first)  # later parts call the earlier ones by super()
+    if odd := [word for word, term in zip(words[1:], terms, strict=True) if not term.addable]:
+        fit = ", ".join(word for word, term in METHODS.items() if term.addable)
+        raise ValueError(f"{odd[0]!r} in {name!r} cannot be added to another method; what can: {fit}")
+    if first.addable:
+        raise ValueError(f"method {name!r}: {words[0]!r} is a term; begin with a method like lp-ln, full or patchgen")
+    if len(terms) > 1 and (len(terms) > 2 or words[2] != "lreg" or words[1] not in WITH_LREG):
+        allowed = ", ".join(f"{word}+lreg" for word in WITH_LREG)
+        raise ValueError(f"method {name!r}: a sum has one term, or one of {allowed}; it has {'+'.join(words[1:])}")
+    if issubclass(first, terms[0]):
+        raise ValueError(f"method {name!r}: {words[0]!r} has the terms of {words[1]!r} already; leave {words[1]!r} out")
+    parts = (*reversed(terms), first)  # later parts call the earlier ones by super()
     return type(name, parts, {"summary": " + ".join(part.summary for part in reversed(parts))})
 
 
@@ -120,12 +122,7 @@ def compared_methods(methods: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for word in methods for name in (every if word == "all" else [word])))
 
 
-def _name(method: type[Method]) -> str:
-    return next(name for name, found in METHODS.items() if found is method)
-
-
 def _known(part: str, name: str) -> type[Method]:
-    part = ALIASES.get(part, part)
     if part not in METHODS:
         plugins.load_all()
     if part not in METHODS:

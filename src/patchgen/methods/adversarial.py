@@ -29,8 +29,7 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.guards import refuse_fixed_features
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, refuse_fixed_features
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import pseudo_labels
 from patchgen.model.ranks import sum_over_ranks

@@ -20,8 +20,7 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain, mean_over_pairs
-from patchgen.methods.guards import refuse_fixed_features
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, refuse_fixed_features
 from patchgen.model.classifier import Output
 from patchgen.model.ranks import gather_over_ranks
 

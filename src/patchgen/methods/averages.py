@@ -3,8 +3,7 @@
     theta_mean = mean of theta after the steps int(sma_start * steps), ..., now
 
 Before that step the current weights predict. Validation, SWAD and the checkpoints use the mean, which begins at 0.02 of
-the steps: 100 of the field's 5001. The mean is that of whatever predicts otherwise, so `gestur+sma` averages GESTUR's
-average. Predictions of several such runs are averaged by `patchgen ensemble` (EoA).
+the steps: 100 of the field's 5001. Predictions of several such runs are averaged by `patchgen ensemble` (EoA).
 
 What differs from the released code: the mean is kept of trained tensors only, and begins with the weights of its first
 step alone; the release counts those of the step before as well.
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.methods.kept import Kept
+from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
@@ -34,17 +33,11 @@ class Sma(Method):
         super().__init__(config)
         if not self.hparams["sma_start"] < 1:
             raise ValueError(f"sma_start is a share of the steps from 0 to below 1, not {self.hparams['sma_start']}")
-        other = next(part for part in type(self).__mro__ if "predicting" in vars(part))
-        if other is not Sma:
-            raise ValueError(f"method {config.method!r}: {other.__name__} would hide sma's average; put sma last")
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self.mean = Kept(self._averaged(model), saved=True)
+        self.mean = NamedBuffers(trained_tensors(model), saved=True)
         self.register_buffer("made", torch.tensor(0))
-
-    def _averaged(self, model: Classifier) -> Mapping[str, Tensor]:
-        return super().predicting(model) or trained_tensors(model)
 
     @torch.no_grad()
     def after_step(self, model: Classifier) -> None:
@@ -52,7 +45,7 @@ class Sma(Method):
         first = int(self.hparams["sma_start"] * self.config.steps)
         share = 1 / (self.made - first + 1).clamp(min=1)  # of the newest weights; 1 until the mean begins
         mean = self.mean.named()
-        for name, tensor in self._averaged(model).items():
+        for name, tensor in trained_tensors(model).items():
             mean[name].lerp_(tensor, share.to(tensor))
         self.made += 1
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.methods.kept import Kept
+from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
@@ -30,7 +30,6 @@ class Gestur(Method):
     summary = "GESTUR: gradients held near a moving average of the weights, which predicts"
     reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
     addable = True
-    predicts_alone = True
     defaults = {"gestur": 0.01, "decay": 0.999}
 
     def __init__(self, config: Config) -> None:
@@ -40,7 +39,7 @@ class Gestur(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self.average = Kept(trained_tensors(model), saved=True)
+        self.average = NamedBuffers(trained_tensors(model), saved=True)
 
     @torch.no_grad()
     def adjust_gradients(self, model: Classifier) -> None:

@@ -38,7 +38,6 @@ from patchgen.model.ranks import gather_over_ranks
 class Gmdg(Miro):
     summary = "GMDG: MIRO with label-conditional covariance and domain-invariance terms"
     reference = "Tan et al., Rethinking Multi-domain Generalization with A General Learning Objective, CVPR 2024"
-    on_logits = "read"  # L_shift is as steep as the cross-entropy
     defaults = {"shift": 0.1, "domain": 0.1}
 
     def setup(self, model: Classifier) -> None:

@@ -61,7 +61,6 @@ class Irm(Annealed):
     summary = "IRM: one scale of the logits is best for every domain"
     reference = "Arjovsky et al., Invariant Risk Minimization, 2019"
     addable = True
-    on_logits = "read"
     defaults = {"irm": 100.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -72,7 +71,6 @@ class Vrex(Annealed):
     summary = "VREx: the domains' risks are kept equal by their variance"
     reference = "Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, ICML 2021"
     addable = True
-    on_logits = "read"
     defaults = {"vrex": 10.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -84,7 +82,6 @@ class GroupDro(Method):
     summary = "GroupDRO: domains of high risk count more"
     reference = "Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020"
     addable = True
-    on_logits = "read"
     replaces_main = True
     defaults = {"groupdro": 0.01}
     q: Tensor  # (K,), in the order of the domains' ids

@@ -26,7 +26,6 @@ class LReg(Method):
     summary = "L-Reg: few feature dimensions a class, many for all classes together"
     reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
     addable = True
-    on_logits = "read"
     defaults = {"lreg": 0.1, "ortho": 0.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:

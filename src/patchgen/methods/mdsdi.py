@@ -37,8 +37,7 @@ from torch.nn import functional as F
 from patchgen.data.loaders import Batch
 from patchgen.methods.adversarial import domain_network, positions, reverse_gradient
 from patchgen.methods.domains import by_domain
-from patchgen.methods.guards import require_linear_head
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy
 from patchgen.model.ranks import gather_over_ranks

@@ -54,10 +54,8 @@ class Method(nn.Module):
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
-    addable: ClassVar[bool] = False  # may stand behind a "+"
-    on_logits: ClassVar[str] = ""  # what `losses` does with them, a word of `guards.ON_LOGITS`: the order in a sum
+    addable: ClassVar[bool] = False  # a term that may stand behind a "+"; every other method may stand before one
     replaces_main: ClassVar[bool] = False  # "main" is another loss than the mean cross-entropy of the labelled
-    predicts_alone: ClassVar[bool] = False  # `predicting` asks no part that is named before
     compared: ClassVar[bool] = True  # one of `--methods all`: not an upper bound, a variant, or for one backbone alone
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
 
@@ -139,3 +137,21 @@ class Method(nn.Module):
         self.adjust_gradients(step.model)
         step.apply()
         self.after_step(step.model)
+
+
+def refuse_fixed_features(method: Method) -> None:
+    """A term on the features alone changes nothing where neither the backbone nor a mask in front of them learns."""
+    if method.chosen_tune == "head" and method.chosen_pool not in MASKED:
+        raise ValueError(
+            f"{method.config.method!r} moves the features of the source domains, but with tune 'head' and pool "
+            f"{method.chosen_pool!r} nothing can move them; choose --tune layernorm, last_block or full"
+        )
+
+
+def require_linear_head(method: Method, model: Classifier) -> None:
+    """For what is computed from the head's weight (C, D) and bias (C,)."""
+    if not (hasattr(model.head, "weight") and hasattr(model.head, "bias")):
+        raise ValueError(
+            f"method {method.config.method!r} needs a linear head, and the first part has brought "
+            f"{type(model.head).__name__}; add it to a method with a linear one, such as lp-ln or patchgen"
+        )

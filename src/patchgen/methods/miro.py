@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.kept import Kept
+from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
@@ -56,7 +56,7 @@ class Miro(Method):
         if not self.hparams["miro"]:
             return
         learned = {name: tensor for name, tensor in model.backbone.named_parameters() if tensor.requires_grad}
-        self.pretrained = Kept(learned, saved=False)  # a resumed run finds them in the backbone
+        self.pretrained = NamedBuffers(learned, saved=False)  # a resumed run finds them in the backbone
         side = model.backbone.patch_size
         found = drifting_taps(model.backbone, (model.grid[0] * side, model.grid[1] * side))
         self._taps = Taps([module for module, _ in found])

@@ -48,7 +48,6 @@ class Mixup(Method):
     summary = "Mixup: images of different domains are blended, with their labels"
     reference = "Yan et al., Improve Unsupervised Domain Adaptation with Mixup Training, 2020"
     addable = True
-    on_logits = "read"
     replaces_main = True
     defaults = {"mixup_alpha": 0.2}
 

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.guards import require_linear_head
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.ranks import sum_over_ranks
 
@@ -32,7 +31,6 @@ class Mtl(Method):
     summary = "MTL: the head also reads the mean feature of the image's domain"
     reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
     addable = True
-    on_logits = "shift"
     defaults = {"ema": 0.99}
     sums: Tensor  # (K, D) moving sums of the domains' mean features
     mass: Tensor  # () of their weights; sums / mass are the embeddings
@@ -74,6 +72,6 @@ class Mtl(Method):
 
     @torch.no_grad()
     def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
-        tensors = dict(super().predicting(model) or trained_tensors(model))
+        tensors: dict[str, Tensor] = dict(trained_tensors(model))
         tensors["head.bias"] = tensors["head.bias"] + self.shift(self.embeddings().mean(0))
         return tensors

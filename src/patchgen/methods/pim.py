@@ -35,7 +35,6 @@ class MarginalEntropy(Method):
     summary = "the mean prediction is kept spread over all classes"
     reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
     addable = True
-    on_logits = "read"
     compared = False  # of unlabelled images
     defaults = {"marginal": 1.0}
 
@@ -56,7 +55,6 @@ class PimLReg(Method):
     summary = "pseudo-labels weighted by a learned confidence (PIM as L-Reg's code has it)"
     reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
     addable = True
-    on_logits = "read"
     compared = False
     defaults = {"confidence": 0.1, "pim_lreg_lr_mult": 10.0}
 

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.guards import require_linear_head
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import pseudo_labels
 
@@ -29,7 +28,6 @@ class Rsc(Method):
     summary = "RSC: the feature dimensions that a decision leans on most are muted"
     reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     addable = True
-    on_logits = "replace"
     defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
 
     def __init__(self, config: Config) -> None:

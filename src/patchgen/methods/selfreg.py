@@ -33,7 +33,6 @@ class SelfReg(Method):
     summary = "SelfReg: logits and projected features alike within a class"
     reference = "Kim et al., SelfReg: Self-supervised Contrastive Regularization for Domain Generalization, ICCV 2021"
     addable = True
-    on_logits = "read"
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

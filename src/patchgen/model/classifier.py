@@ -92,27 +92,21 @@ class Classifier(nn.Module):
         elif self.select is not None:
             self.select.start(self.select(self.backbone, images).early)
 
-    def read(self, images: Tensor | Tokens) -> Tensor:
-        """Normalised images (B, 3, H, W), or their tokens -> (B, D) for the plain pools, (B, P, D) for PatchGen.
+    def read(self, images: Tensor) -> Tensor:
+        """Normalised images (B, 3, H, W) -> (B, D) for the plain pools, (B, P, D) for PatchGen.
 
         With ``context`` the mean early token is appended: (B, 2, D) and (B, P + 1, D).
         """
-        if self.context:
-            return self._read_with_context(images)
-        tokens: Tokens = images if isinstance(images, Tokens) else self.backbone(images)
-        return self._pooled(tokens)
+        if not self.context:
+            return self._pooled(self.backbone(images))
+        early: list[Tensor] = []
+        read = self._pooled(self.backbone(images, early.append))
+        return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
 
     def _pooled(self, tokens: Tokens) -> Tensor:
         if self.pool == "cls":
             return tokens.cls
         return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches
-
-    def _read_with_context(self, images: Tensor | Tokens) -> Tensor:
-        if isinstance(images, Tokens):
-            raise ValueError("the context is read from images, not from tokens that are at hand")
-        early: list[Tensor] = []
-        read = self._pooled(self.backbone(images, early.append))
-        return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
 
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
         """What ``read`` returned -> output; a mask (B, P) to use in place of the learned one, if given."""

@@ -1,17 +1,8 @@
-"""The backbone's blocks compiled for the training passes, where a machine can do that; else nothing changes.
-
-    compile_blocks(backbone, torch.zeros(96, 3, 224, 224), print)      # True, or one line that says why not
-
-Compiled is what the set-up tries: passes with gradients of one shape, that of a training batch. All others run as they
-are (evaluations, whose last batch is of another size), so that nothing is compiled, nor can fail, in the midst of a
-run, and a resumed run computes what the unbroken one does whatever each has seen before. Parameters keep their names,
-and a copy of the model is a plain one.
-"""
+"""`--compile`: the backbone's blocks through `torch.compile` for training passes; evaluations stay as they are."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,62 +16,34 @@ BACKEND = "inductor"
 def compile_blocks(
     backbone: Backbone, images: Tensor, say: Callable[[str], None], *, backend: str | None = None
 ) -> bool:
-    """Compile each block in place and try it by a forward and a backward pass; undo all of it where that fails.
+    """Compile each block and try it on images (B, 3, H, W) of a training pass; where that fails, nothing changes.
 
-    Call it in front of ``Method.setup``: hooks that wait for a training pass should not see this one.
-
-    Args:
-        backbone: Tuned as it will be trained: what learns is compiled in.
-        images: (B, 3, H, W) of a training pass's shape, on its device; call it under that pass's autocast.
-        say: Called with one line.
-        backend: Of `torch.compile`; `BACKEND` when left out.
+    Call it before `Method.setup`, whose hooks should not see the trial.
     """
-    blocks: Sequence[nn.Module] = list(backbone.model.get_submodule(backbone.family.blocks))
-    start = time.perf_counter()
+    blocks: Any = backbone.model.get_submodule(backbone.family.blocks)
     try:
         for block in blocks:
-            block._compiled_call_impl = _Call(block, backend or BACKEND)
-        _try(backbone, images)
-    except Exception as error:  # no compiler, an operation it lacks, its own faults: each library has types of its own
+            block._compiled_call_impl = _training_call(block, backend or BACKEND)  # what `nn.Module.compile` sets
+        with torch.random.fork_rng(), torch.enable_grad():
+            learned = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+            loss = backbone(images).patches.float().sum()
+            if learned:
+                torch.autograd.grad(loss, learned, allow_unused=True)
+        return True
+    except Exception as error:  # no compiler, an operation it lacks: each library has exception types of its own
         for block in blocks:
             block._compiled_call_impl = None
-        say(f"--compile: {_reason(error)}; goes on without")
+        reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause, and adds pages to it
+        say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; goes on without")
         return False
-    say(f"--compile: {len(blocks)} blocks, {time.perf_counter() - start:.0f} s")
-    return True
 
 
-class _Call:
-    """A block's call: compiled for passes with gradients of the first shape it meets, and plain for all others.
+def _training_call(block: nn.Module, backend: str) -> Callable[..., Any]:
+    plain = block._call_impl
+    compiled = torch.compile(plain, backend=backend, dynamic=False)
 
-    Also plain under a hook, which a compiler that has met the block without it would miss.
-    """
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hooked = block._forward_hooks or block._forward_pre_hooks  # registered later, compiled code would skip them
+        return (compiled if torch.is_grad_enabled() and not hooked else plain)(*args, **kwargs)
 
-    def __init__(self, block: nn.Module, backend: str) -> None:
-        self.block, self.plain = block, block._call_impl
-        self.compiled = torch.compile(self.plain, backend=backend, dynamic=False)
-        self.shape: torch.Size | None = None
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        shape = next(value.shape for value in (*given, *named.values()) if isinstance(value, Tensor))
-        hooked = self.block._forward_hooks or self.block._forward_pre_hooks
-        if hooked or not torch.is_grad_enabled() or self.shape not in (None, shape):
-            return self.plain(*given, **named)
-        self.shape = shape
-        return self.compiled(*given, **named)
-
-
-def _try(backbone: Backbone, images: Tensor) -> None:
-    """Both passes, leaving no gradient and no random number behind."""
-    learned = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
-    with torch.random.fork_rng(), torch.enable_grad():
-        hidden = backbone(images).patches
-        if learned:
-            torch.autograd.grad(hidden.float().square().mean(), learned, allow_unused=True)
-
-
-def _reason(error: Exception) -> str:
-    """The innermost cause in one line: a compiler wraps its errors, and adds pages to them."""
-    inner = getattr(error, "inner_exception", None) or error
-    lines = str(inner).strip().splitlines() or [""]
-    return f"{type(inner).__name__}: {lines[0]}".rstrip(": ")[:200]
+    return call

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import replacing
-from patchgen.slides.scan import Tile
+from patchgen.slides.scan import TilePrediction
 
 # Okabe and Ito's eight colours, told apart by most eyes (2008), black left out; classes beyond them repeat
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))
 
 
-def feature(tile: Tile, classes: Sequence[str]) -> dict[str, Any]:
+def feature(tile: TilePrediction, classes: Sequence[str]) -> dict[str, Any]:
     """One tile; its ring runs counter-clockwise in GeoJSON's sense (y up) and ends where it began."""
     left, top, right, bottom = tile.box
     measurements = {f"p {name}": p for name, p in zip(classes, tile.probabilities, strict=True)}
@@ -40,7 +40,7 @@ def feature(tile: Tile, classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write_geojson(path: str | Path, tiles: Iterable[Tile], classes: Sequence[str]) -> None:
+def write_geojson(path: str | Path, tiles: Iterable[TilePrediction], classes: Sequence[str]) -> None:
     """Write the features one by one, so that a slide's number of tiles needs no memory."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
         stream.write('{"type": "FeatureCollection", "features": [')

@@ -18,7 +18,7 @@ from PIL import Image
 from patchgen.common.files import replacing
 from patchgen.draw.overlay import COLOURS, NOTICE, OPACITY
 from patchgen.slides.pyramid import write_pyramid
-from patchgen.slides.scan import Tile
+from patchgen.slides.scan import TilePrediction
 from patchgen.slides.tiles import Grid
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MASK = "mask mean"
 TILE_NOTICE = "one prediction a tile, not an annotation"
 
 
-def collect_maps(tiles: Iterable[Tile], grid: Grid, classes: Sequence[str]) -> dict[str, np.ndarray]:
+def collect_maps(tiles: Iterable[TilePrediction], grid: Grid, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """(rows, columns) float32 for each class and, where the model has a mask, its mean; NaN where no tile was read."""
     maps = {
         name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in (*map("p {}".format, classes), MASK)

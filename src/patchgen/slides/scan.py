@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class TilePrediction:
     """A predicted tile, as a line of the CSV says it."""
 
     column: int
@@ -146,12 +146,12 @@ def _replace(file: Path, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def read_tiles(file: Path, classes: Sequence[str]) -> Iterator[Tile]:
+def read_tiles(file: Path, classes: Sequence[str]) -> Iterator[TilePrediction]:
     """The lines of a CSV, one at a time."""
     with file.open(newline="", encoding="utf-8") as stream:
         for cells in csv.DictReader(stream):
             left, top, width, height = (int(cells[name]) for name in ("x", "y", "width", "height"))
-            yield Tile(
+            yield TilePrediction(
                 column=int(cells["column"]),
                 row=int(cells["row"]),
                 box=(left, top, left + width, top + height),

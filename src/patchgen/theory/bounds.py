@@ -27,7 +27,7 @@ SLOPE_TOLERANCE = 0.1  # ours: the paper bounds complexities and states no slope
 
 
 @dataclass(frozen=True)
-class Row:
+class BoundCheck:
     """One inequality, measured."""
 
     result: str  # the paper's number
@@ -46,7 +46,7 @@ class Row:
 def judge(
     result: str, quantity: str, case: str, measured: float, bound: float,
     sense: Sense = "at most", trivial: float | None = None, note: str = "",
-) -> Row:  # fmt: skip
+) -> BoundCheck:  # fmt: skip
     """A row with its verdict; `trivial` is what is true anyway, so that a bound no better than it is vacuous."""
     slack = bound - measured if sense == "at most" else measured - bound
     says_nothing = trivial is not None and (bound >= trivial if sense == "at most" else bound <= trivial)
@@ -54,7 +54,7 @@ def judge(
     status: Status = "violated" if violated else "vacuous" if says_nothing else "holds"
     small, large = (measured, bound) if sense == "at most" else (bound, measured)
     tightness = small / large if large > 0 and small >= 0 else None
-    return Row(result, quantity, case, float(measured), float(bound), sense, status, tightness, note=note)
+    return BoundCheck(result, quantity, case, float(measured), float(bound), sense, status, tightness, note=note)
 
 
 def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 # Proposition 3.1 and Corollary C.1
 
 
-def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> Row:
+def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> BoundCheck:
     """[3.1] The Bayes risks from C* and from all patches are equal.
 
     A Bayes risk is not observed; it lies between 0 and the held-out error of any fitted rule. So the larger of two
@@ -104,7 +104,7 @@ def complexity_bound(norm: float, bound: float, size: int, n: int) -> float:
     return norm * bound * math.sqrt(size / n)
 
 
-def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str, seed: int) -> Row:
+def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str, seed: int) -> BoundCheck:
     """[3.1] The empirical Rademacher complexity against its bound; `size` is s for C* and P for all patches."""
     found, error = rademacher(phi, norm, seed)
     note = f"Lambda = {norm:g}, B = {bound:.4g}, n = {len(phi)}; standard error {error:.2g}"
@@ -112,7 +112,7 @@ def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str,
     return judge("Prop. 3.1", "Rademacher complexity", case, found, limit, note=note)
 
 
-def scaling(sizes: list[int], complexities: list[float]) -> Row:
+def scaling(sizes: list[int], complexities: list[float]) -> BoundCheck:
     """[3.1] How the measured complexity of C* grows with s: the bound grows as s^(1/2)."""
     slope = float(np.polyfit(np.log(sizes), np.log(complexities), 1)[0])
     return judge(
@@ -131,7 +131,7 @@ Task = tuple[np.ndarray, np.ndarray, np.ndarray]  # head (F,), signs of the samp
 
 def generalization(
     train: np.ndarray, test: np.ndarray, tasks: Sequence[Task], norm: float, bound: float, size: int, case: str
-) -> Row:
+) -> BoundCheck:
     """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s) / sqrt(n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
 
     Args:
@@ -151,7 +151,7 @@ def generalization(
 
 def mask_stability(
     one: np.ndarray, other: np.ndarray, mask: np.ndarray, truth: np.ndarray, bound: float, case: str
-) -> list[Row]:
+) -> list[BoundCheck]:
     """[Lemma C.1] |G(Phi_m) - G(Phi_m')| <= B |m - m'|_2 <= B |m - m'|_1, as the largest ratio over the images."""
     moved, off = np.linalg.norm(one - other, axis=1), np.abs(mask - truth)
     rows = []
@@ -193,7 +193,7 @@ class DomainRisk:
     epsilon: float
 
 
-def risk_deviation(risks: dict[str, DomainRisk], scale: float, case: str) -> Row:
+def risk_deviation(risks: dict[str, DomainRisk], scale: float, case: str) -> BoundCheck:
     """[Lemma C.2] |R_d(phi) - R_d(C)| <= L B P epsilon_d in the domain that comes nearest; `scale` is L B P."""
     rows = [
         judge("Lemma C.2", "risk, learned minus oracle mask", case, abs(r.learned - r.oracle), scale * r.epsilon,
@@ -203,7 +203,7 @@ def risk_deviation(risks: dict[str, DomainRisk], scale: float, case: str) -> Row
     return tightest(rows)
 
 
-def two_domains(risks: dict[str, DomainRisk], scale: float, case: str, result: str = "Prop. 3.2") -> Row:
+def two_domains(risks: dict[str, DomainRisk], scale: float, case: str, result: str = "Prop. 3.2") -> BoundCheck:
     """[3.2] |R_d(phi) - R_d'(phi)| <= L B P (epsilon_d + epsilon_d') for the pair that comes nearest."""
     rows = []
     for (a, one), (b, two) in combinations(risks.items(), 2):
@@ -213,7 +213,7 @@ def two_domains(risks: dict[str, DomainRisk], scale: float, case: str, result: s
     return tightest(rows)
 
 
-def tightest(rows: list[Row]) -> Row:
+def tightest(rows: list[BoundCheck]) -> BoundCheck:
     """The row with the least room; a bound of zero has none."""
     return max(rows, key=lambda row: (row.status == "violated", row.measured / max(row.bound, 1e-12)))
 
@@ -248,7 +248,7 @@ def class_distance(features: np.ndarray, label: np.ndarray) -> float:
 def separation(
     learned: np.ndarray, oracle: np.ndarray, label: np.ndarray, eta: float, case: str,
     result: str = "Prop. 3.3", error: str = "eta",
-) -> Row:  # fmt: skip
+) -> BoundCheck:  # fmt: skip
     """[3.3] Learned representations of distinct classes lie at least gamma - 2 (r + eta) apart; 0 is trivial.
 
     Args:
@@ -261,6 +261,6 @@ def separation(
     return judge(result, "distance between classes", case, found, limit, "at least", trivial=0.0, note=note)
 
 
-def labelled(rows: list[Row], size: int | None, premises: str = "hold") -> list[Row]:
+def labelled(rows: list[BoundCheck], size: int | None, premises: str = "hold") -> list[BoundCheck]:
     """The rows with their s and the state of their premises."""
     return [replace(row, size=size, premises=premises) for row in rows]

@@ -1,6 +1,6 @@
 """The same inequalities with one assumption broken on purpose in each row: they must be seen to fail.
 
-broken_rows(encoder, train, test, per_class=12, seed=1)     # each Row names its broken assumption in `premises`
+broken_rows(encoder, train, test, per_class=12, seed=1)     # each BoundCheck names its broken assumption in `premises`
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from patchgen.theory import bounds, oracle
-from patchgen.theory.bounds import Row, masked
+from patchgen.theory.bounds import BoundCheck, masked
 from patchgen.theory.oracle import BOUND, PATCHES, Encoder, Patches, Tick
 from patchgen.theory.rows import (
     NORM,
@@ -30,7 +30,7 @@ UNDERSTATED = 1000.0
 
 def broken_rows(
     encoder: Encoder, train: Patches, test: Patches, per_class: int, seed: int, tick: Tick = lambda _: None
-) -> list[Row]:
+) -> list[BoundCheck]:
     """At s = 12: the same functions, fed with what the results exclude.
 
     Args:
@@ -69,7 +69,7 @@ def broken_rows(
     return [replace(row, size=SIZE, premises=f"broken: {what}") for what, row in unsound.items()]
 
 
-def _broken_separation(test: Patches, seed: int) -> dict[str, Row]:
+def _broken_separation(test: Patches, seed: int) -> dict[str, BoundCheck]:
     """A small error on average in the place of one that bounds every sample."""
     few = select("right for 97 %, G = pooled", test, oracle.mostly_right_mask(test.truth, seed), pooled)
     eta = float(np.linalg.norm(few.learned - few.oracle, axis=1).mean())

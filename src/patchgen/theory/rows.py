@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from patchgen.theory import bounds, oracle
-from patchgen.theory.bounds import DomainRisk, Head, Row, masked
+from patchgen.theory.bounds import BoundCheck, DomainRisk, Head, masked
 from patchgen.theory.oracle import BOUND, PATCHES, Patches
 
 NORM = 1.0  # Lambda, the same for C* and for all patches
@@ -41,7 +41,7 @@ def select(name: str, test: Patches, mask: np.ndarray, G: Map = identity) -> Sel
     return Selection(name, mask.astype(float), G(masked(test.z, mask)), G(masked(test.z, test.truth)))
 
 
-def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[Row]:
+def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[BoundCheck]:
     """Every row at one s, with masks of known error and G = identity; separation also with G = pooled."""
     rows = subset_rows(train, test, size, BOUND, seed)
     head = fit_head(masked(train.z, train.truth), train.label)
@@ -56,7 +56,7 @@ def size_rows(train: Patches, test: Patches, size: int, seed: int) -> list[Row]:
     return rows + all_shift_rows(train, test, select("noisy, G = pooled", test, noisy, pooled))
 
 
-def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: int) -> list[Row]:
+def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: int) -> list[BoundCheck]:
     """[3.1, Cor. C.1] C* against all patches."""
     rows = [bayes_row(train, test, train.truth, test.truth, "C*")]
     count, everything = train.truth.shape[1], np.ones_like
@@ -67,7 +67,7 @@ def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: in
     return rows
 
 
-def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> list[Row]:
+def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> list[BoundCheck]:
     """[Lemma C.1, Lemma C.2, 3.2] Of one mask."""
     scale, risks = head.lipschitz * bound * chosen.mask.shape[1], domain_risks(test, chosen, head)
     stable = bounds.mask_stability(chosen.learned, chosen.oracle, chosen.mask, test.truth, bound, chosen.name)
@@ -79,7 +79,7 @@ def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> li
     ]
 
 
-def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[Row]:
+def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[BoundCheck]:
     """[3.3, Cor. C.2] With the measured eta, and with the eta that the mask's largest error implies."""
     eta, q = largest_move(chosen), float(np.abs(chosen.mask - test.truth).sum(1).max())
     args = chosen.learned, chosen.oracle, test.label
@@ -89,7 +89,7 @@ def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[Row]
     ]
 
 
-def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[Row]:
+def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[BoundCheck]:
     """[Cor. 3.1] Both at once: the last class is unknown to the head, and the domains differ in their context.
 
     The risk speaks of the known classes, the separation of all; there is no bound on the two together.
@@ -103,7 +103,7 @@ def all_shift_rows(train: Patches, test: Patches, chosen: Selection) -> list[Row
 
 def componentwise(
     known: Patches, of_known: Selection, test: Patches, chosen: Selection, head: Head, bound: float
-) -> list[Row]:
+) -> list[BoundCheck]:
     """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
     risks = domain_risks(known, of_known, head)
     scale = head.lipschitz * bound * chosen.mask.shape[1]
@@ -152,7 +152,7 @@ def direction(phi: np.ndarray, sign: np.ndarray, norm: float) -> np.ndarray:
 
 def generalization_row(
     train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, size: int, bound: float, case: str, seed: int
-) -> Row:
+) -> BoundCheck:
     """[Cor. C.1] Of a head for the first half of the classes, and of one that learned coin flips by heart.
 
     The corollary holds for every law; where labels are coin flips all that a head learns is the sample.
@@ -169,7 +169,7 @@ def halves(label: np.ndarray) -> np.ndarray:
     return np.where(label <= label.max() // 2, 1.0, -1.0)
 
 
-def bayes_row(train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, case: str) -> Row:
+def bayes_row(train: Patches, test: Patches, here: np.ndarray, there: np.ndarray, case: str) -> BoundCheck:
     """[3.1] Errors of rules fitted on a subset and on all patches, in the domain where equality is least certain."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

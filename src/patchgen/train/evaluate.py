@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -17,13 +16,12 @@ from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
-from patchgen.model.prefix import Memory, Prefix, find_prefix
 from patchgen.tasks.metrics import mask_recovery, scores
 from patchgen.train.patients import PatientTally
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
-MEMORY = 2 << 30  # bytes of features kept for a frozen backbone, or of what leaves its frozen part
+MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
 
 
 @dataclass
@@ -40,25 +38,32 @@ class Evaluation:
         return {**scores(self.confusion), **self.means()}
 
 
+class FeatureCache(dict[int, Tensor]):
+    """Tensors by row, off the device, in at most `room` bytes; what does not fit any more is not kept."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def keep(self, row: int, tensor: Tensor) -> None:
+        size = tensor.numel() * tensor.element_size()
+        if size <= self.room and row not in self:
+            self.room -= size
+            with torch.inference_mode(False):  # an evaluation's tensors cannot be trained on
+                self[row] = tensor.cpu().clone()  # a part of a batch would keep the whole batch alive
+
+
 class Reader:
     """Rows of the table -> what the classifier reads, un-augmented; kept in memory where the backbone is frozen."""
 
     def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore) -> None:
         self.fabric, self.model, self.store = fabric, model, store
-        self.memory = Memory(MEMORY if model.reads_frozen else 0)
-
-    @cached_property
-    def prefix(self) -> Prefix | None:
-        """Looked for when first asked for: a method may have put hooks into the backbone by then."""
-        if self.model.context or self.model.pool == "select":  # both look at the tokens half-way
-            return None
-        return find_prefix(self.model.backbone, self.model.grid[0] * self.model.backbone.patch_size, MEMORY)
+        self.memory = FeatureCache(MEMORY if model.reads_frozen else 0)
 
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
         if not self.model.reads_frozen:
-            images = self.images(rows)
-            return self.model.read(self.prefix.tokens(rows, images)) if self.prefix else images
+            return self.images(rows)
         new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)
         fresh = dict(zip(new.tolist(), self._read(new), strict=True)) if len(new) else {}
         result = torch.stack([fresh[row] if row in fresh else self.memory[row] for row in rows.tolist()])

@@ -36,7 +36,6 @@ from patchgen.runs.selection import RULES
 from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import close_run
-from patchgen.train.determinism import deterministic
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.lifecycle import Trainer, device_error, use_threads
 from patchgen.train.optim import make_optimizer
@@ -295,3 +294,19 @@ class FoldTrainer(Trainer):
         """Give the mask its moderate start on the first step's source images; the same on every rank."""
         if self.model.has_mask:
             self.model.start(self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64]))
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Deterministic operations while it lasts; one that has no such form is named in a warning and used all the same.
+
+    On a CPU every operation in use is deterministic for a given number of threads. On CUDA some are not unless asked.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by CUDA's matrix products at their first use
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])

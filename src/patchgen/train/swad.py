@@ -76,8 +76,8 @@ class RunningMean:
 
 
 @dataclass
-class Evaluation:
-    """One evaluation: its loss, the mean over the steps since the previous one, and the weights at its own step."""
+class Segment:
+    """The steps up to an evaluation: its loss, the mean over them, and the weights at the last one."""
 
     step: int
     loss: float  # inf when it was not finite
@@ -112,7 +112,7 @@ class Swad:
         self.n_converge, self.n_tolerance, self.ratio, self.compat = n_converge, n_tolerance, ratio, compat
         self._open = RunningMean()  # steps since the last evaluation
         self._latest: Mapping[str, Tensor] = {}  # references to the weights of the last update
-        self._recent: list[Evaluation] = []  # the last N_s evaluations before the valley (compat: always the last N_e)
+        self._recent: list[Segment] = []  # the last N_s evaluations before the valley (compat: always the last N_e)
         self._average = RunningMean()  # of the valley so far
         self._pending = RunningMean()  # steps after it, up to an evaluation above the rim
         self._above = 0  # evaluations in `_pending`
@@ -144,7 +144,7 @@ class Swad:
         if step <= self._last_step:
             raise ValueError(f"evaluations go forward: step {step} came after step {self._last_step}")
         point = {} if self.compat or self._converge_step is not None else _copy(self._latest)
-        evaluation = Evaluation(step, float(loss) if math.isfinite(loss) else math.inf, self._open, point)
+        evaluation = Segment(step, float(loss) if math.isfinite(loss) else math.inf, self._open, point)
         self._open, self._latest, self._last_step = RunningMean(), {}, step
         if self.compat:
             self._follow_original(evaluation)
@@ -199,7 +199,7 @@ class Swad:
         self._added = [(first, last) for first, last in scalars["added"]]
         self._latest = groups.get("latest", {})
         self._recent = [
-            Evaluation(step, math.inf if loss is None else loss, RunningMean(), groups.get(f"point{i}", {}))
+            Segment(step, math.inf if loss is None else loss, RunningMean(), groups.get(f"point{i}", {}))
             for i, (step, loss) in enumerate(scalars["recent"])
         ]
         for slot, mean in self._means().items():
@@ -217,7 +217,7 @@ class Swad:
         found = self._converge_step is not None
         return SwadResult(mean.tensors, found, start, end, steps, self._threshold, note)
 
-    def _seek(self, evaluation: Evaluation) -> None:
+    def _seek(self, evaluation: Segment) -> None:
         """Before the valley: does the oldest of the last N_s evaluations start it?"""
         self._recent = [*self._recent, evaluation][-self.n_converge :]
         if not self._starts_valley(self._recent):
@@ -229,7 +229,7 @@ class Swad:
         for entry in later:
             self._extend(entry)
 
-    def _starts_valley(self, window: Sequence[Evaluation]) -> bool:
+    def _starts_valley(self, window: Sequence[Segment]) -> bool:
         """Whether the first of a full `window` has its lowest loss; then the rim is set."""
         losses = [entry.loss for entry in window]
         if len(window) < self.n_converge or losses[0] == math.inf or losses[0] > min(losses):
@@ -238,10 +238,10 @@ class Swad:
         self._converge_step, self._threshold = window[0].step, self.ratio * sum(finite) / len(finite)
         return True
 
-    def _exceeds(self, evaluation: Evaluation) -> bool:
+    def _exceeds(self, evaluation: Segment) -> bool:
         return self._threshold is not None and evaluation.loss > self._threshold
 
-    def _extend(self, evaluation: Evaluation) -> None:
+    def _extend(self, evaluation: Segment) -> None:
         """In the valley: a loss within the rim takes everything up to it in, the N_e-th in a row above it ends it."""
         if self._ended:
             return
@@ -254,7 +254,7 @@ class Swad:
         if self._ended or self._above == 0:
             self._pending = RunningMean()
 
-    def _follow_original(self, evaluation: Evaluation) -> None:
+    def _follow_original(self, evaluation: Segment) -> None:
         """compat: the head of the last N_e segments is averaged, N_e evaluations late, until all are above the rim."""
         self._recent = [*self._recent, evaluation][-self.n_tolerance :]
         if self._converge_step is None:
@@ -266,7 +266,7 @@ class Swad:
             if not self._ended:
                 _add_segment(self._average, self._added, self._recent[0])
 
-    def _extend_backwards(self, converged: Evaluation) -> None:
+    def _extend_backwards(self, converged: Segment) -> None:
         """compat: also average the segments before t_s that follow the last one above the rim, but for the first.
 
         The search assumes N_e segments in memory; with fewer it reaches past t_s, as the original does.
@@ -305,7 +305,7 @@ def _merged(means: Sequence[RunningMean]) -> RunningMean:
     return merged
 
 
-def _add_segment(mean: RunningMean, spans: list[tuple[int, int]], segment: Evaluation) -> None:
+def _add_segment(mean: RunningMean, spans: list[tuple[int, int]], segment: Segment) -> None:
     """compat: `segment` is one more sample, whatever its length; it replaces a stand-in of count 0."""
     if mean.count == 0:
         spans.clear()

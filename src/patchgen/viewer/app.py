@@ -26,8 +26,8 @@ from patchgen.draw.overlay import NOTICE
 from patchgen.viewer import answers, runs
 from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
 from patchgen.viewer.library import Library
-from patchgen.viewer.shelf import Picture, Shelf, clean_name
-from patchgen.viewer.worker import Worker
+from patchgen.viewer.uploads import Upload, UploadStore, clean_name
+from patchgen.viewer.worker import ModelThread
 
 SCRIPTS = ("tools", "maps", "look", "runs", "page")
 PAGE = {
@@ -40,16 +40,16 @@ Id = Field(max_length=64)
 log = logging.getLogger("patchgen.viewer")
 
 
-class Score(BaseModel):
+class ImageRequest(BaseModel):
     model: str = Id
     image: str = Id
 
 
-class Rankings(Score):
+class Rankings(ImageRequest):
     names: list[str] = Field(max_length=16)
 
 
-class Perturb(Score):
+class Perturb(ImageRequest):
     off: list[int] = Field(max_length=16_384)
     operator: str = Field("blur", max_length=16)
 
@@ -89,8 +89,8 @@ class Viewer:
 
     def __init__(self, library: Library, limits: Limits) -> None:
         self.library, self.limits = library, limits
-        self.shelf = Shelf(limits)
-        self.worker = Worker(limits.answer_seconds, limits.waiting)
+        self.uploads = UploadStore(limits)
+        self.worker = ModelThread(limits.answer_seconds, limits.waiting)
 
     def addresses(self) -> list[tuple[str, str, Callable[..., Any]]]:
         return [
@@ -140,7 +140,7 @@ class Viewer:
     # Pictures
 
     async def image(self, image: str) -> Response:
-        picture = self.shelf.get(image)
+        picture = self.uploads.get(image)
         return Response(await self.worker.run(picture.preview), media_type="image/jpeg")
 
     async def predict(self, request: Request) -> dict[str, Any]:
@@ -152,16 +152,16 @@ class Viewer:
     def _predict(self, model: str, name: str, data: bytes, truth: str | None = None) -> dict[str, Any]:
         predictor = self.library.predictor(model)
         try:
-            picture = self.shelf.add(name, data, truth)
+            picture = self.uploads.add(name, data, truth)
         except UnreadableImage as error:
             return {"name": clean_name(name), "error": error.reason}
         try:
             return self._answer(model, picture, answers.scored(predictor, picture.pixels(predictor.config.image_size)))
         except UnreadableImage as error:  # a good header before damaged pixels
-            self.shelf.drop(picture)
+            self.uploads.drop(picture)
             return {"name": picture.name, "error": error.reason}
 
-    def _answer(self, model: str, picture: Picture, found: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, model: str, picture: Upload, found: dict[str, Any]) -> dict[str, Any]:
         return {"model": model, "image": picture.id, "name": picture.name, "truth": picture.truth, **found}
 
     async def _form(self, request: Request) -> tuple[str, list[tuple[str, bytes]]]:
@@ -175,9 +175,9 @@ class Viewer:
             raise Refused(400, "the form needs the field `model` and at least one file `image`")
         return model, files
 
-    async def score(self, ask: Score) -> dict[str, Any]:
+    async def score(self, ask: ImageRequest) -> dict[str, Any]:
         """A picture that is kept already, with another model."""
-        picture = self.shelf.get(ask.image)
+        picture = self.uploads.get(ask.image)
         found = await self.worker.run(lambda: self._with(ask, answers.scored))
         return self._answer(ask.model, picture, found)
 
@@ -199,8 +199,8 @@ class Viewer:
     async def perturb(self, ask: Perturb) -> dict[str, Any]:
         return await self.worker.run(lambda: self._with(ask, answers.perturbed, ask.off, ask.operator))
 
-    def _with(self, ask: Score, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
-        picture, predictor = self.shelf.get(ask.image), self.library.predictor(ask.model)
+    def _with(self, ask: ImageRequest, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
+        picture, predictor = self.uploads.get(ask.image), self.library.predictor(ask.model)
         return answer(predictor, picture.pixels(predictor.config.image_size), *more)
 
 

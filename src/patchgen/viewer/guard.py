@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -22,6 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MEGABYTE = 1 << 20
+HEADER_SECONDS = 20.0  # from the connection, or from the previous answer, to the end of a request's headers
 MULTIPART = "/api/predict"  # the one address that takes files; all other posts are JSON
 HEADERS = {
     "content-security-policy": (
@@ -47,7 +50,7 @@ class Limits:
     json_bytes: int = MEGABYTE // 4
     images: int = 16  # files a request
     pixels: int = 50_000_000  # width x height of an image
-    kept_bytes: int = 256 * MEGABYTE  # uploaded files on the shelf
+    kept_bytes: int = 256 * MEGABYTE  # uploaded files
     kept_images: int = 64
     upload_seconds: float = 60.0
     answer_seconds: float = 120.0
@@ -173,6 +176,26 @@ class Guard:
             body += chunk
             self.arriving += len(chunk)
             more = message.get("more_body", False)
+
+
+class HeaderTimeout(H11Protocol):
+    """Closes connections whose next request's headers take too long, for which uvicorn itself waits without a limit.
+
+    ``uvicorn.Config(app, http=HeaderTimeout)``
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_SECONDS, self._close_unless_asked, None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle  # the server may begin with the next request in here
+        super().on_response_complete()
+        self.loop.call_later(HEADER_SECONDS, self._close_unless_asked, answered)
+
+    def _close_unless_asked(self, before: RequestResponseCycle | None) -> None:
+        if self.cycle is before:  # a request whose headers are complete has a cycle of its own
+            self.transport.close()
 
 
 class _Gone(Exception):

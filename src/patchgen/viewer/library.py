@@ -16,7 +16,7 @@ from typing import Literal
 from patchgen.predict.predictor import Predictor, load_predictor
 from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
-from patchgen.viewer.shelf import clean_name
+from patchgen.viewer.uploads import clean_name
 
 LOADED = 2  # models in memory at a time
 EXAMPLES = 24  # images of the unseen domain that are offered

@@ -12,7 +12,7 @@ from patchgen.viewer.guard import Refused
 T = TypeVar("T")
 
 
-class Worker:
+class ModelThread:
     """Runs jobs one after the other, in the order they came.
 
     Args:

@@ -52,7 +52,7 @@ class StreamModel(nn.Module):
         if isinstance(self.select, Selector):
             found = self.select(self.backbone, images, read=tokens)
             return _output(found.tokens.cls, found.mask)
-        return self.pooled(tokens(images))
+        return self._pooled(tokens(images))
 
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
@@ -62,7 +62,7 @@ class StreamModel(nn.Module):
         elif self.select is not None:
             self.select.calibrate(self.backbone(images).patches.float())
 
-    def pooled(self, tokens: Tokens) -> Output:
+    def _pooled(self, tokens: Tokens) -> Output:
         """One vector an image, of its tokens."""
         if isinstance(self.select, PatchGen):
             chosen = self.select(tokens.patches)

@@ -27,16 +27,14 @@ from patchgen.discovery.prompts import check_promptable
 from patchgen.methods.stream import Gcd, Views, make_stream_method
 from patchgen.methods.stream.model import StreamModel, build_stream_model
 from patchgen.model.classifier import Output, trained_tensors
-from patchgen.model.prefix import find_prefix
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.ccd import class_means, entered, halve_held_out, validation_score
 from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.mdg import at_most
-from patchgen.train.evaluate import MEMORY
 from patchgen.train.lifecycle import Trainer, device_error, use_threads
 from patchgen.train.step import require_gradients
-from patchgen.train.stream.data import BATCH, StreamImages, epoch_parts, num_steps
+from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream.optim import make_stream_optimizer, set_rate
 from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
@@ -48,8 +46,8 @@ class Features(NamedTuple):
     mask: Tensor | None  # (N, P)
 
 
-class Kept(NamedTuple):
-    """The epoch of this stage that is kept so far."""
+class BestEpoch(NamedTuple):
+    """The epoch of this stage with the best validation score so far."""
 
     score: float = -math.inf
     epoch: int = -1
@@ -85,14 +83,12 @@ class StreamTrainer(Trainer):
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
         self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
-        inside = self.model.pool == "select"  # the mask acts before the part that learns
-        self.prefix = None if inside else find_prefix(self.model.backbone, config.image_size, MEMORY)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
-        self.stage, self.epoch, self.kept = 0, 0, Kept()
+        self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config)
         self.resume()
 
@@ -208,9 +204,8 @@ class StreamTrainer(Trainer):
     def features(self, rows: np.ndarray, prompts: bool = False) -> Features:
         """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
         found, masks = [], []
-        parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
-        for part, images in zip(parts, self.images.plain(rows), strict=True):
-            seen = self.model.pooled(self.prefix.tokens(part, images)) if self.prefix else self.model.read(images)
+        for images in self.images.plain(rows):
+            seen = self.model.read(images)
             if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
                 seen = self.model.read(images, chosen)
             found.append(F.normalize(seen.features.float(), dim=1))
@@ -224,7 +219,7 @@ class StreamTrainer(Trainer):
         found = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
         better = last if self.config.selection == "last" else score >= self.kept.score
         if better:
-            self.kept = Kept(score, self.epoch)
+            self.kept = BestEpoch(score, self.epoch)
             save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
         return found
 
@@ -251,7 +246,7 @@ class StreamTrainer(Trainer):
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         self.pool.load(under(tensors, "pool."), self.device)
         self.chain = dict(tensors["chain"].tolist())
-        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], Kept(*facts["kept"])
+        self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], BestEpoch(*facts["kept"])
 
     def begin(self) -> None:
         """Give the mask its moderate start on some images of the first stage."""
@@ -262,7 +257,7 @@ class StreamTrainer(Trainer):
     def next_stage(self) -> None:
         """Begin another stage with the model as it is."""
         self.pool.next_stage()
-        self.stage, self.epoch, self.kept = self.stage + 1, 0, Kept()
+        self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config)
         self.save_state()
 

@@ -231,3 +231,60 @@ def test_another_backbone_is_not_mixed_in(tiny_settings: dict[str, Any], tmp_pat
     monkeypatch.setattr("patchgen.model.backbone.Backbone.digest", lambda self: "another")
     with pytest.raises(ValueError, match="another backbone"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
+
+
+def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = FoldTrainer._step, {}
+
+    def step(self: FoldTrainer, number: int) -> None:
+        seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
+        if number == 3:
+            next(self.model.head.parameters()).data.fill_(float("nan"))
+        whole(self, number)
+
+    monkeypatch.setattr(FoldTrainer, "_step", step)
+    with pytest.raises(ValueError, match="diverged at step 3: .*lower --lr") as caught:
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    [run] = tmp_path.iterdir()
+    found = json.loads((run / "diverged.json").read_text())
+    assert found["step"] == 3 and set(found["images"]) == seen[3] and "main" in found["values"]
+    assert any(name in str(caught.value) for name in seen[3])
+    assert load_tensors(run / "checkpoints" / "state.safetensors")[1]["step"] == 2
+
+
+def test_weights_alone_that_are_not_finite_name_the_last_step(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = FoldTrainer._step, {}
+
+    def step(self: FoldTrainer, number: int) -> None:
+        whole(self, number)
+        seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
+        if number == 2:  # evaluated right after it, and its losses were fine
+            next(self.model.head.parameters()).data[0, 0] = float("inf")
+
+    monkeypatch.setattr(FoldTrainer, "_step", step)
+    with pytest.raises(ValueError, match="diverged at step 2: weights is not finite"):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    [file] = tmp_path.glob("*/diverged.json")
+    found = json.loads(file.read_text())
+    assert found["values"] == ["weights"] and set(found["images"]) == seen[2]
+    monkeypatch.setattr(FoldTrainer, "_step", whole)
+    assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not file.exists()
+
+
+def test_an_unfinished_run_gets_its_settings_back(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "close_run", lambda trainer: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        train(Config(**tiny_settings), tmp_path, quiet=True)
+    monkeypatch.setattr(trainer_module, "close_run", close_run)
+    [file] = tmp_path.glob("*/config.yaml")
+    good = file.read_bytes()
+    file.write_bytes(good.replace(b"data: /", b"data: .", 1))  # one bit of the path
+    assert file.read_bytes() != good
+    assert train(Config(**tiny_settings), tmp_path, quiet=True).done
+    assert file.read_bytes() == good

@@ -1,4 +1,4 @@
-"""Uploaded pictures: checked before they are decoded, kept in memory only, the one used longest ago given up first."""
+"""Uploaded pictures: checked before they are decoded, kept in memory only, the least recently used dropped first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = 120  # characters of a file's name that are shown
 
 
 @dataclass(eq=False)
-class Picture:
+class Upload:
     id: str  # drawn at random: what requests name it by
     name: str
     data: bytes  # the file as it came
@@ -45,15 +45,15 @@ class Picture:
         return self._preview
 
 
-class Shelf:
-    """Pictures by id, within a number of bytes and of pictures."""
+class UploadStore:
+    """Uploads by id, within a number of bytes and of pictures."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._pictures: OrderedDict[str, Picture] = OrderedDict()
+        self._pictures: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, name: str, data: bytes, truth: str | None = None) -> Picture:
+    def add(self, name: str, data: bytes, truth: str | None = None) -> Upload:
         """Check a file and keep it.
 
         Raises:
@@ -61,21 +61,21 @@ class Shelf:
         """
         shown = clean_name(name)
         check_image(shown, data, self.limits)
-        picture = Picture(secrets.token_urlsafe(12), shown, data, truth)
+        picture = Upload(secrets.token_urlsafe(12), shown, data, truth)
         with self._lock:
             self._pictures[picture.id] = picture
             while len(self._pictures) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
                 self._pictures.popitem(last=False)
         return picture
 
-    def get(self, picture: str) -> Picture:
+    def get(self, picture: str) -> Upload:
         with self._lock:
             if picture not in self._pictures:
                 raise Refused(404, "this image is no longer kept; open it again")
             self._pictures.move_to_end(picture)
             return self._pictures[picture]
 
-    def drop(self, picture: Picture) -> None:
+    def drop(self, picture: Upload) -> None:
         with self._lock:
             self._pictures.pop(picture.id, None)
 

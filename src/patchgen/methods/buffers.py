@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 
-class Kept(nn.Module):
+class NamedBuffers(nn.Module):
     """A copy of named tensors that follows its method from device to device.
 
     Args:

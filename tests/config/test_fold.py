@@ -136,7 +136,7 @@ def test_presets_are_valid(preset: str) -> None:
     assert config.lr == (1e-3 if preset == "small" else 5e-5)  # the lineage's, or what our own search found
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
     from patchgen.data.stages import read_schedule
@@ -240,3 +240,32 @@ def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, A
     for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             train(Config(**{**tiny_settings, "backbone": str(tmp_path / name)}), tmp_path / "runs", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("unseen: null", "unseen must be text"),
+        ("unseen: [a]", "unseen must be text"),
+        ("backbone: {a: 1}", "backbone must be text"),
+        ("hparams: 5", "hparams must be `name: value` lines"),
+        ("hparams: {miro: x}", "hparams: each value must be a number under a name"),
+        ("options: {1: a}", "options: each value must be text"),
+        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1e\+09"),
+        ("hparams: {miro: 1.0e+290}", r"hparams: miro must be a number of at most 1e\+09"),
+        ("image_size: 0", "image_size must be at least 1"),
+        ("seed: 4294967296", "seed must be at most 4294967295"),
+        ("threads: 100000", "threads must be at most 1024"),
+        ("tau: 2024-13-45", "is not readable YAML: month must be in 1..12"),
+        ("tau: " + "[" * 3000, "is not readable YAML"),
+        ("tau: " + "9" * 5000, "is not readable YAML"),
+    ],
+)
+def test_a_wrong_file_of_settings_is_one_line_with_its_name(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "\n".join(f"{k}: {v}" for k, v in {"data": "d", "unseen": "u"}.items() if k not in text) + f"\n{text}\n"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        load_settings(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)

@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from patchgen.common.files import write_text
 from patchgen.config import Config
 from patchgen.data.table import Table
+from patchgen.runs.find import describe
 from patchgen.runs.folder import MODEL_FORMAT, RunFolder, environment
 from patchgen.runs.tensors import load_tensors, save_tensors
 from patchgen.tasks.mdg import make_fold
@@ -271,3 +273,59 @@ def test_environment_names_what_numbers_depend_on() -> None:
     found = environment(threads=3)
     assert found["threads"] == 3 and found["packages"]["torch"].startswith(torch.__version__.split("+")[0])
     assert json.loads(json.dumps(found)) == found
+
+
+# Damage
+
+
+@pytest.fixture
+def recorded(run: RunFolder) -> RunFolder:
+    """A run with three records."""
+    for step in range(3):
+        run.append({"kind": "evaluation", "step": step})
+    return run
+
+
+def test_what_a_kill_left_beside_the_checkpoints_goes_with_the_next_start(recorded: RunFolder) -> None:
+    stray = recorded.path / "checkpoints" / ".state.safetensors.0123456789ab.tmp"
+    stray.write_bytes(b"half")
+    recorded.checkpoint("selected").write_bytes(b"whole")
+    with recorded.locked():
+        assert not stray.exists() and recorded.checkpoint("selected").exists()
+
+
+def test_a_state_that_a_kill_left_behind_done_goes_with_the_next_start(recorded: RunFolder) -> None:
+    recorded.finish("")
+    for name in ("state", "kept", "selected"):
+        save_tensors(recorded.checkpoint(name), {"a": torch.ones(1)}, {})  # killed before two of them were removed
+    RunFolder.create(recorded.path.parent, recorded.config, recorded.path.name)
+    assert recorded.done and [path.stem for path in (recorded.path / "checkpoints").iterdir()] == ["selected"]
+
+
+@pytest.mark.parametrize("line", [b"{half\n", b"\xff\xfe\n", b"3\n", b"[" * 100_000 + b"\n"])
+def test_a_damaged_line_is_named_and_not_left_out(recorded: RunFolder, line: bytes) -> None:
+    path = recorded.path / "records.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + line + lines[2])
+    with pytest.raises(ValueError, match=r"records.jsonl, line 2, is damaged; restore the file"):
+        recorded.records()
+    assert describe(recorded).error is not None  # `patchgen runs` lists the others all the same
+
+
+def test_a_finished_run_notices_that_a_number_has_changed(recorded: RunFolder) -> None:
+    recorded.finish("")
+    path = recorded.path / "records.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"step": 1', b'"step": 5'))
+    with pytest.raises(ValueError, match="records.jsonl is damaged"):
+        recorded.records()
+    (recorded.path / "done").write_text("2026-01-01T00:00:00\n")  # as an older version wrote it
+    assert [record["step"] for record in recorded.records()] == [0, 5, 2]
+
+
+@pytest.mark.parametrize("change", [lambda content: content[:-20], lambda content: content.replace(b"1", b"7")])
+def test_records_that_the_state_has_seen_must_be_there(recorded: RunFolder, change: Callable[[bytes], bytes]) -> None:
+    mark = recorded.records_mark()
+    path = recorded.path / "records.jsonl"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ValueError, match="not what the state has seen"):
+        recorded.rewind_records(mark["records"], mark["records_crc32"])
