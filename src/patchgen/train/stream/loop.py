@@ -42,6 +42,8 @@ from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
 from patchgen.train.values import StepValues, diverged, not_finite
 
+VALIDATION_INITS = 10  # starts of the k-means of a validation, at most: the host's there too
+
 
 class Features(NamedTuple):
     unit: Tensor  # (N, D)
@@ -84,7 +86,8 @@ class StreamTrainer(Trainer):
         self.say(f"backbone: {self.model.backbone.description}")
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
-        self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
+        backbone, size = self.model.backbone, config.image_size
+        self.images = StreamImages(stream.table, backbone, size, self.device, cache, keep_aspect=config.keep_aspect)
         inside = self.model.pool == "select"  # the mask acts before the part that learns
         self.prefix = None if inside else find_prefix(self.model.backbone, config.image_size, MEMORY)
         self.pool = MixturePool(config, len(stream.known))
@@ -234,7 +237,8 @@ class StreamTrainer(Trainer):
         if self.method.prototypes:
             return self.model.classify(self.features(rows).unit, count).argmax(1).cpu().numpy()
         together = np.concatenate([rows, self._some(self.stream.train[self.stage])])
-        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=self.config.inits, seed=self.config.seed)
+        inits = min(self.config.inits, VALIDATION_INITS)
+        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=inits, seed=self.config.seed)
         return kmeans.fit(self.features(together, prompts).unit).assignment[: len(rows)].cpu().numpy()
 
     def _some(self, rows: np.ndarray) -> np.ndarray:
