@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, option, parse, require_data, settings_of
+from patchgen.commands import announce, before_preset, option, parse, require_data, settings_of
 from patchgen.config import PRESETS, Config, Pool, Tune
 from patchgen.methods.presets import method_settings
 from patchgen.runs.folder import run_name
@@ -48,7 +48,7 @@ class BenchmarkArguments(Config):
     lr_grid: tuple[float, ...] = ()
     """Try these learning rates for every method alike and keep, fold by fold, what source validation prefers."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes a run on two cores. `paper`: the field's 5001 steps at 224 px."""
+    """`small`: minutes a run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
     out: str = "runs"
     """Parent of the run folders."""
     table_only: bool = False
@@ -112,8 +112,19 @@ def _published(arguments: BenchmarkArguments, method: str) -> dict[str, Any]:
     return {k: v for k, v in found.items() if getattr(arguments, k) == usual.get(k, getattr(Config, k, None))}
 
 
+def _protocol(argv: list[str]) -> dict[str, Any]:
+    """What the preset sets for this data, before any method is asked for its own."""
+    preset = option(argv, "--preset", "small")
+    words = before_preset(BenchmarkArguments, "benchmark", argv) if preset == "paper" else None
+    if words is None:
+        return dict(PRESETS.get(preset, {}))
+    from patchgen.methods.presets import preset_settings
+
+    return preset_settings(preset, "", words.data, words.benchmark)
+
+
 def main(argv: list[str]) -> int:
-    start = {"data": tyro.MISSING, **PRESETS.get(option(argv, "--preset", "small"), {}), "lr": 0.0}
+    start = {"data": tyro.MISSING, **_protocol(argv), "lr": 0.0}
     arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**start))
     _check(arguments)
     announce(arguments.quiet)
