@@ -1,7 +1,7 @@
 """What a preset sets for a method and its data, and what the hosts published for theirs.
 
     preset_settings("paper", data="domain_net")       # {..., "steps": 15001, "eval_every": 500}
-    host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": ...}
+    host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": {}}
     host_settings("gmdg", "pacs", "dinov2-large")     # {"hparams": ...}
 
 Sources: the tables and commands in the README files of MIRO, GMDG and GESTUR, and the scripts of L-Reg. Where a command

@@ -96,7 +96,7 @@ class StreamTrainer(Trainer):
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, Kept()
-        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
         self.resume()
 
     def _about(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class StreamTrainer(Trainer):
         """Begin another stage with the model as it is."""
         self.pool.next_stage()
         self.stage, self.epoch, self.kept = self.stage + 1, 0, Kept()
-        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
         self.save_state()
 
 
