@@ -17,7 +17,7 @@ from patchgen.runs.folder import run_name
 TINY = "file vit_tiny_patch16_224.safetensors"
 DOMAINS = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "oracle": ("amber", "dusk", "jade", "mist"),
            "terra_incognita": ("location_100", "location_38", "location_43", "location_46"),
-           "HISTOCOLON": ("CRC-TP", "K-16", "K-19")}  # fmt: skip
+           "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007"), "HISTOCOLON": ("CRC-TP", "K-16", "K-19")}  # fmt: skip
 
 
 def scored(checkpoint: str, value: float, more: dict[str, Any]) -> dict[str, Any]:

@@ -63,5 +63,7 @@ def test_presets_know_the_host_s_settings_for_cub(tmp_path: Path) -> None:
     assert StreamConfig("x", **stream_preset("paper", "")).lr == 0.1
     found = StreamConfig("x", **stream_preset("paper", str(cub)))
     assert (found.lr, found.components, found.epochs, found.warm_up) == (0.05, "half", 200, 30)
+    assert found.keep_aspect and found.inits == 100  # the host's pixels and its starts of k-means
     small = StreamConfig("x", **stream_preset("small", str(cub)))
+    assert not small.keep_aspect and "keep_aspect" not in small.hashed()  # earlier runs keep their names
     assert small.components == "half" and small.warm_up < small.epochs and small.lr == SMALL["lr"]

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import multiprocessing
 import os
+import struct
 import threading
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -368,3 +371,72 @@ def test_impossible_rows_are_refused(files: list[Path], rows: list) -> None:
 def test_impossible_sizes_are_refused(files: list[Path]) -> None:
     with pytest.raises(ValueError, match="size=0"):
         ImageStore(files, 0, None)
+
+
+# images that keep their aspect
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> list[Path]:
+    """Wide, tall, square, and far too long."""
+    folder = tmp_path / "shapes"
+    folder.mkdir()
+    paths = [folder / f"{i}.png" for i in range(4)]
+    for i, (width, height) in enumerate([(50, 30), (31, 47), (20, 20), (200, 10)]):
+        picture(i, width, height).save(paths[i])
+    return paths
+
+
+def by_hand(path: Path, size: int) -> np.ndarray:
+    """torchvision's `Resize(size, BICUBIC)`: the shorter side becomes `size`, the longer one is cut to whole pixels."""
+    image = Image.open(path)
+    if image.width == 200:  # longer than 4 : 1, of which the middle 40 of 200 columns are kept
+        image = image.crop((80, 0, 120, 10))
+    width, height = image.size
+    longer = int(size * max(width, height) / min(width, height))
+    shape = (longer, size) if width >= height else (size, longer)
+    return np.asarray(image.resize(shape, Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+
+
+def test_the_shorter_side_is_resized_bicubically_and_the_aspect_kept(shapes: list[Path], tmp_path: Path) -> None:
+    truth = [by_hand(path, SIZE) for path in shapes]
+    assert [image.shape[1:] for image in truth] == [(SIZE, int(SIZE * 50 / 30)), (int(SIZE * 47 / 31), SIZE),
+                                                    (SIZE, SIZE), (SIZE, 4 * SIZE)]  # fmt: skip
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):  # decoded, decoded and written, read
+        found = ImageStore(shapes, SIZE, cache, keep_aspect=True).images([3, 0, 1, 2, 0])
+        assert all(np.array_equal(a, truth[i]) for a, i in zip(found, [3, 0, 1, 2, 0], strict=True))
+
+
+def test_both_modes_have_a_cache_of_their_own(shapes: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
+    ImageStore(shapes, SIZE, tmp_path / "cache").load([0, 1])
+    before = cache_file(tmp_path / "cache", ".pixels").read_bytes()
+    store = ImageStore(shapes, SIZE, tmp_path / "cache", keep_aspect=True)
+    store.images([0, 1, 3])
+    assert len(list((tmp_path / "cache" / "pixels").glob("*.slots"))) == 2
+    assert before in [file.read_bytes() for file in (tmp_path / "cache" / "pixels").glob("*.pixels")]
+    assert torch.equal(ImageStore(shapes, SIZE, tmp_path / "cache").load([1, 0]), expected(shapes, [1, 0]))
+    assert len(decoded) == 2  # the square ones, once each
+    with pytest.raises(ValueError, match="no common size: take `images`"):
+        store.load([0])
+
+
+def test_the_cache_of_square_images_is_the_one_of_earlier_versions(files: list[Path], tmp_path: Path) -> None:
+    ImageStore(files, SIZE, tmp_path).load([1])
+    text = "\n".join(["2", str(SIZE), *map(str, files)])
+    assert cache_file(tmp_path, ".slots").stem == hashlib.blake2b(text.encode()).hexdigest()[:32]
+    pixels = decode(files[1], SIZE).transpose(2, 0, 1).tobytes()
+    source = hashlib.blake2b(files[1].read_bytes(), digest_size=16).digest()
+    assert cache_file(tmp_path, ".pixels").read_bytes()[len(pixels) :] == pixels
+    assert cache_file(tmp_path, ".slots").read_bytes()[24:] == struct.pack(
+        "<16sII", source, zlib.crc32(pixels), 0x50474331
+    )
+
+
+@pytest.mark.parametrize("place", [24, 28])  # height, width
+def test_a_damaged_shape_is_decoded_again(shapes: list[Path], tmp_path: Path, place: int) -> None:
+    ImageStore(shapes, SIZE, tmp_path / "cache", keep_aspect=True).images([0])
+    with cache_file(tmp_path / "cache", ".slots").open("r+b") as file:
+        file.seek(place)
+        file.write(b"\xff\xff\xff\x0f")
+    found = ImageStore(shapes, SIZE, tmp_path / "cache", keep_aspect=True).images([0])
+    assert np.array_equal(found[0], by_hand(shapes[0], SIZE))

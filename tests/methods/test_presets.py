@@ -9,7 +9,7 @@ import pytest
 from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.methods import METHODS, make_method
-from patchgen.methods.presets import HOST_PRESETS, host_settings, published
+from patchgen.methods.presets import DEFAULT, HOST_PRESETS, host_settings, preset_settings, published
 from patchgen.model.backbone import BACKBONES
 
 
@@ -52,11 +52,35 @@ def test_swad_and_the_task_have_their_own() -> None:
     assert weights(backbone_kind="regnety-16gf", task="mdg_gcd", swad=True) == [0.01, 0.01, 0.01, 5]
     assert host_settings("pim-lreg", "pacs", "regnety-16gf", task="mdg_gcd")["hparams"]["lr_mult"] == 0.25
     assert host_settings("lreg", "vlcs", "regnety-16gf", task="mdg_gcd")["hparams"] == {"lreg": 0.5}
+    assert host_settings("miro", "domainnet", "regnety-16gf", swad=True)["batch_per_domain"] == 16
+    assert host_settings("gmdg", "domainnet", "regnety-16gf", swad=True)["batch_per_domain"] == 14
+    assert host_settings("miro", "vlcs", "resnet50", swad=True) == {**DEFAULT, "hparams": {"miro": 0.01}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "task", "wanted"),
+    [
+        (
+            ("gmdg", "terraincognita", "dinov2-large"),
+            "mdg",
+            {"miro": 0.01, "shift": 0.01, "domain": 0.01, "lr_mult": 2.5},
+        ),
+        (("miro", "pacs", "dinov2-small"), "mdg", {"miro": 1.0}),  # a ViT: CLIP's
+        (("gestur", "vlcs", "dinov2-base"), "mdg", {"gestur": 0.05}),
+        (("lreg", "vlcs", "dinov2-base"), "mdg_gcd", {"lreg": 0.5}),
+        (("lreg", "vlcs", "mae-b16"), "mdg", {"lreg": 0.5}),  # published with unknown classes alone
+        (("miro", "domainnet", "dinov2-base"), "mdg_gcd", {"miro": 0.1, "lr_mult": 1.0}),
+    ],
+)
+def test_other_backbones_get_the_methods_weights_and_nothing_that_rows_share(
+    asked: tuple[str, str, str], task: str, wanted: dict[str, float]
+) -> None:
+    assert host_settings(*asked, task=task) == {"hparams": wanted}
 
 
 @pytest.mark.parametrize(
     "asked",
-    [("miro", "pacs", "dinov2-small"), ("miro", "histocolon", "resnet50"), ("patchgen", "pacs", "resnet50"),
+    [("miro", "histocolon", "dinov2-base"), ("miro", "histocolon", "resnet50"), ("patchgen", "pacs", "resnet50"),
      ("miro", None, "resnet50"), ("gestur", "pacs", "regnety-16gf")],
 )  # fmt: skip
 def test_what_is_not_published_is_empty(asked: tuple[str, str | None, str]) -> None:
@@ -85,3 +109,73 @@ def test_published_values_are_found_by_the_folders_name(tmp_path: Path) -> None:
     assert published(str(tmp_path), None, "patchgen+miro", "resnet50") == {}
     assert published(str(tmp_path), "vlcs", "miro", "resnet50") == found
     assert published(str(tmp_path / "VLCS"), None, "patchgen", "resnet50") == {}
+
+
+def named_folder(root: Path, benchmark: str) -> Path:
+    """A folder that is recognised as a benchmark, with an image of one class a domain."""
+    entry = BENCHMARKS[benchmark]
+    for domain in entry.domains:
+        (root / entry.folder / domain / (entry.classes or ("aircraft",))[0]).mkdir(parents=True)
+    return root / entry.folder
+
+
+PROTOCOL = {"pacs": (5001, 100), "vlcs": (5001, 50), "officehome": (5001, 100), "terraincognita": (5001, 100),
+            "domainnet": (15001, 500), "histopantum": (5001, 200), "histocolon": (5001, 200)}  # fmt: skip
+
+
+@pytest.mark.parametrize("benchmark", PROTOCOL)
+def test_the_preset_paper_has_each_benchmarks_protocol(benchmark: str, tmp_path: Path) -> None:
+    folder = named_folder(tmp_path, benchmark)
+    steps, every = PROTOCOL[benchmark]
+    wanted = {"normalization": "imagenet", "steps": steps, "eval_every": every}
+    assert preset_settings("paper", data=str(folder)) == wanted
+    assert preset_settings("paper", "patchgen", str(tmp_path), benchmark) == wanted  # by its name, wherever it lies
+    assert preset_settings("paper", data=str(tmp_path)) == {"normalization": "imagenet"}
+    assert "steps" not in preset_settings("", data=str(folder))
+    assert preset_settings("small", data=str(folder)) == preset_settings("small")
+
+
+@pytest.mark.parametrize("benchmark", ["vlcs", "domainnet"])
+def test_train_benchmark_and_recipes_follow_it(benchmark: str, tmp_path: Path) -> None:
+    from patchgen.commands import benchmark as benchmark_command
+    from patchgen.commands import train
+    from patchgen.sweep.recipe import expand, read_recipe
+
+    folder, (steps, every) = str(named_folder(tmp_path, benchmark)), PROTOCOL[benchmark]
+    words = [folder, "--preset", "paper", "--backbone", "tiny"]
+    found = train.defaults([*words, "--unseen", "x"])
+    assert (found["steps"], found["eval_every"]) == (steps, every)
+    assert "steps" not in train.defaults([str(tmp_path), "--preset", "paper", "--unseen", "x"])
+    found = benchmark_command._protocol(words)
+    assert (found["steps"], found["eval_every"]) == (steps, every)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(f"preset: paper\ndata: {folder}\nunseen: a\ngrid:\n  method: [lp-ln]\n")
+    (planned,) = expand(read_recipe(recipe), lambda settings: ())
+    assert (planned.config.steps, planned.config.eval_every) == (steps, every)  # type: ignore[union-attr]
+    recipe.write_text(f"preset: paper\ndata: {folder}\nunseen: a\nsteps: 7\ngrid:\n  method: [lp-ln]\n")
+    (planned,) = expand(read_recipe(recipe), lambda settings: ())
+    assert (planned.config.steps, planned.config.eval_every) == (7, every)  # type: ignore[union-attr]
+
+
+def test_the_full_recipes_have_the_protocol_of_each_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables 1 to 10: no recipe sets steps or intervals by hand."""
+    from patchgen.config import Config
+    from patchgen.sweep.recipe import expand, read_recipe
+
+    folders = {named_folder(tmp_path, name).name: name for name in PROTOCOL}
+    monkeypatch.setenv("PATCHGEN_DATA", str(tmp_path))
+    seen: dict[str, set[str]] = {}
+    for name in ("mdg", "mdg-gmdg", "lambdas", "causal", "histology", "mdg-gcd", "ablation", "full-finetuning",
+                 "sensitivity"):  # fmt: skip
+        recipe = read_recipe(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
+        for planned in expand(recipe, lambda settings: ("a",)):
+            config = planned.config
+            assert isinstance(config, Config)
+            benchmark = folders[Path(config.data).name]
+            assert (config.steps, config.eval_every) == PROTOCOL[benchmark]
+            assert (config.lr, config.batch_per_domain, config.weight_decay) == (5e-5, 32, 0)
+            seen.setdefault(name, set()).add(benchmark)
+            if "lreg" in config.method:
+                assert config.hparams["lreg"] == (0.5 if benchmark == "vlcs" else 0.1)
+    natural = {"pacs", "vlcs", "officehome", "terraincognita", "domainnet"}
+    assert all(seen[name] == natural for name in ("mdg", "mdg-gmdg", "lambdas", "causal", "mdg-gcd", "ablation"))

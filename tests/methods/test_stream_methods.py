@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional as F
 
 from patchgen.config.stream import StreamConfig
-from patchgen.methods.stream import STREAM_METHODS, Views, cosine_logits, make_stream_method
+from patchgen.methods.stream import STREAM_METHODS, SimGcd, Views, cosine_logits, make_stream_method
 from patchgen.methods.stream.model import StreamModel, build_stream_model
 from patchgen.model.losses import class_similarity, mask_suppression
+from patchgen.train.stream.optim import make_stream_optimizer
 
 SETTINGS: dict[str, Any] = {
     "data": "none", "backbone": "tiny", "image_size": 28, "projection_hidden": 16, "projection_bottleneck": 8,
@@ -91,6 +92,31 @@ def test_simgcd_terms_by_hand() -> None:
     assert float(losses["classes"]) == pytest.approx(
         0.35 * float(F.cross_entropy(cosines / 0.1, views.target)), rel=1e-4
     )
+
+
+def test_simgcds_teacher_reaches_its_temperature_with_the_last_epoch_of_the_warm_up() -> None:
+    def temperatures(warm_up: int) -> list[float]:
+        method = make_stream_method(StreamConfig(**SETTINGS, method="simgcd", warm_up=warm_up))
+        assert isinstance(method, SimGcd)
+        return [method._teacher(epoch) for epoch in range(6)]
+
+    # the release: np.linspace(0.07, 0.04, warm_up), then 0.04
+    assert temperatures(4) == pytest.approx([0.07, 0.06, 0.05, 0.04, 0.04, 0.04])
+    assert temperatures(1) == pytest.approx([0.07, *[0.04] * 5]) and temperatures(0) == pytest.approx([0.04] * 6)
+
+
+def test_simgcd_contrasts_in_the_bottleneck_and_spares_vectors_from_decay() -> None:
+    config, model = setting("simgcd", weight_decay=0.5)
+    assert model.head.directions is None and model.project(torch.randn(3, 64)).shape == (3, 8)
+    assert model.prototypes is not None and float(model.prototypes.detach().abs().max()) <= 64**-0.5
+    method = make_stream_method(config)
+    groups = make_stream_optimizer(model, config, method.decays_vectors).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    learned = [p for p in model.parameters() if p.requires_grad]
+    assert len(decay) == len(learned) and all(decay[id(p)] == (0.5 if p.ndim > 1 else 0.0) for p in learned)
+    host = make_stream_method(StreamConfig(**SETTINGS, method="promptccd"))
+    groups = make_stream_optimizer(model, config, host.decays_vectors).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.5]
 
 
 def test_simgcd_ignores_the_classes_of_later_stages() -> None:

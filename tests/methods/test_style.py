@@ -14,7 +14,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model, build_on
-from patchgen.methods.style import StyleHead, mix_style, statistics, swap_content
+from patchgen.methods.style import StyleHead, mix_deviations, mix_variances, statistics, swap_content
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
@@ -53,27 +53,30 @@ def outputs(module: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
 # Statistics
 
 
-def test_mixed_styles_are_those_of_a_loop() -> None:
+@pytest.mark.parametrize(("mix", "power"), [(mix_deviations, 1), (mix_variances, 2)])
+def test_mixed_styles_are_those_of_a_loop(mix: Callable[..., Tensor], power: int) -> None:
+    """MixStyle mixes deviations, SagNet variances."""
     x = positions()
-    found = mix_style(x, ORDER, SHARE, learn_statistics=False)
+    found = mix(x, ORDER, SHARE)
     for i, (j, own) in enumerate(zip(ORDER.tolist(), SHARE.tolist(), strict=True)):
         for channel in range(4):
             mine, theirs = x[i, :, channel], x[j, :, channel]
             mean = own * float(mine.mean()) + (1 - own) * float(theirs.mean())
-            deviation = own * float(mine.std(correction=0)) + (1 - own) * float(theirs.std(correction=0))
-            expected = (mine - mine.mean()) / mine.std(correction=0) * deviation + mean
+            spread = own * float(mine.std()) ** power + (1 - own) * float(theirs.std()) ** power
+            expected = (mine - mine.mean()) / mine.std() * spread ** (1 / power) + mean
             torch.testing.assert_close(found[i, :, channel], expected, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found[1], x[1])  # all of its own style
+    assert mix(x[:, :1], ORDER, SHARE).isfinite().all()  # one position has no spread
 
 
 def test_only_sagnet_learns_through_the_statistics() -> None:
-    for learn, shift in ((False, 0.0), (True, 1.0)):
+    for mix, shift in ((mix_deviations, 0.0), (mix_variances, 1.0)):
         x = positions().requires_grad_()
         # a sample with all of its own style: with gradients through its statistics the map is the identity
-        mix_style(x, ORDER, torch.ones(3), learn_statistics=learn)[0, :, 0].mean().backward()
+        mix(x, ORDER, torch.ones(3))[0, :, 0].mean().backward()
         assert float(x.grad[0, :, 0].sum()) == pytest.approx(1.0, abs=1e-4)  # type: ignore[index]
         x = positions().requires_grad_()
-        mix_style(x, ORDER, torch.zeros(3), learn_statistics=learn)[0, :, 0].mean().backward()
+        mix(x, ORDER, torch.zeros(3))[0, :, 0].mean().backward()
         assert float(x.grad[2, :, 0].sum()) == pytest.approx(shift, abs=1e-4)  # type: ignore[index]
 
 
@@ -82,8 +85,8 @@ def test_swapped_content_keeps_the_style_and_passes_gradients_through_it_alone()
     found = swap_content(x, ORDER)
     for own, new in zip(statistics(x), statistics(found), strict=True):
         torch.testing.assert_close(new, own, atol=1e-4, rtol=1e-4)
-    content = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, correction=0)
-    again = (found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True, correction=0)
+    content = (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+    again = (found - found.mean(1, keepdim=True)) / found.std(1, keepdim=True)
     torch.testing.assert_close(again, content[ORDER], atol=1e-4, rtol=1e-4)
     found[0].square().sum().backward()
     assert x.grad is not None and x.grad[0].any() and not x.grad[1:].any()
@@ -102,7 +105,7 @@ def test_tokens_are_mixed_behind_the_first_quarter_and_the_prefix_passes(scene: 
     share = torch.distributions.Beta(0.1, 0.1).sample((6,))
     order = torch.randperm(6)
     torch.testing.assert_close(after[:, :5], before[:, :5])  # CLS and four registers
-    expected = mix_style(before[:, 5:], order, share, learn_statistics=False)
+    expected = mix_deviations(before[:, 5:], order, share)
     torch.testing.assert_close(after[:, 5:], expected)
     assert not torch.allclose(after[:, 5:], before[:, 5:], atol=1e-3)
 
@@ -119,7 +122,7 @@ def test_maps_are_mixed_behind_the_first_three_stages() -> None:
     torch.manual_seed(5)
     torch.rand(())
     share, order = torch.distributions.Beta(0.1, 0.1).sample((4,)), torch.randperm(4)
-    expected = mix_style(plain.flatten(2).transpose(1, 2), order, share, learn_statistics=False)
+    expected = mix_deviations(plain.flatten(2).transpose(1, 2), order, share)
     torch.testing.assert_close(mixed.flatten(2).transpose(1, 2), expected)
 
 
@@ -133,10 +136,10 @@ def test_the_probability_is_that_of_a_place() -> None:
     assert 30 <= mixed <= 70
 
 
-def test_sagnet_works_behind_the_third_stage() -> None:
+def test_sagnet_works_behind_the_second_stage() -> None:
     method, model, _ = convolutional("sagnet")
-    assert [len(stage._forward_hooks) for stage in model.backbone.model.encoder.stages] == [0, 0, 1, 0]
-    assert method.style.each.in_features == 16
+    assert [len(stage._forward_hooks) for stage in model.backbone.model.encoder.stages] == [0, 1, 0, 0]
+    assert method.style.each.in_features == 12
 
 
 # Passes that are left alone

@@ -127,6 +127,100 @@ def test_weight_files_give_the_tokens_of_an_explicit_forward(
     assert {module.eps for module in backbone.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-6}
 
 
+def regnety_file(path: Path, swag: bool = False) -> dict[str, torch.Tensor]:
+    """A tiny RegNetY (widths 8 and 16, groups of 4, one and two blocks) under torchvision's names, or under SWAG's."""
+    draw = torch.Generator().manual_seed(5)
+    state: dict[str, torch.Tensor] = {}
+
+    def conv(name: str, out: int, inside: int, side: int = 1) -> None:
+        state[f"{name}.weight"] = torch.randn(out, inside, side, side, generator=draw) / (inside * side) ** 0.5
+
+    def norm(name: str, width: int) -> None:
+        parts = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+        for part, about in parts.items():
+            state[f"{name}.{part}"] = about + 0.2 * torch.rand(width, generator=draw)
+        state[f"{name}.num_batches_tracked"] = torch.tensor(3)
+
+    stem = "stem.stem" if swag else "stem"
+    conv(f"{stem}.0", 6, 3, 3)
+    norm(f"{stem}.1", 6)
+    before = 6
+    for stage, (width, depth) in enumerate([(8, 1), (16, 2)], 1):
+        for block in range(depth):
+            at = f"trunk_output.block{stage}.block{stage}-{block}"
+            if block == 0:
+                conv(f"{at}.proj" if swag else f"{at}.proj.0", width, before)
+                norm(f"{at}.bn" if swag else f"{at}.proj.1", width)
+            conv(f"{at}.f.a.0", width, before)
+            norm(f"{at}.f.a.1", width)
+            conv(f"{at}.f.b.0", width, 4, 3)
+            norm(f"{at}.f.b.1", width)
+            squeezed = round(before / 4)
+            for name, out, inside in (("fc1", squeezed, width), ("fc2", width, squeezed)):
+                place = f"{at}.f.se.{'excitation.' + str(2 * (name == 'fc2')) if swag else name}"
+                conv(place, out, inside)
+                state[f"{place}.bias"] = torch.randn(out, generator=draw)
+            conv(f"{at}.f.c" if swag else f"{at}.f.c.0", width, width)
+            norm(f"{at}.f.final_bn" if swag else f"{at}.f.c.1", width)
+            before = width
+    state |= {"fc.weight": torch.ones(3, 16), "fc.bias": torch.ones(3)}
+    save_file(state, path)
+    return state
+
+
+def regnety_by_hand(state: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The forward pass of torchvision's RegNetY, (B, 3, H, W) -> (B, 16, H / 8, W / 8), from its names alone."""
+
+    def conv(name: str, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        weight = state[f"{name}.weight"]
+        return functional.conv2d(x, weight, state.get(f"{name}.bias"), stride, weight.shape[-1] // 2,
+                        groups=x.shape[1] // weight.shape[1])  # fmt: skip
+
+    def norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        mean, var, weight, bias = (state[f"{name}.{part}"].view(-1, 1, 1)
+                                   for part in ("running_mean", "running_var", "weight", "bias"))  # fmt: skip
+        return (x - mean) / (var + 1e-5).sqrt() * weight + bias
+
+    x = norm("stem.1", conv("stem.0", x, 2)).relu()
+    for stage, depth in ((1, 1), (2, 2)):
+        for block in range(depth):
+            at, stride = f"trunk_output.block{stage}.block{stage}-{block}", 2 if block == 0 else 1
+            y = norm(f"{at}.f.a.1", conv(f"{at}.f.a.0", x)).relu()
+            y = norm(f"{at}.f.b.1", conv(f"{at}.f.b.0", y, stride)).relu()
+            squeezed = conv(f"{at}.f.se.fc1", y.mean((2, 3), keepdim=True)).relu()
+            y = y * conv(f"{at}.f.se.fc2", squeezed).sigmoid()
+            y = norm(f"{at}.f.c.1", conv(f"{at}.f.c.0", y))
+            x = (y + (norm(f"{at}.proj.1", conv(f"{at}.proj.0", x, stride)) if block == 0 else x)).relu()
+    return x
+
+
+@pytest.mark.parametrize("swag", [False, True], ids=["torchvision", "swag"])
+def test_a_regnety_file_gives_the_maps_of_an_explicit_forward(tmp_path: Path, swag: bool) -> None:
+    state = regnety_file(tmp_path / "plain.safetensors")
+    if swag:
+        regnety_file(tmp_path / "plain.safetensors", swag=True)
+    backbone = load_backbone(str(tmp_path / "plain.safetensors"))
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    hidden = backbone.model(images).last_hidden_state
+    assert hidden.shape == (2, 16, 8, 8) and backbone.dim == 16 and backbone.model_type == "regnet"
+    assert torch.allclose(hidden, regnety_by_hand(state, images), atol=1e-4)
+    assert (backbone.mean, backbone.std) == IMAGENET
+
+
+def test_a_regnet_file_without_its_squeeze_is_refused(tmp_path: Path) -> None:
+    state = regnety_file(tmp_path / "r.safetensors")
+    save_file({k: v for k, v in state.items() if ".se." not in k}, tmp_path / "x.safetensors")
+    with pytest.raises(ValueError, match="must hold a RegNetY"):
+        load_backbone(str(tmp_path / "x.safetensors"))
+    save_file({**state, "trunk_output.block1.block1-0.f.d.weight": torch.ones(1)}, tmp_path / "y.safetensors")
+    with pytest.raises(ValueError, match=r"block1-0\.f\.d\.weight' is not part of a RegNetY"):
+        load_backbone(str(tmp_path / "y.safetensors"))
+    del state["stem.0.weight"]
+    save_file(state, tmp_path / "z.safetensors")
+    with pytest.raises(ValueError, match="must hold a RegNetY"):
+        load_backbone(str(tmp_path / "z.safetensors"))
+
+
 def test_half_precision_files_are_widened(tmp_path: Path) -> None:
     save_file({name: tensor.half() for name, tensor in fused_state(False, 0).items()}, tmp_path / "half.safetensors")
     assert {parameter.dtype for parameter in load_backbone(str(tmp_path / "half.safetensors")).parameters()} == {

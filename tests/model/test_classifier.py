@@ -12,11 +12,11 @@ from patchgen.model.classifier import POOLS, Classifier
 SIZE = 56  # 4 x 4 patches of the tiny backbone
 
 
-def make(pool: str, tune: str = "head", image_size: int = SIZE) -> Classifier:
+def make(pool: str, tune: str = "head", image_size: int = SIZE, dropout: float = 0.0) -> Classifier:
     backbone = load_backbone("tiny")
     set_tuning(backbone, tune)
     torch.manual_seed(0)
-    return Classifier(backbone, 3, image_size=image_size, pool=pool).eval()
+    return Classifier(backbone, 3, image_size=image_size, pool=pool, dropout=dropout).eval()
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +57,18 @@ def test_patchgen_pool_is_the_module_on_the_patch_tokens(images: Tensor) -> None
     torch.testing.assert_close(out.mask, chosen.mask)
     torch.testing.assert_close(out.logits, model.head(chosen.selected))
     torch.testing.assert_close(out.complementary_logits, model.head(chosen.complementary))
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "patchgen", "select"])
+def test_features_are_those_behind_dropout_that_the_head_reads(pool: str, images: Tensor) -> None:
+    """As in the releases, whose dropout ends the feature network: L-Reg, GMDG and the others see what is dropped."""
+    model = make(pool, dropout=0.5)
+    model.drop.train()
+    out = model(images)
+    assert 0.2 < float((out.features == 0).float().mean()) < 0.8
+    torch.testing.assert_close(out.logits, model.head(out.features))
+    model.drop.eval()
+    assert not (model(images).features == 0).any()
 
 
 def test_complementary_logits_carry_no_gradient(images: Tensor) -> None:

@@ -103,6 +103,19 @@ def test_missing_cells_name_the_command_that_fills_them(fold: Make) -> None:
     )  # fmt: skip
 
 
+def test_runs_with_another_interval_of_evaluations_make_another_table(fold: Make) -> None:
+    own = [
+        fold(0.8, steps=5001, eval_every=100),
+        fold(0.6, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=50),
+    ]
+    other = [fold(0.7, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=200)]
+    runs = [read_run(path) for path in (*own, *other)]
+    assert all(isinstance(run, Run) for run in runs)
+    pacs, vlcs, rare = runs
+    assert pacs.setup == vlcs.setup != rare.setup  # each data set's own protocol is one setup
+    assert "steps: the data set's own" in vlcs.in_words() and "5001 steps evaluated every 200" in rare.in_words()
+
+
 def test_other_setups_make_other_tables(fold: Make) -> None:
     grids = make_grids(read(fold(0.8), fold(0.7, steps=99)), "in")
     assert [grid.name for grid in grids] == ["mdg-pacs", "mdg-pacs-2"]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import transformers
 from PIL import Image
 
 from patchgen.config.stream import StreamConfig
+from patchgen.data.table import Table
 from patchgen.discovery.mixture import SphericalMixture
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
@@ -204,7 +206,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     "more",
     [
-        {"method": "gcd"},
+        {"method": "gcd", "keep_aspect": True},
         {"method": "gcd", "pool": "mean"},
         {"method": "simgcd", "selection": "last"},
         {"method": "promptccd", "components": "grow", "test_prompts": True},
@@ -278,6 +280,36 @@ def test_batches_are_a_function_of_their_place(settings: dict[str, Any], tmp_pat
         assert not torch.equal(x[:6], x[6:])  # two different views
     assert not (one[0][0] == other[0][0]).all()
     assert len(np.unique(np.concatenate([part for part, _ in one]))) == 18
+
+
+def test_views_that_keep_the_aspect_are_crops_of_the_resized_image(tmp_path: Path) -> None:
+    for i, (width, height) in enumerate([(60, 40), (30, 50)]):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+    table = Table(tmp_path, ("0.png", "1.png"), ("x",), ("a",), np.zeros(2, int), np.zeros(2, int))
+    backbone = SimpleNamespace(mean=(0.0,) * 3, std=(1.0,) * 3)
+    images = StreamImages(table, backbone, 28, torch.device("cpu"), None, keep_aspect=True)  # type: ignore[arg-type]
+    whole = [np.asarray(Image.open(tmp_path / f"{i}.png").resize(shape, Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+             for i, shape in enumerate([(48, 32), (32, 53)])]  # fmt: skip
+    # CenterCrop(28): the room of 4 and of 20 pixels is halved; of 21, round(10.5) is 10
+    centre = images.centre(np.array([0, 1])).numpy()
+    assert np.array_equal(centre[0], whole[0][:, 2:30, 10:38]) and np.array_equal(centre[1], whole[1][:, 12:40, 2:30])
+    places, mirrored = set(), set()
+    for epoch in range(60):
+        for i, view in enumerate(next(images.views([np.array([0, 1])], (1, 0, epoch)))):
+            view = (view * 255).round().to(torch.uint8).numpy()
+            image = whole[i % 2]
+            windows = np.lib.stride_tricks.sliding_window_view(image, (28, 28), axis=(1, 2))  # (3, y, x, 28, 28)
+            found = [(flip, *place) for flip, looked in ((False, view), (True, view[:, :, ::-1]))
+                     for place in np.argwhere((windows == looked[:, None, None]).all((0, 3, 4))).tolist()]  # fmt: skip
+            assert len(found) == 1, "a view is one window of the resized image, mirrored or not"
+            places.add((i % 2, *found[0][1:]))
+            mirrored.add(found[0][0])
+    assert mirrored == {True, False}
+    for i in (0, 1):  # all places along the shorter side, and both ends of the longer one, are drawn
+        ys, xs = ({place[axis] for place in places if place[0] == i} for axis in (1, 2))
+        shorter, longer = (ys, xs) if i == 0 else (xs, ys)
+        assert shorter == set(range(5)) and min(longer) == 0 and max(longer) == (20 if i == 0 else 25)
 
 
 def test_divergence_is_named(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class SweepArguments:
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where: processes of this machine, Ray tasks, or Slurm tasks."""
     dry_run: bool = False
-    """Start nothing; list the runs, what has become of them, and what the rest will cost."""
+    """Start nothing; list the runs, what has become of them, their budget by data set, and what the rest will cost."""
     out: str = "runs"
     """Parent of the run folders."""
     workers: int | None = None
@@ -111,11 +111,13 @@ def _foretell(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOpt
     """How many runs, what has become of them, and what the rest will cost: before anything starts."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.forecast import finished_runs, predict_cost
+    from patchgen.sweep.plan import PROTOCOL, protocols
 
     if arguments.json or (arguments.quiet and not arguments.dry_run):
         return
     if arguments.dry_run:
         print_table(("run", "state", "what"), [(job.run, job.state, str(job)) for job in jobs])
+        print_table(PROTOCOL, protocols(jobs))
     workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
     forecast = predict_cost(jobs, finished_runs(arguments.out), arguments.rate)
     stream = sys.stdout if arguments.dry_run else sys.stderr

@@ -37,6 +37,8 @@ class StreamConfig(Settings):
     """What of the backbone is trained; the same for a host and for the host with PatchGen."""
     image_size: int = 224
     """Pixels of the square crops; images are resized to 8/7 of it before."""
+    keep_aspect: bool = False
+    """Resize the shorter side (bicubic) as the host does; otherwise images are squashed to a square (bilinear)."""
 
     epochs: int = 200
     """Passes over the images of each stage."""
@@ -141,11 +143,14 @@ SMALL: dict[str, Any] = {
 }
 
 
+PAPER: dict[str, Any] = {"normalization": "imagenet", "keep_aspect": True, "inits": 100}  # beside the defaults
+
+
 def stream_preset(preset: str, data: str) -> dict[str, Any]:
     """What a preset sets for this data: the host halves its components and its learning rate on CUB."""
     from patchgen.data.cub import is_cub
 
-    settings = dict(SMALL) if preset == "small" else {"normalization": "imagenet"}
+    settings = dict(SMALL if preset == "small" else PAPER)
     if data and Path(data).is_dir() and is_cub(Path(data)):
         settings |= {"components": "half"} | ({"lr": 0.05} if preset == "paper" else {})
     return settings

@@ -2,11 +2,14 @@
 
     store = ImageStore(files, size=224, cache=Path("~/.cache/patchgen").expanduser())
     pixels = store.load([3, 1, 4])                      # (3,3,224,224) uint8
+    wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
 The cache is a pair of files per (list of files, size, decode version): `<digest>.pixels`, where slot i holds the
 size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's content, crc32 of
 its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full disk is an error
 that can be caught (a written mmap would kill the process), and writers need no locks because they write the same bytes.
+Images that keep their aspect have a cache of their own, whose slots are as long as the longest image and whose records
+hold height and width as well; what a slot does not use is a hole in the file and takes no space.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +33,8 @@ from PIL import Image, ImageOps
 
 DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
+SHAPE = struct.Struct("<II")  # height, width: behind the record of an image that keeps its aspect
+LONGEST = 4  # longer side / shorter side of an image that keeps its aspect; of a longer one the middle is kept
 FILLED = 0x50474331
 ENDINGS = (".pixels", ".slots")
 
@@ -54,18 +60,47 @@ def decode(path: str | Path, size: int) -> np.ndarray:
     Raises:
         UnreadableImage: with the path and the reason.
     """
+
+    def draw(image: Image.Image) -> np.ndarray:
+        image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
+        return square(image, size)
+
+    return _decode(path, draw)
+
+
+def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
+    """What `draw` makes of the open file; whatever goes wrong is an `UnreadableImage`."""
     try:
         with Image.open(path) as image:
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # up to twice of it Pillow only warns
                 raise _Refused(_too_large(image.size))
-            image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
-            return square(image, size)
+            return draw(image)
     except _Refused as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Image.DecompressionBombError as error:
         raise UnreadableImage(path, _too_large(_size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
+
+
+def decode_aspect(path: str | Path, size: int) -> np.ndarray:
+    """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, antialiased, aspect kept.
+
+    The longer side is rounded down, as torchvision's `Resize(size)` does. Of an image more than `LONGEST` times as long
+    as wide only the middle is kept. All else is as in `decode`, except that a JPEG is always decoded at its full size.
+    """
+    return _decode(path, lambda image: _shorter_side(image, size))
+
+
+def _shorter_side(image: Image.Image, size: int) -> np.ndarray:
+    rgb = _to_rgb(ImageOps.exif_transpose(image), image.format)
+    shorter = min(rgb.size)
+    width, height = (min(side, LONGEST * shorter) for side in rgb.size)
+    if (width, height) != rgb.size:
+        left, top = (rgb.width - width) // 2, (rgb.height - height) // 2
+        rgb = rgb.crop((left, top, left + width, top + height))
+    shape = (int(size * width / shorter), int(size * height / shorter))
+    return np.array(rgb.resize(shape, Image.Resampling.BICUBIC))
 
 
 def square(image: Image.Image, size: int) -> np.ndarray:
@@ -118,14 +153,31 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     return image.convert("RGB")
 
 
-class ImageStore:
-    """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs."""
+class _Slot(NamedTuple):
+    """What a record says of its pixels (3,height,width)."""
 
-    def __init__(self, files: Sequence[Path], size: int, cache: Path | None, threads: int = 2) -> None:
+    crc: int
+    height: int
+    width: int
+
+
+class ImageStore:
+    """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs.
+
+    Args:
+        size: Side of the square images; with `keep_aspect` the shorter side.
+    """
+
+    def __init__(
+        self, files: Sequence[Path], size: int, cache: Path | None, threads: int = 2, *, keep_aspect: bool = False
+    ) -> None:
         if size < 1 or threads < 1:
             raise ValueError(f"size and threads must be at least 1, got size={size}, threads={threads}")
         self.files, self.size, self.threads = [Path(file) for file in files], size, threads
-        self._verified: dict[int, int] = {}  # row -> crc32 of the pixels, where the source was hashed by this process
+        self.keep_aspect = keep_aspect
+        self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
+        self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
+        self._verified: dict[int, _Slot] = {}  # row -> its record, where the source was hashed by this process
         self._writable, self._lock = cache is not None, threading.Lock()
         self._pixels = self._slots = -1  # file descriptors
         if cache is not None:
@@ -136,11 +188,9 @@ class ImageStore:
 
     def load(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Images of `rows` as (B,3,size,size) uint8; what the cache lacks is decoded in threads and written to it."""
-        rows = np.asarray(rows)
-        if rows.size == 0:
-            return torch.empty((0, 3, self.size, self.size), dtype=torch.uint8)
-        if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self):
-            raise ValueError(f"rows must be a list of whole numbers in [0, {len(self)}), got {rows}")
+        if self.keep_aspect:
+            raise ValueError("images that keep their aspect have no common size: take `images`")
+        rows = self._check(rows)
         unique, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
         images = np.empty((len(rows), 3, self.size, self.size), np.uint8)
 
@@ -153,21 +203,39 @@ class ImageStore:
         images[again] = images[first[inverse][again]]
         return torch.from_numpy(images)
 
+    def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        """Images of `rows`, each (3,h,w) uint8 and not to be written to: whole, also where they keep their aspect."""
+        unique, inverse = np.unique(self._check(rows), return_inverse=True)
+        with ThreadPoolExecutor(self.threads) as pool:
+            found = list(pool.map(self._image, unique.tolist()))
+        return [found[i] for i in inverse]
+
+    def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Rows (B,) as whole numbers that there are."""
+        rows = np.asarray(rows)
+        if rows.size == 0:
+            return np.empty(0, np.int64)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self):
+            raise ValueError(f"rows must be a list of whole numbers in [0, {len(self)}), got {rows}")
+        return rows
+
     def _image(self, row: int) -> np.ndarray:
-        """(3,size,size) uint8 from the cache, else from the file."""
+        """(3,h,w) uint8 from the cache, else from the file."""
         cached = self._read(row)
         if cached is not None:
-            return np.frombuffer(cached, np.uint8).reshape(3, self.size, self.size)
+            return cached
         # the digest is taken before the pixels: a file that changes in between is seen as changed, never as cached
         digest = self._digest(row) if self._writable else b""
-        pixels = np.ascontiguousarray(decode(self.files[row], self.size).transpose(2, 0, 1))
+        decoded = (decode_aspect if self.keep_aspect else decode)(self.files[row], self.size)
+        pixels = np.ascontiguousarray(decoded.transpose(2, 0, 1))
         if self._writable:
-            self._write(row, digest, pixels.tobytes())
+            self._write(row, digest, pixels)
         return pixels
 
     def _open(self, folder: Path) -> None:
         names = "\n".join(map(str, self.files))
-        key = hashlib.blake2b(f"{DECODE_VERSION}\n{self.size}\n{names}".encode("utf-8", "surrogateescape"))
+        size = f"{self.size} bicubic, aspect kept" if self.keep_aspect else f"{self.size}"
+        key = hashlib.blake2b(f"{DECODE_VERSION}\n{size}\n{names}".encode("utf-8", "surrogateescape"))
         base = folder / key.hexdigest()[:32]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -182,36 +250,45 @@ class ImageStore:
         weakref.finalize(self, os.close, descriptor)
         return descriptor
 
-    def _read(self, row: int) -> bytes | None:
+    def _read(self, row: int) -> np.ndarray | None:
         """Pixels of a slot that holds this file's content of now, else None."""
         if self._slots < 0:
             return None
-        length = 3 * self.size * self.size
         try:
-            crc = self._verified.get(row)
-            if crc is None:
-                record = os.pread(self._slots, RECORD.size, row * RECORD.size)
-                digest, crc, flag = RECORD.unpack(record) if len(record) == RECORD.size else (b"", 0, 0)
-                if flag != FILLED or digest != self._digest(row):
-                    return None
-            pixels = os.pread(self._pixels, length, row * length)
+            slot = self._verified.get(row) or self._stored(row)
+            if slot is None:
+                return None
+            length = 3 * slot.height * slot.width
+            pixels = os.pread(self._pixels, length, row * self._slot)
         except OSError as error:
             self._stop_writing(error)
             return None
-        if len(pixels) != length or zlib.crc32(pixels) != crc:  # bit rot, or a writer killed in the middle
+        if len(pixels) != length or zlib.crc32(pixels) != slot.crc:  # bit rot, or a writer killed in the middle
             return None
-        self._verified[row] = crc
-        return pixels
+        self._verified[row] = slot
+        return np.frombuffer(pixels, np.uint8).reshape(3, slot.height, slot.width)
 
-    def _write(self, row: int, digest: bytes, pixels: bytes) -> None:
-        crc = zlib.crc32(pixels)
+    def _stored(self, row: int) -> _Slot | None:
+        """The record of a slot that was filled from this file's content of now."""
+        record = os.pread(self._slots, self._record, row * self._record)
+        if len(record) != self._record:
+            return None
+        digest, crc, flag = RECORD.unpack_from(record)
+        height, width = SHAPE.unpack_from(record, RECORD.size) if self.keep_aspect else (self.size, self.size)
+        filled = flag == FILLED and 0 < 3 * height * width <= self._slot
+        return _Slot(crc, height, width) if filled and digest == self._digest(row) else None
+
+    def _write(self, row: int, digest: bytes, pixels: np.ndarray) -> None:
+        data = pixels.tobytes()
+        slot = _Slot(zlib.crc32(data), *pixels.shape[1:])
+        shape = SHAPE.pack(slot.height, slot.width) if self.keep_aspect else b""
         try:
-            _write_all(self._pixels, pixels, row * len(pixels))
-            _write_all(self._slots, RECORD.pack(digest, crc, FILLED), row * RECORD.size)
+            _write_all(self._pixels, data, row * self._slot)
+            _write_all(self._slots, RECORD.pack(digest, slot.crc, FILLED) + shape, row * self._record)
         except OSError as error:
             self._stop_writing(error)
         else:
-            self._verified[row] = crc
+            self._verified[row] = slot
 
     def _digest(self, row: int) -> bytes:
         try:

@@ -1,12 +1,12 @@
 """SMA: the mean of the weights over all steps predicts.
 
-    theta_mean = mean of theta after the steps int(sma_start * steps), ..., now
+    theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
 
-Before that step the current weights predict. Validation, SWAD and the checkpoints use the mean, which begins at 0.02 of
-the steps: 100 of the field's 5001. Predictions of several such runs are averaged by `patchgen ensemble` (EoA).
+Before that the current weights predict. Validation, SWAD and the checkpoints use the mean, which begins at 0.02 of the
+steps: the 100th update of the field's 5001 is averaged with the weights that it finds, as in the release. Predictions
+of several such runs are averaged by `patchgen ensemble` (EoA).
 
-What differs from the released code: the mean is kept of trained tensors only, and begins with the weights of its first
-step alone; the release counts those of the step before as well.
+What differs from the released code: the mean is kept of trained tensors only.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sma(Method):
     @torch.no_grad()
     def after_step(self, model: Classifier) -> None:
         super().after_step(model)
-        first = int(self.hparams["sma_start"] * self.config.steps)
-        share = 1 / (self.made - first + 1).clamp(min=1)  # of the newest weights; 1 until the mean begins
+        first = max(1, int(self.hparams["sma_start"] * self.config.steps))  # the update that the mean begins with
+        share = 1 / (self.made - first + 3).clamp(min=1)  # of the newest weights; 1 until the mean begins
         mean = self.mean.named()
         for name, tensor in trained_tensors(model).items():
             mean[name].lerp_(tensor, share.to(tensor))

@@ -1,11 +1,16 @@
-"""What a preset sets for a method, and what the hosts published for theirs; what no release states is absent.
+"""What a preset sets for a method and its data, and what the hosts published for theirs.
 
-    host_settings("miro", "pacs", "resnet50")      # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": ...}
+    preset_settings("paper", data="domain_net")       # {..., "steps": 15001, "eval_every": 500}
+    host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": {}}
+    host_settings("gmdg", "pacs", "dinov2-large")     # {"hparams": ...}
 
-Sources: the tables and commands in the README files of MIRO, GMDG, GESTUR and L-Reg. Where a command leaves out the
-learning rate, weight decay or dropout, the values are the lineage's defaults (5e-5, 0, 0); where a release states a
-weight alone, so does the entry here. `regnety-16gf` means the SWAG weights, which our backbone of that name has not.
-They belong to full fine-tuning of those backbones: nothing is published for LayerNorm tuning or for DINOv2.
+Sources: the tables and commands in the README files of MIRO, GMDG and GESTUR, and the scripts of L-Reg. Where a command
+leaves out the learning rate, weight decay or dropout, the values are the lineage's defaults (5e-5, 0, 0); where a
+release states a weight alone, so does the entry here. `regnety-16gf` means the SWAG weights (docs/mdg.md).
+
+Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its own weights (`hparams`) of
+the nearest published backbone, and no learning rate, decay, dropout or batch: those stay the ones that all rows share,
+as in the paper's matched comparison.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from patchgen.config import PRESETS, Pool, Tune, stream_preset
-from patchgen.data.benchmarks import match_benchmark
+from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
 
@@ -24,9 +29,11 @@ ORDER = ("pacs", "vlcs", "officehome", "terraincognita", "domainnet")  # of ever
 DEFAULT = {"lr": 5e-5, "weight_decay": 0.0, "dropout": 0.0}
 
 
-def preset_settings(preset: str, method: str = "") -> Settings:
-    """What a preset sets for a method: a protocol, and with `small` the method's own learning rates."""
+def preset_settings(preset: str, method: str = "", data: str = "", benchmark: str | None = None) -> Settings:
+    """What a preset sets: with `small` the method's own learning rates, with `paper` the benchmark's own protocol."""
     settings = dict(PRESETS.get(preset, {}))
+    if preset == "paper" and (entry := _benchmark(data, benchmark)):
+        settings |= {"steps": entry.steps, "eval_every": entry.checkpoint_every}
     if preset == "small" and method:
         from patchgen.methods import method_class
 
@@ -40,9 +47,9 @@ def preset_for(arguments: Any) -> Settings:
     """What the preset of a command's arguments sets."""
     if arguments.task == "ccd":
         return stream_preset(arguments.preset, arguments.data)
-    found = preset_settings(arguments.preset, arguments.method)
-    if arguments.preset == "paper":
-        a = arguments
+    a = arguments
+    found = preset_settings(a.preset, a.method, a.data, a.benchmark)
+    if a.preset == "paper":
         found |= published(a.data, a.benchmark, a.method, a.backbone, task=a.task, swad=a.swad)
     return found
 
@@ -72,7 +79,7 @@ def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) 
     return entries
 
 
-_REGNET_BATCH = (16, 16, 16, 16, 14)
+_REGNET_BATCH = (16, 16, 16, 16, 14)  # of GMDG; MIRO has 16 for DomainNet too
 _GCD_BATCH = (22, 22, 22, 22, 14)
 _GCD_MULT = (0.5, 2.0, 1.0, 10.0, 1.0)
 
@@ -85,8 +92,10 @@ _RELEASED: dict[str, dict[str, dict[str, Settings]]] = {
             dropout=(0.0, 0.5, 0.1, 0.0, 0.1),
             miro=(0.01, 0.01, 0.1, 0.1, 0.1),
         ),
+        "resnet50 swad": _by_benchmark(DEFAULT, miro=(0.01, 0.01, 0.1, 0.1, 0.1)),
         "clip-b16": _by_benchmark(batch_per_domain=(32, 32, 32, 32, 24), miro=(1.0,) * 5),
-        "regnety-16gf": _by_benchmark(batch_per_domain=_REGNET_BATCH, miro=(0.1, 0.01, 0.1, 0.01, 0.1)),
+        "regnety-16gf": _by_benchmark(batch_per_domain=(16,) * 5, miro=(0.1, 0.01, 0.1, 0.01, 0.1)),
+        "regnety-16gf swad": _by_benchmark(DEFAULT, batch_per_domain=(16,) * 5, miro=(0.01, 0.01, 0.01, 0.01, 0.1)),
         "regnety-16gf mdg_gcd": _by_benchmark(
             DEFAULT, batch_per_domain=_GCD_BATCH, miro=(0.01, 0.01, 0.01, 0.01, 0.1), lr_mult=_GCD_MULT
         ),
@@ -150,29 +159,49 @@ HOST_PRESETS: Mapping[str, Mapping[str, Mapping[str, Settings]]] = {
 }
 
 
+NEAREST = ("clip-b16", "regnety-16gf", "resnet50")  # in this order, for a backbone that no release has: a ViT if any
+
+
 def host_settings(
     method: str, benchmark: str | None, backbone_kind: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
-    """What the method's authors published for this benchmark and backbone: fields of Config; empty where nothing is.
+    """What the method's authors published for this benchmark: fields of Config; empty where nothing is.
 
     Args:
         method: A name of ``METHODS``; of ``patchgen+miro`` ask for ``miro``.
         benchmark: A name of ``BENCHMARKS``; None for other data.
-        backbone_kind: A name of ``BACKBONES``; published ones are resnet50, regnety-16gf and clip-b16.
+        backbone_kind: A name of ``BACKBONES``; published ones are resnet50, regnety-16gf and clip-b16, and of any other
+            the answer has the method's own weights alone, those of the nearest of these.
         task: ``mdg`` or ``mdg_gcd``.
         swad: Prefer the values published with SWAD where they are others.
     """
     variants = HOST_PRESETS.get(method, {}).get(benchmark or "", {})
-    plain = backbone_kind if task == "mdg" else f"{backbone_kind} {task}"
-    found = variants.get(f"{plain} swad") if swad else None
-    return deepcopy(found or variants.get(plain, {}))
+    exact = _variant(variants, backbone_kind, task, swad)
+    if exact or backbone_kind in NEAREST:
+        return deepcopy(exact)
+    tasks = dict.fromkeys((task, "mdg", "mdg_gcd"))
+    others = (_variant(variants, kind, other, swad) for other in tasks for kind in NEAREST)
+    found = next((settings["hparams"] for settings in others if settings), None)
+    return {"hparams": dict(found)} if found else {}
+
+
+def _variant(variants: Mapping[str, Settings], kind: str, task: str, swad: bool) -> Settings:
+    plain = kind if task == "mdg" else f"{kind} {task}"
+    return (variants.get(f"{plain} swad") if swad else None) or variants.get(plain, {})
 
 
 def published(
     data: str, benchmark: str | None, method: str, backbone: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
     """``host_settings`` for data that is recognised by its folder's name; of ``a+b`` the last part that has any."""
-    found = match_benchmark(Path(data)) if Path(data).is_dir() else None
-    name = benchmark or (found.name if found else None)
+    entry = _benchmark(data, benchmark)
+    name = entry.name if entry else None
     parts = (host_settings(part, name, backbone, task=task, swad=swad) for part in reversed(method.split("+")))
     return next((settings for settings in parts if settings), {})
+
+
+def _benchmark(data: str, benchmark: str | None) -> Benchmark | None:
+    """The benchmark that is named, or that the data's folder is called after."""
+    if benchmark:
+        return get_benchmark(benchmark)
+    return match_benchmark(Path(data)) if data and Path(data).is_dir() else None

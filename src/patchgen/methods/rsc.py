@@ -39,13 +39,13 @@ class Rsc(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         require_linear_head(self, model)
-        self._behind = (model.drop, model.head)
+        self._behind = (model.head,)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        drop, head = self._behind
+        [head] = self._behind
         target = pseudo_labels(out.logits, batch.label)
         kept = kept_features(out.features, target, head, self.hparams["rsc_features"], self.hparams["rsc_samples"])
-        return super().losses(out._replace(logits=head(drop(out.features * kept))), batch)
+        return super().losses(out._replace(logits=head(out.features * kept)), batch)
 
 
 @torch.no_grad()

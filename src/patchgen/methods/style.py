@@ -4,22 +4,23 @@ With mu, sigma the mean and deviation of each channel over the positions of one 
 
     mixstyle  with probability `mixstyle`, at each place:   x <- (x - mu) / sigma * sigma' + mu'
               mu' = l mu + (1 - l) mu_pi,  sigma' likewise,  l ~ Beta(a, a) a sample, a = `mixstyle_alpha`
-    sagnet    the head reads features whose style was mixed so, with l ~ U(0, 1) and always
+    sagnet    the head reads features whose style was mixed so, always, with l ~ U(0, 1) and the variances mixed:
+              sigma'^2 = l sigma^2 + (1 - l) sigma_pi^2
               L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, another one's content
               L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
 
-Places. Convolutional backbones, as published: MixStyle behind stages 1, 2 and 3, SagNet behind stage 3. A ViT has no
+Places. Convolutional backbones, as published: MixStyle behind stages 1, 2 and 3, SagNet behind stage 2. A ViT has no
 maps; both work behind the last block of its first quarter, on the patch tokens: positions are patches, and the prefix
 tokens (CLS, registers) pass as they are. This form is ours, and neither release has it.
 
 Styles are mixed in training passes alone, those with gradients: hooks are set by `setup`, which only a trainer calls,
 and are silent where no gradients are kept. Kept features (`--tune head --no-augment`) would never pass them: refused.
 
-What differs from the released code: statistics are those of the positions at hand (divided by their number, not by one
-less). SagNet's style head is small (a linear map and ReLU at each position, their mean, a linear map), not a copy of
-the later stages, and its loss, the adversarial one and the main one are minimised in one step of one optimiser: the
-style head sees features without gradient, the backbone a style head that is held. What learns of the backbone is the
-tuning mode's choice; SagNet's own adversary moves norms alone, as `--tune layernorm` does.
+What differs from the released code: SagNet's style head is small (a linear map and ReLU at each position, their mean, a
+linear map), not a copy of the later stages, and its loss, the adversarial one and the main one are minimised in one
+step of one optimiser: the style head sees features without gradient, the backbone a style head that is held. What
+learns of the backbone is the tuning mode's choice; SagNet's own adversary moves norms alone, as `--tune layernorm`
+does.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from patchgen.model.classifier import Classifier, Output
 from patchgen.model.hooks import on_tensor
 from patchgen.model.losses import cross_entropy
 
-LEAST_VARIANCE = 1e-6
+LEAST_VARIANCE, SAGNET_LEAST = 1e-6, 1e-5  # added to a variance, as published
 STYLE_WIDTH = 128  # of the style head
 
 
@@ -69,7 +70,7 @@ class MixStyle(Method):
             return x
         alpha = self.hparams["mixstyle_alpha"]
         share = send(Beta(alpha, alpha).sample((len(x),)), x.device)
-        return mix_style(x, torch.randperm(len(x), device=x.device), share, learn_statistics=False)
+        return mix_deviations(x, torch.randperm(len(x), device=x.device), share)
 
 
 class SagNet(Method):
@@ -89,7 +90,7 @@ class SagNet(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        [place] = style_places(model.backbone, (2,) if model.backbone.family.convolutional else ())
+        [place] = style_places(model.backbone, (1,) if model.backbone.family.convolutional else ())
         self.style = StyleHead(channels_at(place, model), model.head.out_features)
         self._seen: Tensor | None = None
         on_training_passes(place, model.backbone, self._randomise)
@@ -100,7 +101,7 @@ class SagNet(Method):
     def _randomise(self, x: Tensor) -> Tensor:
         self._seen = x
         share = torch.rand(len(x), device=x.device)
-        return mix_style(x, torch.randperm(len(x), device=x.device), share, learn_statistics=True)
+        return mix_variances(x, torch.randperm(len(x), device=x.device), share)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         x, self._seen = self._seen, None  # handed over once, so that its graph can be freed
@@ -132,29 +133,41 @@ class StyleHead(nn.Module):
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel over the positions: (B, N, C) -> (B, 1, C) twice."""
-    return x.mean(1, keepdim=True), (x.var(1, keepdim=True, correction=0) + LEAST_VARIANCE).sqrt()
+    """Mean and variance of each channel over the positions: (B, N, C) -> (B, 1, C) twice; a variance of N - 1."""
+    return x.mean(1, keepdim=True), x.var(1, keepdim=True, correction=min(1, x.shape[1] - 1))
 
 
-def mix_style(x: Tensor, order: Tensor, share: Tensor, *, learn_statistics: bool) -> Tensor:
-    """Each sample's content with a style between its own and that of another.
+def mix_deviations(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
+    """MixStyle: each sample's content with means and deviations between its own and those of another.
+
+    No gradient passes through the statistics.
 
     Args:
         x: (B, N, C).
         order: (B,) the sample that each one's style is mixed with.
         share: (B,) of its own style.
-        learn_statistics: Whether gradients pass through means and deviations (SagNet) or not (MixStyle).
     """
-    mean, deviation = statistics(x if learn_statistics else x.detach())
+    mean, variance = statistics(x.detach())
+    deviation = (variance + LEAST_VARIANCE).sqrt()
+    return (x - mean) / deviation * _between(deviation, order, share) + _between(mean, order, share)
+
+
+def mix_variances(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
+    """SagNet: likewise with means and variances, and gradients pass through them; arguments as above."""
+    mean, variance = statistics(x)
+    content = (x - mean) / (variance + SAGNET_LEAST).sqrt()
+    return content * (_between(variance, order, share) + SAGNET_LEAST).sqrt() + _between(mean, order, share)
+
+
+def _between(value: Tensor, order: Tensor, share: Tensor) -> Tensor:
     own = share.view(-1, 1, 1)
-    new_mean = own * mean + (1 - own) * mean[order]
-    new_deviation = own * deviation + (1 - own) * deviation[order]
-    return (x - mean) / deviation * new_deviation + new_mean
+    return own * value + (1 - own) * value[order]
 
 
 def swap_content(x: Tensor, order: Tensor) -> Tensor:
     """Each sample's style, with gradient, on the content of another, without: (B, N, C)."""
-    mean, deviation = statistics(x)
+    mean, variance = statistics(x)
+    deviation = (variance + SAGNET_LEAST).sqrt()
     return ((x - mean) / deviation)[order].detach() * deviation + mean
 
 

@@ -21,7 +21,7 @@ MASKED = ("patchgen", "select")  # those that make a mask
 
 class Output(NamedTuple):
     logits: Tensor  # (B, C)
-    features: Tensor  # (B, D)  what the head reads: z+ for PatchGen
+    features: Tensor  # (B, D)  what the head reads, behind dropout as in the releases: z+ for PatchGen
     mask: Tensor | None = None  # (B, P)
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
     own_mask: Tensor | None = None  # (B, P)  the mask as the classifier reads it, where another level of it is shown
@@ -114,18 +114,20 @@ class Classifier(nn.Module):
         if self.context:
             read = read[:, :-1] if self.pool == "patchgen" else read[:, 0]
         if self.select is None:
-            return Output(self.head(self.drop(read)), read, context=context)
+            features = self.drop(read)
+            return Output(self.head(features), features, context=context)
         chosen = self.select(read, mask=mask)
         rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        logits, z = self.head(self.drop(chosen.selected)), chosen.selected
-        return Output(logits, z, chosen.mask, rest, context=context, complementary=chosen.complementary)
+        z = self.drop(chosen.selected)
+        return Output(self.head(z), z, chosen.mask, rest, context=context, complementary=chosen.complementary)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
         if isinstance(self.select, Selector):
             (_, cls, _), own, shown, early = self.select(self.backbone, inputs, mask)
             context = early.detach().mean(1) if self.context else None
-            return Output(self.head(self.drop(cls)), cls, shown, own_mask=own, context=context)
+            features = self.drop(cls)
+            return Output(self.head(features), features, shown, own_mask=own, context=context)
         return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)
 
 

@@ -19,6 +19,7 @@ NAMES = {  # our label -> the paper's words
     "full": ("LP+full",),
     "patchgen": ("PatchGen",),
     "patchgen@full": ("PatchGen",),
+    "patchgen+lreg": ("PatchGen",),  # of unknown classes, where the paper's host is L-Reg
     "miro": ("MIRO", "Baseline+MIRO"),
     "gmdg": ("GMDG", "Baseline+GMDG"),
     "lreg": ("L-Reg",),

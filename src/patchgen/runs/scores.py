@@ -101,10 +101,15 @@ class Run:
         """What two runs must share to stand in one table."""
         kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
         kept |= {"task": self.config.task, "backbone": self.backbone}
-        entry = BENCHMARKS.get(data_name(self.config).lower())
-        if entry is not None and kept.get("steps") == entry.steps:  # DomainNet has 15001 where others have 5001
-            kept |= {"steps": "the data set's own", "eval_every": "the data set's own"}
+        own = self._protocol()
+        if own and all(kept[name] == value for name, value in own.items()):  # DomainNet has others than the rest
+            kept |= dict.fromkeys(own, "the data set's own")
         return tuple((name, str(value)) for name, value in kept.items())
+
+    def _protocol(self) -> dict[str, int]:
+        """Steps and interval of evaluations that the data set has of its own; empty where it has none."""
+        entry = None if self.config.task == "ccd" else BENCHMARKS.get(data_name(self.config).lower())
+        return {"steps": entry.steps, "eval_every": entry.checkpoint_every} if entry else {}
 
     def in_words(self) -> str:
         """The setup as a reader wants it."""
@@ -113,6 +118,8 @@ class Run:
             return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs a stage, batch {c.batch}"
         steps = dict(self.setup)["steps"]
         budget = f"{steps} steps" if steps.isdigit() else f"steps: {steps}"
+        if c.steps == self._protocol().get("steps") and steps.isdigit():  # its interval alone is another
+            budget += f" evaluated every {c.eval_every}"
         aug = "" if c.augment else ", no augmentation"
         cap = f", {c.val_images} validation images a source" if c.val_images else ""
         return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images a domain{aug}{cap}"

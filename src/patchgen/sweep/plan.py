@@ -16,6 +16,7 @@ from typing import Any, cast
 from patchgen.config import Config, Settings, StreamConfig
 from patchgen.data.table import fingerprint, read_table
 from patchgen.runs.folder import run_name
+from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
 from patchgen.sweep.recipe import Settings as Given
@@ -95,6 +96,28 @@ class DataSets:
             self._streams[key] = stream.fingerprint(), len(stream.stages)
         digest, stages = self._streams[key]
         return run_name(config, digest), config.epochs * stages
+
+
+PROTOCOL = ("data", "runs", "steps", "evaluated every", "batch", "learning rates", "methods")
+
+
+def protocols(jobs: Iterable[Job]) -> list[tuple[str, ...]]:
+    """What the runs on each data set share, in the columns of `PROTOCOL`: a row for each kind of budget and rates."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for job in jobs:
+        groups.setdefault(_budget(job.config), []).append(job.config.method)
+    return [(key[0], str(len(methods)), *key[1:], ", ".join(_once(methods))) for key, methods in groups.items()]
+
+
+def _budget(config: Settings) -> tuple[str, ...]:
+    """Data, steps, interval of evaluations, batch and learning rates, in words."""
+    rates = {"": config.lr, "backbone ": getattr(config, "lr_backbone", None), "module ": config.lr_module}
+    words = ", ".join(f"{part}{rate:g}" for part, rate in rates.items() if rate is not None)
+    if isinstance(config, StreamConfig):
+        epochs = f"{config.epochs} epochs a stage", f"{config.val_every} epochs"
+        return data_name(config), *epochs, f"{config.batch} of 2 views", words
+    fold = cast(Config, config)
+    return data_name(fold), str(fold.steps), str(fold.eval_every), f"{fold.batch_per_domain} a domain", words
 
 
 def _once(names: Sequence[str]) -> tuple[str, ...]:

@@ -154,14 +154,14 @@ def _config(recipe: Recipe, settings: Settings) -> Config | StreamConfig:
 
 
 def _preset(preset: str | None, settings: Settings) -> Settings:
-    """What a preset sets for this run's method; `paper` adds what the method's authors published for this data."""
+    """What a preset sets for this run's method and data; `paper` adds what the method's authors published for them."""
     from patchgen.methods.presets import preset_settings, published
 
-    method = str(settings.get("method", Config.method))
-    found = preset_settings(preset or "", method)
+    method, data = str(settings.get("method", Config.method)), str(settings.get("data", ""))
+    found = preset_settings(preset or "", method, data, settings.get("benchmark"))
     if preset == "paper":
         names = {key: settings.get(key, getattr(Config, key)) for key in ("benchmark", "backbone", "task", "swad")}
-        found |= published(str(settings.get("data", "")), method=method, **names)
+        found |= published(data, method=method, **names)
     return found
 
 

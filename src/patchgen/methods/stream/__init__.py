@@ -29,7 +29,7 @@ from patchgen.model.classifier import Output
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
 
 PROTOTYPE_TEMPERATURE = 0.1  # of p_h, and of SimGCD's student
-TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher, at the start of a stage and from the end of its warm-up on
+TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher, in a stage's first epoch and from its last of warm-up on
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Gcd:
     prompts: ClassVar[bool] = False  # the mixture's means join the tokens
     mixture: ClassVar[bool] = False  # a mixture is fitted
     prototypes: ClassVar[bool] = False  # classes are learned, and scored by them instead of k-means
+    decays_vectors: ClassVar[bool] = True  # weight decay acts on biases and norms too
     summary: ClassVar[str] = "contrast between views, and between classes where labels are given"
     reference: ClassVar[str] = "Vaze et al. 2022"
 
@@ -78,6 +79,7 @@ class Gcd:
 
 class SimGcd(Gcd):
     prototypes = True
+    decays_vectors = False
     summary = "gcd with learned prototypes: each view teaches the other one, and all classes are to be used"
     reference = "Wen et al. 2023"
 
@@ -96,8 +98,10 @@ class SimGcd(Gcd):
         return terms
 
     def _teacher(self, epoch: int) -> float:
-        start, end = TEACHER_TEMPERATURE
-        return end + (start - end) * max(0.0, 1 - epoch / max(self.config.warm_up, 1))
+        (start, end), last = TEACHER_TEMPERATURE, self.config.warm_up - 1  # the last epoch of the warm-up
+        if epoch > last:
+            return end
+        return start + (end - start) * epoch / max(last, 1)
 
 
 class PromptCcd(Gcd):

@@ -54,7 +54,8 @@ def _without_self(similarity: Tensor) -> Tensor:
 class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
-    The shape is that of DINO's head, which GCD and PromptCCD use; it is thrown away after training. Its start is scaled
+    The shape is that of DINO's head, which GCD and PromptCCD use; with `out` 0 it ends with the bottleneck, as SimGCD's
+    projector does. It is thrown away after training. Its start is scaled
     to the widths: with 0.02 for all, a narrow head starts with outputs so short that the first gradients, which are
     divided by their length, are large (measured: docs/ccd.md).
     """
@@ -64,8 +65,9 @@ class ProjectionHead(nn.Module):
         self.layers = nn.Sequential(
             nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
         )
-        self.directions = nn.Parameter(torch.empty(out, bottleneck))
-        nn.init.trunc_normal_(self.directions, std=0.02)
+        self.directions = nn.Parameter(torch.empty(out, bottleneck)) if out else None
+        if self.directions is not None:
+            nn.init.trunc_normal_(self.directions, std=0.02)
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=START / layer.in_features**0.5)
@@ -73,4 +75,6 @@ class ProjectionHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         narrow = F.normalize(self.layers(features), dim=1)
+        if self.directions is None:
+            return narrow
         return F.normalize(narrow @ F.normalize(self.directions, dim=1).T, dim=1)

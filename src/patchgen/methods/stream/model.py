@@ -34,9 +34,10 @@ class StreamModel(nn.Module):
             self.select = PatchGen(backbone.dim, self.grid[0] * self.grid[1], grid=self.grid, refine=config.refine)
         elif pool == "select":
             self.select = Selector(backbone)
-        widths = config.projection_hidden, config.projection_bottleneck, config.projection_out
-        self.head = ProjectionHead(backbone.dim, *widths)
-        self.prototypes = nn.Parameter(torch.randn(prototypes, backbone.dim)) if prototypes else None
+        out = 0 if prototypes else config.projection_out  # SimGCD contrasts in the bottleneck
+        self.head = ProjectionHead(backbone.dim, config.projection_hidden, config.projection_bottleneck, out)
+        # as long as a linear layer's rows: their length divides the gradients of their direction
+        self.prototypes = nn.Parameter(nn.Linear(backbone.dim, prototypes).weight.detach()) if prototypes else None
 
     def read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
         """Normalised images (B, 3, S, S), and prompts (B, k, D) if any, to one vector an image.

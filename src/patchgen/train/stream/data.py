@@ -1,8 +1,10 @@
 """Pixels of a stream: two views of each image for training, the centre for everything else.
 
-Images are kept at 8/7 of the working size; a view is a random crop of the working size, mirrored half of the time, and
-what is scored is the centre crop (the host's transform). Which images a step gets and how they are cropped is a pure
-function of (seed, stage, epoch, step): a resumed run sees what the unbroken one saw.
+A view is a random crop of the working size, mirrored half of the time, and what is scored is the centre crop. Images
+are kept at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, and crops are
+whole pixels anywhere in the image, as in PromptCCD; without, images are squashed to a square, bilinearly. Which images
+a step gets and how they are cropped is a pure function of (seed, stage, epoch, step): a resumed run sees what the
+unbroken one saw.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +30,19 @@ BATCH = 128  # images of a pass without gradients
 class StreamImages:
     """Normalised pixels on a device, by row of the table."""
 
-    def __init__(self, table: Table, backbone: Backbone, size: int, device: torch.device, cache: Path | None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        backbone: Backbone,
+        size: int,
+        device: torch.device,
+        cache: Path | None,
+        *,
+        keep_aspect: bool = False,
+    ) -> None:
         self.size, self.kept = size, int(size / CROP)
         files = [table.file(i) for i in range(len(table))]
-        self.store = ImageStore(files, self.kept, cache)
+        self.store = ImageStore(files, self.kept, cache, keep_aspect=keep_aspect)
         self.mean, self.std, self.device = backbone.mean, backbone.std, device
         self.augment = Augment(
             scale=((size / self.kept) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,
@@ -39,6 +51,8 @@ class StreamImages:
 
     def centre(self, rows: np.ndarray) -> Tensor:
         """Centre crops (B, 3, S, S) in 0..255, uint8."""
+        if self.store.keep_aspect:
+            return crops(self.store.images(rows), None, self.size)
         start = (self.kept - self.size) // 2
         return self.store.load(rows)[:, :, start : start + self.size, start : start + self.size]
 
@@ -50,14 +64,39 @@ class StreamImages:
 
     def views(self, parts: list[np.ndarray], seed: tuple[int, int, int]) -> Iterator[Tensor]:
         """Two views of each image of each step (B,), (2B, 3, S, S), the first views first; seed as in `epoch_parts`."""
-        for step, (part, pixels) in enumerate(zip(parts, _ahead(self.store.load, parts), strict=True)):
+        load: Callable[[np.ndarray], Any] = self.store.images if self.store.keep_aspect else self.store.load
+        for step, (part, pixels) in enumerate(zip(parts, _ahead(load, parts), strict=True)):
             generator = torch.Generator().manual_seed(_number(*seed, step))
+            if self.store.keep_aspect:
+                drawn = torch.rand(2 * len(part), 3, generator=generator)
+                yield self._normal(send(crops(pixels * 2, drawn, self.size), self.device).float() / 255)
+                continue
             chosen = draw(self.augment, 2 * len(part), generator).to(self.device)
             twice = send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1)
             yield self._normal(apply(twice, chosen, self.size))
 
     def _normal(self, pixels: Tensor) -> Tensor:
         return normalize(pixels, self.mean, self.std)
+
+
+def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
+    """Square crops (B, 3, size, size), uint8, of images (3, h, w) of any shape.
+
+    Args:
+        drawn: (B, 3) uniform in [0, 1): place from the top, place from the left, mirrored below 0.5; None crops the
+            centre, whose place is rounded half to even as by torchvision.
+    """
+    found = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
+    for i, image in enumerate(images):
+        room = [side - size for side in image.shape[1:]]
+        if drawn is None:
+            top, left = (round(free / 2) for free in room)
+        else:
+            top, left = (int(share * (free + 1)) for share, free in zip(drawn[i, :2].tolist(), room, strict=True))
+        crop = image[:, top : top + size, left : left + size]
+        mirror = drawn is not None and drawn[i, 2] < 0.5
+        found[i] = torch.from_numpy(crop[:, :, ::-1].copy() if mirror else crop.copy())
+    return found
 
 
 def epoch_parts(rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> list[np.ndarray]:
@@ -80,7 +119,7 @@ def _number(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def _ahead(load: Callable[[np.ndarray], Tensor], parts: list[np.ndarray]) -> Iterator[Tensor]:
+def _ahead(load: Callable[[np.ndarray], Any], parts: list[np.ndarray]) -> Iterator[Any]:
     """What `load` makes of each part, one part ahead."""
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(load, part) for part in parts[:1]]

@@ -40,6 +40,8 @@ from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
 from patchgen.train.values import StepValues, diverged, not_finite
 
+VALIDATION_INITS = 10  # starts of the k-means of a validation, at most: the host's there too
+
 
 class Features(NamedTuple):
     unit: Tensor  # (N, D)
@@ -82,14 +84,15 @@ class StreamTrainer(Trainer):
         self.say(f"backbone: {self.model.backbone.description}")
         self.model.to(self.device)
         cache = cache_dir() if config.cache else None
-        self.images = StreamImages(stream.table, self.model.backbone, config.image_size, self.device, cache)
+        backbone, size = self.model.backbone, config.image_size
+        self.images = StreamImages(stream.table, backbone, size, self.device, cache, keep_aspect=config.keep_aspect)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
         self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
-        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
         self.resume()
 
     def _about(self) -> dict[str, Any]:
@@ -229,7 +232,8 @@ class StreamTrainer(Trainer):
         if self.method.prototypes:
             return self.model.classify(self.features(rows).unit, count).argmax(1).cpu().numpy()
         together = np.concatenate([rows, self._some(self.stream.train[self.stage])])
-        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=self.config.inits, seed=self.config.seed)
+        inits = min(self.config.inits, VALIDATION_INITS)
+        kmeans = SemiSupervisedKMeans(min(count, len(together)), inits=inits, seed=self.config.seed)
         return kmeans.fit(self.features(together, prompts).unit).assignment[: len(rows)].cpu().numpy()
 
     def _some(self, rows: np.ndarray) -> np.ndarray:
@@ -258,7 +262,7 @@ class StreamTrainer(Trainer):
         """Begin another stage with the model as it is."""
         self.pool.next_stage()
         self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
-        self.optimizer = make_stream_optimizer(self.model, self.config)
+        self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
         self.save_state()
 
 
