@@ -19,7 +19,8 @@ from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.model.clip import ClipHead, TextTower
+from patchgen.model.clip import ClipHead
+from patchgen.model.text import TextTower
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors

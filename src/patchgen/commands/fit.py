@@ -59,11 +59,12 @@ def main(argv: list[str]) -> int:
     require_data(config.data)
     announce(arguments.quiet)
     from patchgen.fit.procedure import fit
-    from patchgen.predict.model_folder import check_target, write_model
+    from patchgen.predict.model_folder import check_method, check_target, write_model
 
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
     check_target(Path(arguments.out))
+    check_method(config.method, arguments.with_backbone)
     chosen = bool(option(argv, "--split", ""))
     model = fit(config, arguments.runs, expecting=arguments.expect, split_given=chosen, quiet=arguments.quiet)
     folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
