@@ -19,6 +19,7 @@ from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
 from patchgen.methods.balance import Balance
 from patchgen.methods.clip import CoOp, ZeroShot
+from patchgen.methods.duprg import Duprg
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
 from patchgen.methods.gmdg import Gmdg
@@ -75,6 +76,7 @@ METHODS: dict[str, type[Method]] = {
     "arm": Arm,
     "clip": ZeroShot,
     "coop": CoOp,
+    "duprg": Duprg,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,

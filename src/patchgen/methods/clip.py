@@ -35,7 +35,7 @@ class Sentences(Method):
 
     tune = "head"
     compared = False
-    needs = ("text",)
+    needs: ClassVar[tuple[str, ...]] = ("text",)
     self_contained: ClassVar[bool] = False  # checkpoints hold the whole head: predictions need no text tower
 
     def __init__(self, config: Config) -> None:
