@@ -34,6 +34,7 @@ from patchgen.methods.mixup import Mixup
 from patchgen.methods.mtl import Mtl
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
+from patchgen.methods.promptstyler import PromptStyler
 from patchgen.methods.rsc import Rsc
 from patchgen.methods.select import PatchGenAttend, PatchGenSelect, SelectTrueMask
 from patchgen.methods.selfreg import SelfReg
@@ -77,6 +78,7 @@ METHODS: dict[str, type[Method]] = {
     "clip": ZeroShot,
     "coop": CoOp,
     "duprg": Duprg,
+    "promptstyler": PromptStyler,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
