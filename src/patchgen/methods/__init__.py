@@ -19,6 +19,7 @@ from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
 from patchgen.methods.balance import Balance
 from patchgen.methods.clip import CoOp, ZeroShot
+from patchgen.methods.dpl import Dpl
 from patchgen.methods.duprg import Duprg
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
 from patchgen.methods.gestur import Gestur
@@ -79,6 +80,7 @@ METHODS: dict[str, type[Method]] = {
     "coop": CoOp,
     "duprg": Duprg,
     "promptstyler": PromptStyler,
+    "dpl": Dpl,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
