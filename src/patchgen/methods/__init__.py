@@ -19,6 +19,7 @@ from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
 from patchgen.methods.balance import Balance
 from patchgen.methods.clip import CoOp, ZeroShot
+from patchgen.methods.clipood import ClipOod
 from patchgen.methods.dpl import Dpl
 from patchgen.methods.duprg import Duprg
 from patchgen.methods.erm import AllLabels, Erm, Full, LinearProbe
@@ -81,6 +82,7 @@ METHODS: dict[str, type[Method]] = {
     "duprg": Duprg,
     "promptstyler": PromptStyler,
     "dpl": Dpl,
+    "clipood": ClipOod,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
