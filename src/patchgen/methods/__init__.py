@@ -19,6 +19,7 @@ from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
 from patchgen.methods.balance import Balance
 from patchgen.methods.clip import CoOp, ZeroShot
+from patchgen.methods.clipceil import ClipCeil
 from patchgen.methods.clipood import ClipOod
 from patchgen.methods.dpl import Dpl
 from patchgen.methods.duprg import Duprg
@@ -83,6 +84,7 @@ METHODS: dict[str, type[Method]] = {
     "promptstyler": PromptStyler,
     "dpl": Dpl,
     "clipood": ClipOod,
+    "clipceil": ClipCeil,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
