@@ -28,6 +28,7 @@ from patchgen.methods.gestur import Gestur
 from patchgen.methods.gmdg import Gmdg
 from patchgen.methods.guards import check_parts
 from patchgen.methods.invariance import GroupDro, Irm, Vrex
+from patchgen.methods.kadaptation import KAdaptation, KAdaptationMoa
 from patchgen.methods.lreg import LReg
 from patchgen.methods.mdsdi import Mdsdi
 from patchgen.methods.meta import Fish, Mldg
@@ -85,6 +86,8 @@ METHODS: dict[str, type[Method]] = {
     "dpl": Dpl,
     "clipood": ClipOod,
     "clipceil": ClipCeil,
+    "kadaptation": KAdaptation,
+    "kadaptation-moa": KAdaptationMoa,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
