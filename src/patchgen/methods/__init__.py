@@ -18,6 +18,7 @@ from patchgen.methods.alignment import Coral, Mmd
 from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Sma
 from patchgen.methods.balance import Balance
+from patchgen.methods.bfmix import BfMixLike
 from patchgen.methods.clip import CoOp, ZeroShot
 from patchgen.methods.clipceil import ClipCeil
 from patchgen.methods.clipood import ClipOod
@@ -88,6 +89,7 @@ METHODS: dict[str, type[Method]] = {
     "clipceil": ClipCeil,
     "kadaptation": KAdaptation,
     "kadaptation-moa": KAdaptationMoa,
+    "bfmix-like": BfMixLike,
     "irm": Irm,
     "vrex": Vrex,
     "groupdro": GroupDro,
