@@ -36,6 +36,7 @@ from patchgen.methods.meta import Fish, Mldg
 from patchgen.methods.method import Method
 from patchgen.methods.miro import Miro
 from patchgen.methods.mixup import Mixup
+from patchgen.methods.moments import DomainGaussian, DomainMoments
 from patchgen.methods.mtl import Mtl
 from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
@@ -64,6 +65,8 @@ METHODS: dict[str, type[Method]] = {
     "all-labels": AllLabels,
     "miro": Miro,
     "gmdg": Gmdg,
+    "domain-moments": DomainMoments,
+    "domain-gaussian": DomainGaussian,
     "gestur": Gestur,
     "lreg": LReg,
     "pim": Pim,
