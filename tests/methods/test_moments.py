@@ -21,6 +21,15 @@ def test_equal_second_moments_have_no_distance() -> None:
     assert float(moment_distance(torch.cat([x, 2 * x]), domain)) > 1e-4
 
 
+def test_it_is_the_distance_of_the_matrices() -> None:
+    x, domain = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 2, 2, 2, 5, 5])
+    unit = x / x.norm()
+    moments = [unit[domain == e].T @ unit[domain == e] / int((domain == e).sum()) for e in (0, 2, 5)]
+    mean = sum(moments) / 3
+    wanted = sum(float(((c - mean) ** 2).mean()) for c in moments) / 3
+    assert float(moment_distance(x, domain)) == pytest.approx(wanted, rel=1e-4)
+
+
 def test_one_dimension_by_hand() -> None:
     """Domains {1, 2} and {3}: squares 1, 4, 9 over their sum 14; moments 2.5 / 14 and 9 / 14."""
     found = moment_distance(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1]))

@@ -68,7 +68,7 @@ class Config(Settings):
     """Learning rate of the tuned part of the backbone."""
     optimizer: Literal["adam", "adamw", "sgd"] | None = None
     """What makes a step of the gradients; the method's own choice (mostly Adam) when left out."""
-    schedule: Literal["constant", "cosine"] | None = None
+    lr_schedule: Literal["constant", "cosine"] | None = None
     """Learning rates over the run: as they are, or along a cosine to 0; the method's own choice when left out."""
     dropout: float = 0.0
     """Share of the head's inputs that are dropped while training."""

@@ -96,6 +96,7 @@ def make_runner(name: str, source: str, image_size: int, **settings: Any) -> Run
     """A method on its own copy of the backbone, set up as the trainer does it."""
     config = Config(data="random", unseen="none", method=name, backbone=source, image_size=image_size, **settings)
     method = make_method(config)
+    method.class_names = tuple(f"thing {chr(ord('a') + i)}" for i in range(NUM_CLASSES))
     named = source == "auto" or source in BACKBONES
     model = build_on(load_backbone(source, pretrained=not named, image_size=image_size), config, method, NUM_CLASSES)
     method.sources = tuple(range(DOMAINS))

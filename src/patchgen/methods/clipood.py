@@ -37,7 +37,7 @@ class ClipOod(Sentences):
     reference = "Shu et al., CLIPood: Generalizing CLIP to Out-of-Distributions, ICML 2023"
     tune = "full"
     optimizer = "adamw"
-    schedule = "cosine"
+    lr_schedule = "cosine"
     replaces_main = True
     self_contained = True
     defaults = {"margin": 0.3, "beta": 0.5}

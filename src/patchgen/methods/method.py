@@ -58,7 +58,7 @@ class Method(nn.Module):
     tune: ClassVar[str] = "layernorm"  # what of the backbone learns
     optimizer: ClassVar[str] = "adam"  # `--optimizer` changes it
     momentum: ClassVar[float] = 0.9  # where the optimiser is "sgd"
-    schedule: ClassVar[str] = "constant"  # of the learning rates; `--schedule` changes it
+    lr_schedule: ClassVar[str] = "constant"  # `--lr-schedule` changes it
     small_rates: ClassVar[Rates] = Rates(3e-3)  # of the preset `small`: docs/decisions.md
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides

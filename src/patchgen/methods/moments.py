@@ -14,7 +14,6 @@ maxima in s are of absolute values, and domains may have different numbers of sa
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from patchgen.config import Config
@@ -73,7 +72,13 @@ class DomainGaussian(Method):
 
 
 def moment_distance(features: Tensor, domain: Tensor) -> Tensor:
-    """Mean squared distance of the domains' second moments (D, D) from their mean, for features (B, D)."""
+    """Mean squared distance of the domains' second moments (D, D) from their mean, for features (B, D).
+
+    <C_e, C_f> is the sum of (x_i x_j)^2 / (B_e B_f) over i in e and j in f, so that no D x D matrix is made.
+    """
     x = features / (features.norm() + 1e-12)
-    every = torch.stack([x[domain == e].T @ x[domain == e] / (domain == e).sum() for e in torch.unique(domain)])
-    return (every - every.mean(0)).square().mean()
+    same = (domain.unsqueeze(1) == domain).to(x.dtype)  # (B, B)
+    weight = 1 / same.sum(1)  # (B,) adds up to K, the number of domains
+    count = weight.sum()
+    products = (x @ x.T).square() * weight * weight.unsqueeze(1)
+    return (products * (same - 1 / count)).sum() / count / x.shape[1] ** 2

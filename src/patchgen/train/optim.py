@@ -38,7 +38,7 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
 def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> None:
     """Give a step its learning rates; the cosine begins at the whole and would reach 0 behind the last step."""
     config = method.config
-    if (config.schedule or method.schedule) == "cosine":
+    if (config.lr_schedule or method.lr_schedule) == "cosine":
         share = (1 + math.cos(math.pi * number / config.steps)) / 2
         for group in optimizer.param_groups:
             group["lr"] = group.get("peak", 0.0) * share
