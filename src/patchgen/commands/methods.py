@@ -48,7 +48,10 @@ def list_methods(needs: str | None = None, json: bool = False) -> None:
     if needs is not None:
         return
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
-    print("\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`patchgen bench methods` measures it)")
+    print(
+        "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`patchgen bench methods` measures it); of "
+        "methods that need text, with a text tower of CLIP ViT-B/16's size"
+    )
     print("\nOther names: " + ", ".join(f"{other} for {name}" for other, name in ALIASES.items()))
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
 

@@ -68,7 +68,7 @@ def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) 
 _CLIP_BATCH = (32, 32, 32, 32, 24)
 _CLIP_PIXELS: Settings = {"normalization": "backbone"}  # CLIP's own mean and deviation
 _REGNET_BATCH = (16, 16, 16, 16, 14)
-_GESTUR: dict[str, tuple[float, ...]] = {
+_GESTUR: dict[str, Any] = {
     "lr": (5e-5,) * 5,
     "weight_decay": (0.0, 1e-4, 1e-6, 0.0, 1e-4),
     "dropout": (0.0, 0.5, 0.5, 0.0, 0.1),
