@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,3 +175,32 @@ def same_run() -> Callable[[RunFolder, RunFolder], bool]:
         return plain[0] == plain[1]
 
     return compare
+
+
+def write_clip(folder: Path) -> Path:
+    """A CLIP of two small towers, and a tokenizer that knows letters: no word is longer than it looks."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    symbols = [*string.ascii_lowercase, ".", "<|startoftext|>", "<|endoftext|>"]
+    vocab = {name: i for i, name in enumerate([*(s + "</w>" for s in symbols[:27]), *symbols])}
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    ends = {"bos_token_id": vocab["<|startoftext|>"], "eos_token_id": vocab["<|endoftext|>"]}
+    torch.manual_seed(0)
+    config = CLIPConfig(
+        text_config={**small, **ends, "vocab_size": len(vocab), "max_position_embeddings": 40},
+        vision_config={**small, "hidden_size": 48, "image_size": 56, "patch_size": 14},
+        projection_dim=24,
+    )
+    model = CLIPModel(config)
+    with torch.no_grad():  # as it comes, all sentences are nearly the same
+        for name, tensor in model.named_parameters():
+            if "embedding" in name or "projection" in name:
+                tensor.normal_(std=0.5)
+    model.save_pretrained(folder)
+    CLIPTokenizer(vocab=vocab, merges=[]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_clip(tmp_path_factory.mktemp("clip"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.model.clip import ClipHead, TextTower
+from patchgen.model.clip import ClipHead
+from patchgen.model.text import TextTower
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
@@ -29,35 +29,6 @@ from patchgen.train.step import PlainStep
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")
 VECTORS = "head.sentences.vectors"
-
-
-def write_clip(folder: Path) -> Path:
-    """A CLIP of two small towers, and a tokenizer that knows letters: no word is longer than it looks."""
-    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
-
-    symbols = [*string.ascii_lowercase, ".", "<|startoftext|>", "<|endoftext|>"]
-    vocab = {name: i for i, name in enumerate([*(s + "</w>" for s in symbols[:27]), *symbols])}
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    ends = {"bos_token_id": vocab["<|startoftext|>"], "eos_token_id": vocab["<|endoftext|>"]}
-    torch.manual_seed(0)
-    config = CLIPConfig(
-        text_config={**small, **ends, "vocab_size": len(vocab), "max_position_embeddings": 40},
-        vision_config={**small, "hidden_size": 48, "image_size": 56, "patch_size": 14},
-        projection_dim=24,
-    )
-    model = CLIPModel(config)
-    with torch.no_grad():  # as it comes, all sentences are nearly the same
-        for name, tensor in model.named_parameters():
-            if "embedding" in name or "projection" in name:
-                tensor.normal_(std=0.5)
-    model.save_pretrained(folder)
-    CLIPTokenizer(vocab=vocab, merges=[]).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_clip(tmp_path_factory.mktemp("clip"))
 
 
 def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]:

@@ -157,7 +157,9 @@ def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune
 @pytest.mark.parametrize("name", METHODS)
 def test_defaults_are_the_methods_own(name: str) -> None:
     method = make_method(config(method=name))
-    tune = {"lp": "head", "clip": "head", "coop": "head", "full": "full"}.get(name, "layernorm")
+    frozen = ("lp", "clip", "coop", "duprg", "promptstyler", "dpl", "kadaptation", "kadaptation-moa")
+    tuned = ("full", "clipood", "clipceil")
+    tune = "head" if name in frozen else "full" if name in tuned else "layernorm"
     masked = name in (*OWN, "patchgen-attend") or name.startswith("ablation-")
     pool = "select" if "-select" in name else "patchgen" if masked else "cls"
     assert (method.chosen_pool, method.chosen_tune) == (pool, tune)

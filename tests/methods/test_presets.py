@@ -21,7 +21,28 @@ from patchgen.model.backbone import BACKBONES
             ("miro", "terraincognita", "resnet50"),
             {"lr": 3e-5, "weight_decay": 1e-4, "dropout": 0.0, "hparams": {"miro": 0.1}},
         ),
-        (("miro", "domainnet", "clip-b16"), {"batch_per_domain": 24, "hparams": {"miro": 1.0}}),
+        (
+            ("miro", "domainnet", "clip-b16"),
+            {"lr": 5e-5, "weight_decay": 0.0, "dropout": 0.0, "batch_per_domain": 24, "hparams": {"miro": 1.0}},
+        ),
+        (
+            ("clipood", "officehome", "clip-b16"),
+            {
+                "lr": 1e-5,
+                "weight_decay": 0.1,
+                "batch_per_domain": 12,
+                "steps": 5000,
+                "eval_every": 500,
+                "augmentation": "crop-flip",
+                "select": "last",
+                "normalization": "backbone",
+                "hparams": {"margin": 0.3, "beta": 0.5},
+            },
+        ),
+        (
+            ("gestur", "domainnet", "clip-b16"),
+            {"lr": 5e-5, "weight_decay": 1e-4, "dropout": 0.1, "batch_per_domain": 24, "hparams": {"gestur": 0.01}},
+        ),
         (
             ("gmdg", "officehome", "resnet50"),
             {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_model, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.runs.tensors import load_tensors, save_tensors
-from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer
+from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer, set_rates
 
 
 def settings(**changes: Any) -> Config:
@@ -116,3 +117,46 @@ def test_the_current_rates_stay_in_force() -> None:
     slower.param_groups[0]["lr"] = 0.025
     restore_optimizer(slower, optimizer_tensors(optimizer))
     assert slower.param_groups[0]["lr"] == 0.025
+
+
+KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_the_settings_choose_the_optimizer(kind: Any) -> None:
+    config = settings(method="lp", optimizer=kind, weight_decay=0.01)
+    assert type(make_optimizer(make(config), config, make_method(config))) is KINDS[kind or "adam"]
+    config = settings(method="clipood", optimizer=kind)
+    method = make_method(config)
+    assert type(make_optimizer(make(settings(method="lp")), config, method)) is KINDS[kind or "adamw"]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_others_are_restored_too(kind: Any) -> None:
+    config = settings(method="lp", optimizer=kind)
+    model, other = make(config), make(config)
+    one, two = make_optimizer(model, config), make_optimizer(other, config)
+    step(model, one, 0)
+    load_trained(other, trained_tensors(model))
+    restore_optimizer(two, {name: tensor.clone() for name, tensor in optimizer_tensors(one).items()})
+    step(model, one, 1)
+    step(other, two, 1)
+    assert torch.equal(model.head.weight, other.head.weight)
+
+
+def test_a_cosine_begins_at_the_whole_rate_and_ends_before_zero() -> None:
+    config = settings(method="patchgen", lr_module=0.3, lr_schedule="cosine", steps=10)
+    method = make_method(config)
+    optimizer = make_optimizer(make(config), config, method)
+    for number in (9, 0, 5):  # a function of the step alone, so that a resumed run has the same
+        set_rates(optimizer, method, number)
+        share = 0.5 + 0.5 * math.cos(math.pi * number / 10)
+        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+        assert rates == pytest.approx({"head": 0.1 * share, "select": 0.3 * share, "backbone": 0.1 * share})
+
+
+def test_a_constant_rate_is_left_alone() -> None:
+    config = settings(method="lp")
+    optimizer = make_optimizer(make(config), config, make_method(config))
+    set_rates(optimizer, make_method(config), 7)
+    assert optimizer.param_groups[0]["lr"] == 0.1

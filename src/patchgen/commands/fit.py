@@ -62,11 +62,12 @@ def main(argv: list[str]) -> int:
     usual = {name: getattr(arguments, name) for name in ("data", "unseen", "method", "task")}
     config = settings_of(Config, merged(preset_for(arguments), {**usual, **words}))
     from patchgen.fit.procedure import fit
-    from patchgen.predict.model_folder import check_target, write_model
+    from patchgen.predict.model_folder import check_method, check_target, write_model
 
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
     check_target(Path(arguments.out))
+    check_method(config.method, arguments.with_backbone)
     named = "split" in words
     model = fit(config, arguments.runs, expecting=arguments.expect, split_given=named, quiet=arguments.quiet)
     folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)

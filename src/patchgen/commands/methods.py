@@ -10,35 +10,47 @@ from typing import Any
 from patchgen.commands import parse
 
 
-def list_methods(json: bool = False) -> None:
-    """List the methods: what the head reads, what is tuned, what a step costs, own hyper-parameters and defaults.
+def list_methods(needs: str | None = None, json: bool = False) -> None:
+    """List the methods: what the head reads, what is tuned, what a step costs, what it needs, where it comes from.
 
     Args:
+        needs: Only methods that need this: text (a text tower), source-free (no images) or transductive.
         json: Print JSON instead of a table.
     """
     from patchgen.common import plugins
+    from patchgen.common.text import did_you_mean
     from patchgen.methods import ALIASES, METHODS
+    from patchgen.methods.method import NEEDS
     from patchgen.methods.stream import STREAM_METHODS
 
     plugins.load_all()
+    if needs is not None and needs not in NEEDS:
+        raise ValueError(f"--needs must be one of {', '.join(NEEDS)}, not {needs!r}{did_you_mean(needs, NEEDS)}")
     costs = step_costs()
     rows: list[dict[str, Any]] = [
         {"name": name, "pool": method.pool, "tune": method.tune, "cost": costs.get(name), "summary": method.summary,
-         "hparams": method.all_defaults(), "reference": method.reference, "addable": method.addable}
+         "hparams": method.all_defaults(), "reference": method.reference, "addable": method.addable,
+         "needs": list(method.needs)}
         for name, method in METHODS.items()
+        if needs is None or needs in method.needs
     ]  # fmt: skip
     if json:
         print(to_json.dumps(rows, indent=2))
         return
     for row in rows:
+        wanted = f"needs {', '.join(row['needs'])}" if row["needs"] else ""
         own = ", ".join(f"{name} {value:g}" for name, value in row["hparams"].items())
         cost = f"{row['cost']:.2f} x" if row["cost"] else ""
         print(f"{row['name']:<21} pool {row['pool']:<9} tune {row['tune']:<10} {cost:<7} {row['summary']}")
-        if own or row["reference"]:
-            print(" " * 22 + "; ".join(filter(None, [row["reference"], f"--hparams {own}" if own else ""])))
+        if more := "; ".join(filter(None, [row["reference"], wanted, f"--hparams {own}" if own else ""])):
+            print(" " * 22 + more)
+    print("\n" + "\n".join(f"needs {word}: {meaning}" for word, meaning in NEEDS.items()))
+    if needs is not None:
+        return
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
     print(
-        "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`python -m benchmarks methods` measures it)"
+        "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`python -m benchmarks methods` measures "
+        "it); of methods that need text, with a text tower of CLIP ViT-B/16's size"
     )
     print("\nOther names: " + ", ".join(f"{other} for {name}" for other, name in ALIASES.items()))
     print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")

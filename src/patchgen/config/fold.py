@@ -47,8 +47,8 @@ class Config(Settings):
     """At most so many validation images a domain; all of the held-out part when left out."""
     augment: bool = True
     """Random changes of the images while training."""
-    augmentation: Literal["natural", "histology"] = "natural"
-    """Which: crop, flip and colours, or for stained tissue quarter turns, mirror images and strength of the stains."""
+    augmentation: Literal["natural", "crop-flip", "histology"] = "natural"
+    """Crop, flip and colours; crop and flip; or for stained tissue quarter turns, mirror images, strength of stains."""
     split: SplitRule = "domainbed"
     """How a domain is split: the field's rule, or `group` (within a domain, a patient is never on both sides)."""
     holdout: float = 0.2
@@ -64,9 +64,13 @@ class Config(Settings):
     """mdg_gcd: how many classes there are in all, known and new; the true number when left out."""
 
     lr: float = 5e-5
-    """Adam's learning rate of the head (and of what follows, when left out)."""
+    """Learning rate of the head (and of what follows, when left out)."""
     lr_backbone: float | None = None
     """Learning rate of the tuned part of the backbone."""
+    optimizer: Literal["adam", "adamw", "sgd"] | None = None
+    """What makes a step of the gradients; the method's own choice (mostly Adam) when left out."""
+    lr_schedule: Literal["constant", "cosine"] | None = None
+    """Learning rates over the run: as they are, or along a cosine to 0; the method's own choice when left out."""
     dropout: float = 0.0
     """Share of the head's inputs that are dropped while training."""
     accumulate: int = 1

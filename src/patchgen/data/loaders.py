@@ -6,9 +6,10 @@ unbroken one saw, and several devices share exactly the batch that one device wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,11 @@ from patchgen.data.augment import Augment, AugmentDraw, channels
 from patchgen.data.images import ImageStore
 from patchgen.data.stain import Histology, HistologyDraw
 
-AUGMENTATIONS: dict[str, type[Augment] | type[Histology]] = {"natural": Augment, "histology": Histology}
+AUGMENTATIONS: dict[str, Callable[[], Augment | Histology]] = {
+    "natural": Augment,
+    "crop-flip": partial(Augment, brightness=0, contrast=0, saturation=0, hue=0, grayscale=0),
+    "histology": Histology,
+}
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def make_rival(name: str, backbone: Backbone, image_size: int, **settings: Any) 
     """A method set up as the trainer does it; rivals may share a backbone, as long as they tune the same of it."""
     config = Config("random", "none", method=name, backbone=backbone.source, image_size=image_size, **settings)
     method = make_method(config)
+    method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
     model = build_on(backbone, config, method, NUM_CLASSES).to(device())
     method.sources = tuple(range(DOMAINS))
     method.setup(model)

@@ -42,6 +42,7 @@ WIDTH = 16
 class Arm(Method):
     summary = "ARM: the classifier reads a context of the images it predicts together (transductive)"
     reference = "Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021"
+    needs = ("transductive",)
     addable = True
 
     def extend(self, model: Classifier) -> None:

@@ -13,27 +13,30 @@ say the same, and `--steps 1` is enough. What differs in `coop` from the release
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier
-from patchgen.model.clip import ClipHead, Learned, TextTower, Written, load_text
+from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
+from patchgen.model.prompts import PHOTO, fill, spoken
+from patchgen.model.text import ClipText, TextTower, load_text
 
 if TYPE_CHECKING:
     from patchgen.train.step import Step
 
-TEMPLATE = "a photo of a {}."
-
 
 class Sentences(Method):
-    """What both share: a head that compares images with a sentence for each class."""
+    """What all share: a head that compares images with a sentence for each class."""
 
     tune = "head"
     compared = False
+    needs: ClassVar[tuple[str, ...]] = ("text",)
+    self_contained: ClassVar[bool] = False  # checkpoints hold the whole head: predictions need no text tower
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -50,32 +53,38 @@ class Sentences(Method):
         if self.read is not None:
             model.head = self.read  # type: ignore[assignment]
             return
+        if self.self_contained and self.saved is not None:
+            model.head = self.restored(model, self.saved)  # type: ignore[assignment]
+            return
         if not self.class_names:
             raise ValueError(f"method {self.config.method!r} needs names: set `class_names` before the model is built")
-        names = [name.replace("_", " ") for name in self.class_names]
-        text = load_text(model.backbone)
-        model.head = ClipHead(text, self.sentences(text.tower, names), len(names))  # type: ignore[assignment]
+        names = [spoken(name) for name in self.class_names]
+        model.head = self.head(model, load_text(model.backbone), names)  # type: ignore[assignment]
+
+    def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
+        """What reads the features (B, D) and gives logits (B, C)."""
+        return ClipHead(text, self.sentences(text.tower, names), len(names))
+
+    def restored(self, model: Classifier, saved: Mapping[str, Tensor]) -> nn.Module:
+        """The same head without a text tower, of a checkpoint's shapes; its tensors are loaded later."""
+        return ClassVectors.like(saved)
 
     def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
         """A module whose call gives the classes' unit vectors."""
         raise NotImplementedError
 
 
-class ZeroShot(Sentences):
-    summary = "CLIP's zero-shot classifier: class names in a sentence, nothing is trained"
-    reference = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
+class WithoutImages(Sentences):
+    """No step is made on images: their batches are only scored."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if "+" in config.method or self.chosen_tune != "head" or config.devices > 1:
+            what = "learns from sentences alone" if "source-free" in self.needs else "trains nothing"
             raise ValueError(
-                "'clip' trains nothing: leave out --tune, --devices and what stands behind '+'; "
+                f"{config.method.split('+')[0]!r} {what}: leave out --tune, --devices and what stands behind '+'; "
                 "'coop' is the method whose prompt is learned"
             )
-
-    def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        with torch.no_grad():
-            return Written(tower(tower.tokens([TEMPLATE.format(name) for name in names])))
 
     def update(self, step: Step) -> None:
         """No step at all; before an evaluation the batch's loss is counted, for the record."""
@@ -84,6 +93,48 @@ class ZeroShot(Sentences):
         for batch in step.batches():
             with torch.no_grad():
                 step.note(self.losses(step.forward(batch), batch))
+
+
+class ZeroShot(WithoutImages):
+    summary = "CLIP's zero-shot classifier: class names in a sentence, nothing is trained"
+    reference = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
+
+    def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
+        return Written(tower.read(fill(PHOTO, names)))
+
+
+class SourceFree(WithoutImages):
+    """One vector a class, learned from sentences in the first step; checkpoints hold them, and nothing else learns."""
+
+    needs = ("text", "source-free")
+    self_contained = True
+
+    def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
+        self._text = (text.tower, names)  # a tuple, so that the tower is no part of the method
+        return ClassVectors(text.projection, text.scale, text.tower.read(fill(PHOTO, names)), tuned=False)
+
+    def update(self, step: Step) -> None:
+        if step.number == 0:
+            tower, names = self._text
+            head: Any = step.model.head
+            tower.to(head.vectors.device)
+            with torch.enable_grad():
+                vectors, scale = self.learn(tower, names)
+            head.vectors.copy_(vectors.detach())
+            if scale is not None:
+                head.scale.fill_(scale)
+        super().update(step)
+
+    def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
+        """The classes' vectors (C, E), and the logarithm of what multiplies their products (None: CLIP's own)."""
+        raise NotImplementedError
+
+    def whole(self, *names: str) -> list[int]:
+        """Hyper-parameters that are counts."""
+        for name in names:
+            if self.hparams[name] < 1 or self.hparams[name] % 1:
+                raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
+        return [int(self.hparams[name]) for name in names]
 
 
 class CoOp(Sentences):

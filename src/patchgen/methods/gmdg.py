@@ -24,6 +24,8 @@ What differs from the released code:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -67,7 +69,8 @@ class Gmdg(Miro):
         features, labels = gather_over_ranks(out.features.float()), gather_over_ranks(embedded.detach())
         if self.hparams["shift"]:
             steepest = cross_entropy_slope(out.logits, batch.label, head.weight).abs().max()
-            found["L_shift"] = self.hparams["shift"] * scaled_penalty(features, labels, steepest)
+            penalty = scaled_penalty(lambda x: explained_covariance(x, labels), features, steepest)
+            found["L_shift"] = self.hparams["shift"] * penalty
         if self.hparams["domain"]:
             pair = torch.cat([features, labels], 1)  # (B, 2 D)
             mean = mean_of_domains(pair, gather_over_ranks(batch.domain))
@@ -112,10 +115,10 @@ def centred(matrix: Tensor) -> Tensor:
     return normed - normed.mean(0)
 
 
-def scaled_penalty(features: Tensor, labels: Tensor, steepest: Tensor) -> Tensor:
-    """The penalty, scaled so that its largest slope in a feature is ``steepest``."""
+def scaled_penalty(measure: Callable[[Tensor], Tensor], features: Tensor, steepest: Tensor) -> Tensor:
+    """A penalty on features (B, D), scaled so that its largest slope in one of them is ``steepest``."""
     leaf = features.detach().requires_grad_()
-    penalty = explained_covariance(leaf, labels)
+    penalty = measure(leaf)
     (slope,) = torch.autograd.grad(penalty, leaf)
     scale = steepest / slope.abs().max().clamp(min=torch.finfo(slope.dtype).tiny)
     # the slope is known already: the linear term hands it on, and the penalty is differentiated once instead of twice

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from patchgen.train.step import Step
 
 
+NEEDS = {
+    "text": "a CLIP backbone with its text tower, and class names that mean something",
+    "source-free": "sentences alone: no image is trained on, and all folds have the same model",
+    "transductive": "images to predict together: a prediction depends on the batch",
+}
+
+
 class Rates(NamedTuple):
     """Learning rates; what is None learns at the head's."""
 
@@ -49,11 +56,15 @@ class Method(nn.Module):
     attend: ClassVar[str] = "all"  # with the pool "patchgen": what its attention reads
     start: ClassVar[str] = "xavier"  # and how its scores begin
     tune: ClassVar[str] = "layernorm"  # what of the backbone learns
+    optimizer: ClassVar[str] = "adam"  # `--optimizer` changes it
+    momentum: ClassVar[float] = 0.9  # where the optimiser is "sgd"
+    lr_schedule: ClassVar[str] = "constant"  # `--lr-schedule` changes it
     small_rates: ClassVar[Rates] = Rates(3e-3)  # of the preset `small`: docs/decisions.md
     mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
+    needs: ClassVar[tuple[str, ...]] = ()  # words of `NEEDS`, for `patchgen methods --needs`
     addable: ClassVar[bool] = False  # a term that may stand behind a "+"; every other method may stand before one
     replaces_main: ClassVar[bool] = False  # "main" is another loss than the mean cross-entropy of the labelled
     compared: ClassVar[bool] = True  # one of `--methods all`: not an upper bound, a variant, or for one backbone alone
@@ -64,6 +75,7 @@ class Method(nn.Module):
         self.config = config
         self.hparams = self._hparams(config.hparams)
         self.class_names: tuple[str, ...] = ()  # names of the outputs, known from `extend` on
+        self.saved: Mapping[str, Tensor] | None = None  # a checkpoint's tensors, where a model is built to predict
         self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune

@@ -4,9 +4,11 @@
     host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": {}}
     host_settings("gmdg", "pacs", "dinov2-large")     # {"hparams": ...}
 
-Sources: the tables and commands in the README files of MIRO, GMDG and GESTUR, and the scripts of L-Reg. Where a command
-leaves out the learning rate, weight decay or dropout, the values are the lineage's defaults (5e-5, 0, 0); where a
-release states a weight alone, so does the entry here. `regnety-16gf` means the SWAG weights (docs/mdg.md).
+Sources: the tables and commands in the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood,
+DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no values of its own for CLIP;
+the batch is MIRO's, which its author asked for. Where a command leaves out the learning rate, weight decay or dropout, the
+values are the lineage's defaults (5e-5, 0, 0); where a release states a weight alone, so does the entry here.
+`regnety-16gf` means the SWAG weights (docs/mdg.md).
 
 Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its own weights (`hparams`) of
 the nearest published backbone, and no learning rate, decay, dropout or batch: those stay the ones that all rows share,
@@ -74,12 +76,20 @@ def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) 
     entries: dict[str, Settings] = {}
     for i, benchmark in enumerate(ORDER):
         values = {name: row[i] for name, row in columns.items()}
-        fields = {name: values.pop(name) for name in (*DEFAULT, "batch_per_domain") if name in values}
+        fields = {name: values.pop(name) for name in (*DEFAULT, "batch_per_domain", "steps") if name in values}
         entries[benchmark] = {**(common or {}), **fields, "hparams": values}
     return entries
 
 
+_CLIP_BATCH = (32, 32, 32, 32, 24)
+_CLIP_PIXELS: Settings = {"normalization": "backbone"}  # CLIP's own mean and deviation
 _REGNET_BATCH = (16, 16, 16, 16, 14)  # of GMDG; MIRO has 16 for DomainNet too
+_GESTUR: dict[str, Any] = {
+    "lr": (5e-5,) * 5,
+    "weight_decay": (0.0, 1e-4, 1e-6, 0.0, 1e-4),
+    "dropout": (0.0, 0.5, 0.5, 0.0, 0.1),
+    "gestur": (0.01, 0.05, 0.01, 0.01, 0.01),
+}
 _GCD_BATCH = (22, 22, 22, 22, 14)
 _GCD_MULT = (0.5, 2.0, 1.0, 10.0, 1.0)
 
@@ -93,7 +103,7 @@ _RELEASED: dict[str, dict[str, dict[str, Settings]]] = {
             miro=(0.01, 0.01, 0.1, 0.1, 0.1),
         ),
         "resnet50 swad": _by_benchmark(DEFAULT, miro=(0.01, 0.01, 0.1, 0.1, 0.1)),
-        "clip-b16": _by_benchmark(batch_per_domain=(32, 32, 32, 32, 24), miro=(1.0,) * 5),
+        "clip-b16": _by_benchmark(DEFAULT, batch_per_domain=_CLIP_BATCH, miro=(1.0,) * 5),
         "regnety-16gf": _by_benchmark(batch_per_domain=(16,) * 5, miro=(0.1, 0.01, 0.1, 0.01, 0.1)),
         "regnety-16gf swad": _by_benchmark(DEFAULT, batch_per_domain=(16,) * 5, miro=(0.01, 0.01, 0.01, 0.01, 0.1)),
         "regnety-16gf mdg_gcd": _by_benchmark(
@@ -135,12 +145,26 @@ _RELEASED: dict[str, dict[str, dict[str, Settings]]] = {
         ),
     },
     "gestur": {
-        "resnet50": _by_benchmark(
-            lr=(5e-5,) * 5,
-            weight_decay=(0.0, 1e-4, 1e-6, 0.0, 1e-4),
-            dropout=(0.0, 0.5, 0.5, 0.0, 0.1),
-            gestur=(0.01, 0.05, 0.01, 0.01, 0.01),
+        "resnet50": _by_benchmark(**_GESTUR),
+        "clip-b16": _by_benchmark(**_GESTUR, batch_per_domain=_CLIP_BATCH),
+    },
+    "clipood": {
+        "clip-b16": _by_benchmark(
+            {**_CLIP_PIXELS, "weight_decay": 0.1, "augmentation": "crop-flip", "select": "last", "eval_every": 500},
+            lr=(5e-6, 5e-6, 1e-5, 5e-6, 1e-5),
+            batch_per_domain=(12,) * 5,
+            steps=(5000, 5000, 5000, 5000, 10000),
+            margin=(0.3,) * 5,
+            beta=(0.5,) * 5,
         ),
+    },
+    "dpl": {
+        "clip-b16": _by_benchmark({**_CLIP_PIXELS, "weight_decay": 0.0, "augment": False}, lr=(1e-3,) * 5),
+    },
+    **{method: {"clip-b16": _by_benchmark({**_CLIP_PIXELS, "steps": 1})} for method in ("duprg", "promptstyler")},
+    **{
+        method: {"openclip-b16": _by_benchmark({**_CLIP_PIXELS, **DEFAULT}, steps=(5001, 5001, 5001, 5001, 15001))}
+        for method in ("kadaptation", "kadaptation-moa")
     },
     "lreg": {  # on top of `pim-lreg` the release has 0.01 for PACS
         "regnety-16gf mdg_gcd": _by_benchmark(DEFAULT, batch_per_domain=_GCD_BATCH, lreg=(0.1, 0.5, 0.1, 0.1, 0.1)),

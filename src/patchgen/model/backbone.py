@@ -66,6 +66,8 @@ BACKBONES: dict[str, Spec] = {
     "dino-b16": Spec("facebook/dino-vitb16", "vit", "Apache-2.0", _B16),
     "mae-b16": Spec("facebook/vit-mae-base", "vit_mae", "CC-BY-NC-4.0", _B16, "non-commercial licence"),
     "clip-b16": Spec("openai/clip-vit-base-patch16", "clip_vision_model", "MIT", _B16),
+    "openclip-b16": Spec("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "clip_vision_model", "MIT",
+                         {**_B16, "hidden_act": "gelu"}, "OpenCLIP, LAION-2B"),
     "resnet50": Spec("microsoft/resnet-50", "resnet", "Apache-2.0", {}),
     "regnety-16gf": Spec("facebook/regnet-y-160", "regnet", "Apache-2.0",
                          {"hidden_sizes": [224, 448, 1232, 3024], "depths": [2, 4, 11, 1], "groups_width": 112},

@@ -6,6 +6,7 @@ and ``select`` for the selection inside it, so that methods differ in nothing el
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,18 @@ from patchgen.model.selector import Selector
 
 POOLS = ("cls", "mean", "patchgen", "select")
 MASKED = ("patchgen", "select")  # those that make a mask
+
+
+class Saved(nn.Module):
+    """Named constants that predictions need: no step changes them, and checkpoints hold them."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor.detach().clone())
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.get_buffer(name)
 
 
 class Output(NamedTuple):
@@ -137,7 +150,12 @@ def _context(early: Tensor) -> Tensor:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes, by name: parameters, and of a selection its level and strength."""
+    """What a checkpoint holds, by name: parameters that learn, level and strength of a selection, ``Saved``."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    places = [f"{name}." for name, module in model.named_modules() if isinstance(module, Saved)]
     kept = ("select.level", "select.strength")
-    return trained | {name: buffer for name, buffer in model.named_buffers() if name.endswith(kept)}
+    return trained | {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name.endswith(kept) or any(name.startswith(place) for place in places)
+    }

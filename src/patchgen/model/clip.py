@@ -1,89 +1,25 @@
-"""CLIP's other half: the text tower with its tokenizer, and a head that compares images with sentences.
+"""Heads that compare images with sentences, or with vectors that were made of sentences.
 
-    text = load_text(backbone)                            # from where the backbone, CLIP's vision tower, came from
-    ids = text.tower.tokens(["a photo of a dog.", "a photo of a cat."])
-    model.head = ClipHead(text, Written(text.tower(ids)))
+    text = load_text(backbone)
+    model.head = ClipHead(text, Written(text.tower.read(["a photo of a dog.", "a photo of a cat."])), 2)
 
     logits = exp(scale) * cos(projection(x), t_c),    x the CLS token after the final norm, t_c the sentence of class c
 
-Nothing of CLIP learns here. The vision tower is the classifier's backbone and follows its tuning mode.
+The vision tower is the classifier's backbone and follows its tuning mode; the text tower never learns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.model import weights
-from patchgen.model.backbone import BACKBONES, Backbone
-from patchgen.model.convert import first_line
-from patchgen.model.generic import quiet_loading
+from patchgen.model.classifier import Saved
+from patchgen.model.text import ClipText, TextTower
 
-TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 FIRST_DEVIATION = 0.02  # of learned prompt vectors, as in CoOp
-
-
-class TextTower(nn.Module):
-    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may take the place of the first words."""
-
-    def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
-        super().__init__()
-        self.model, self.projection, self.tokenizer = model, projection, tokenizer
-        self.requires_grad_(False).eval()
-
-    @property
-    def dim(self) -> int:
-        """Length of a word's vector."""
-        return int(self.model.config.hidden_size)
-
-    def tokens(self, texts: Sequence[str], room: int = 0) -> Tensor:
-        """Token ids (C, L) with start and end; ``room`` places behind the start are left for learned vectors."""
-        ids = torch.tensor(self.tokenizer(list(texts), padding=True)["input_ids"])
-        longest = self.model.config.max_position_embeddings
-        if ids.shape[1] + room > longest:
-            worst = max(texts, key=len)
-            raise ValueError(
-                f"CLIP reads at most {longest} tokens; {worst!r} with {room} learned vectors has "
-                f"{ids.shape[1] + room}: shorten the class name, or lower --hparams context"
-            )
-        # the start's own id holds the places: the end is found by its id
-        return torch.cat([ids[:, :1].expand(-1, 1 + room), ids[:, 1:]], 1)
-
-    def forward(self, ids: Tensor, vectors: Tensor | None = None) -> Tensor:
-        """Sentences as unit vectors; ``vectors`` (n, dim) stand behind the start, where ``tokens`` left room."""
-        if vectors is None:
-            return self._read(ids)
-
-        def put(module: nn.Module, inputs: Any, words: Tensor) -> Tensor:  # words (C, L, dim)
-            shared = vectors.to(words.dtype).expand(len(words), -1, -1)
-            return torch.cat([words[:, :1], shared, words[:, 1 + len(vectors) :]], 1)
-
-        handle = self.model.embeddings.token_embedding.register_forward_hook(put)
-        try:
-            return self._read(ids)
-        finally:
-            handle.remove()
-
-    def _read(self, ids: Tensor) -> Tensor:
-        # the tower looks back only, so that what pads a sentence behind its end changes nothing
-        return F.normalize(self.projection(self.model(input_ids=ids).pooler_output).float(), dim=1)
-
-    def train(self, mode: bool = True) -> TextTower:
-        """Always in eval mode, as it is frozen."""
-        return super().train(False)
-
-
-class ClipText(NamedTuple):
-    """What CLIP has beside its vision tower."""
-
-    tower: TextTower
-    projection: nn.Linear  # of images, D -> E
-    scale: Tensor  # logarithm of what multiplies a cosine
 
 
 class Written(nn.Module):
@@ -123,6 +59,51 @@ class Learned(nn.Module):
         return found
 
 
+class ClassVectors(nn.Module):
+    """Features (B, D) -> exp(scale) * <f, v_c> (B, C), f the unit image vector, v_c a vector for each class.
+
+    All of it is saved in checkpoints, so that a trained run predicts without the text tower.
+
+    Args:
+        projection: Of images, D -> E.
+        scale: Logarithm of what multiplies the products.
+        vectors: (C, E), of whatever length.
+        tuned: Whether the projection learns.
+    """
+
+    def __init__(self, projection: nn.Linear, scale: Tensor, vectors: Tensor, *, tuned: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = projection.in_features, len(vectors)
+        weight = projection.weight.detach().clone()
+        self.weight = nn.Parameter(weight) if tuned else None
+        constants = {"scale": scale, "vectors": vectors} | ({} if tuned else {"weight": weight})
+        self.constants = Saved(constants)
+
+    @classmethod
+    def like(cls, saved: Mapping[str, Tensor]) -> ClassVectors:
+        """A head of the shapes that a checkpoint's tensors have; they are loaded into it like any others."""
+        tuned = "head.weight" in saved
+        weight = saved["head.weight" if tuned else "head.constants.weight"]
+        projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        return cls(projection, torch.zeros(()), torch.zeros_like(saved["head.constants.vectors"]), tuned=tuned)
+
+    @property
+    def vectors(self) -> Tensor:
+        """(C, E)"""
+        return self.constants["vectors"]
+
+    @property
+    def scale(self) -> Tensor:
+        """Logarithm of what multiplies the products."""
+        return self.constants["scale"]
+
+    def forward(self, features: Tensor) -> Tensor:
+        weight = self.constants["weight"] if self.weight is None else self.weight
+        with torch.autocast(features.device.type, enabled=False):
+            image = F.normalize(features.float() @ weight.float().T, dim=-1)
+            return self.scale.exp() * image @ self.vectors.T
+
+
 class ClipHead(nn.Module):
     """Features (B, D) -> exp(scale) * cosine with each class's sentence (B, C).
 
@@ -145,60 +126,3 @@ class ClipHead(nn.Module):
         with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half digits would show
             image = F.normalize(self.projection(features.float()), dim=-1)
             return self.scale.exp() * image @ sentences.T
-
-
-def load_text(backbone: Backbone) -> ClipText:
-    """The text tower, tokenizer, projections and scale that belong to a CLIP backbone.
-
-    Raises:
-        ValueError: the backbone is no CLIP, or where it came from has no text tower or no tokenizer.
-    """
-    from transformers import CLIPModel, CLIPTokenizer
-
-    if backbone.model_type != "clip_vision_model":
-        raise ValueError(
-            f"class names are compared with images by CLIP alone, and backbone {backbone.source!r} is a "
-            f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a whole CLIP"
-        )
-    folder = _folder(backbone.source)
-    if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
-        raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
-    try:
-        with quiet_loading(), torch.random.fork_rng(devices=[]):
-            loader: Any = CLIPModel
-            clip, info = loader.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
-        raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
-    missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
-    if missing:
-        raise ValueError(
-            f"{folder} is no whole CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The vision "
-            "tower alone cannot read class names; save the whole CLIPModel there"
-        )
-    tower = TextTower(clip.text_model, clip.text_projection, CLIPTokenizer.from_pretrained(folder))
-    return ClipText(tower, clip.visual_projection, clip.logit_scale)
-
-
-def _folder(source: str) -> Path:
-    """Where a backbone's files are: the folder itself, or the hub's local copy with the tokenizer's files."""
-    path = Path(source).expanduser()
-    if source not in BACKBONES and path.is_dir():
-        return path
-    hub_id = BACKBONES[source].hub_id if source in BACKBONES else source
-    folder = weights.hub_folder(hub_id)
-    return folder if any((folder / name).is_file() for name in TOKENIZER) else _fetch_tokenizer(hub_id)
-
-
-def _fetch_tokenizer(hub_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError
-
-    try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER)))
-    except (OSError, HTTPError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise weights.WeightsError(
-            f"the hub gave no tokenizer of {hub_id!r} ({reason}); try again with a connection, or give a local folder"
-        ) from error

@@ -25,7 +25,7 @@ from patchgen import __version__
 from patchgen.common.plugins import require, used_by
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config, known_settings
-from patchgen.methods import make_method
+from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model, build_on, load_trained
 from patchgen.methods.clip import Sentences
 from patchgen.model.backbone import Backbone, Origin
@@ -84,6 +84,7 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
 
     target = Path(path)
     check_target(target)
+    check_method(model.predictor.config.method, with_backbone)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
@@ -106,6 +107,15 @@ def check_target(target: Path) -> None:
     if odd or (there and not is_model_folder(target)):
         raise ValueError(
             f"{target} is not empty and not a model folder (it holds {(odd or there)[0]}); choose another place"
+        )
+
+
+def check_method(method: str, with_backbone: bool) -> None:
+    """Refuse a method that writes new sentences for every batch: a folder has no text tower to read them with."""
+    if with_backbone and {"text", "transductive"} <= set(method_class(method).needs):
+        raise ValueError(
+            f"method {method!r} needs CLIP's text tower for every prediction, and a model folder does not hold it; add "
+            "--no-with-backbone (with_backbone=False), and keep the CLIP folder where it is"
         )
 
 
@@ -241,9 +251,9 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
 
 def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[str, Tensor]) -> Classifier:
     method, count = make_method(config), len(facts["classes"])
-    if isinstance(method, Sentences):
+    if isinstance(method, Sentences) and not method.self_contained:
         method.read = _clip_head(folder, under(tensors, CLIP))
-    tensors = under(tensors, MODEL)
+    tensors = method.saved = under(tensors, MODEL)
     if not facts["backbone"]["included"]:
         model = build_model(config, method, count)
         if model.backbone.digest() != facts["backbone"]["digest"]:

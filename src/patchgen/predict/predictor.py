@@ -126,7 +126,7 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
     folder.require_plugins()
     method = make_method(config)
-    method.class_names = classes
+    method.class_names, method.saved = classes, tensors
     model = build_model(config, method, len(classes))
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)

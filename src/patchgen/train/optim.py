@@ -1,6 +1,11 @@
-"""Adam with one learning rate each for the head, the module, the tuned part of the backbone and a method's parts."""
+"""One learning rate each for the head, the module, the tuned part of the backbone and a method's parts.
+
+The optimiser (Adam, AdamW or SGD) and the schedule are the method's, unless the settings name others.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -9,7 +14,7 @@ from patchgen.methods import Method
 from patchgen.model.classifier import Classifier
 
 
-def make_optimizer(model: Classifier, config: Config, method: Method | None = None) -> torch.optim.Adam:
+def make_optimizer(model: Classifier, config: Config, method: Method | None = None) -> torch.optim.Optimizer:
     rates = {
         "head": config.lr,
         "select": config.lr if config.lr_module is None else config.lr_module,
@@ -20,15 +25,34 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
     for part, module, rate in [*((part, getattr(model, part), rate) for part, rate in rates.items()), *own]:
         params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
         if params:
-            groups.append({"params": params, "lr": rate, "name": part})
-    # a method that trains nothing has an optimiser of nothing
-    return torch.optim.Adam(groups or [{"params": []}], weight_decay=config.weight_decay)
+            groups.append({"params": params, "lr": rate, "peak": rate, "name": part})
+    groups = groups or [{"params": []}]  # a method that trains nothing has an optimiser of nothing
+    kind = config.optimizer or (method or Method).optimizer
+    if kind == "sgd":
+        momentum = (method or Method).momentum
+        return torch.optim.SGD(groups, lr=config.lr, momentum=momentum, weight_decay=config.weight_decay)
+    make = torch.optim.AdamW if kind == "adamw" else torch.optim.Adam
+    return make(groups, weight_decay=config.weight_decay)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> None:
+    """Give a step its learning rates; the cosine begins at the whole and would reach 0 behind the last step."""
+    config = method.config
+    if (config.lr_schedule or method.lr_schedule) == "cosine":
+        share = (1 + math.cos(math.pi * number / config.steps)) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = group.get("peak", 0.0) * share
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """The optimiser's memory as flat tensors: ``<parameter number>.<what>``."""
     state = optimizer.state_dict()["state"]
-    return {f"{number}.{what}": tensor for number, slots in state.items() for what, tensor in slots.items()}
+    return {
+        f"{number}.{what}": tensor
+        for number, slots in state.items()
+        for what, tensor in slots.items()
+        if tensor is not None
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from patchgen.data.loaders import Batch
 from patchgen.model.classifier import Classifier, Output
+from patchgen.train.optim import set_rates
 
 if TYPE_CHECKING:
     from patchgen.methods import Method
@@ -70,6 +71,7 @@ class Step:
         if (longest := self._trainer.config.clip_gradients) is not None:
             trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, longest)
+        set_rates(self.optimizer, self._trainer.method, self.number)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -125,5 +127,6 @@ class PlainStep(Step):
         """Nothing is recorded here."""
 
     def apply(self) -> None:
+        set_rates(self.optimizer, self._method, self.number)
         self.optimizer.step()
         self.optimizer.zero_grad()

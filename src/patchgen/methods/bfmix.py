@@ -1,0 +1,108 @@
+"""BFMix, our reading: backgrounds and foregrounds are blended between domains, each on its own.
+
+A patch is foreground where CLS attends to it in the last block (mean over heads, a pass without gradients): the better
+half of the patches. Each image x_i meets one, x_j, of another domain, with a share lambda ~ Beta(blend, blend) for the
+pair of domains:
+
+    background mix   patches that are background in both are lambda x_i + (1 - lambda) x_j; label y_i
+    foreground mix   likewise for foreground in both; labels y_i and y_j by their shares
+    main = CE of x_i,  L_background and L_foreground = CE of the mixes
+
+**Our reading**, hence the name `bfmix-like`: only the abstract is known to us, which has the scores by attention, the
+division by rank and both kinds of mixes. The last block, the half, the distribution (`blend` 0.2), the pairs as in
+`mixup`, pixels rather than tokens, the labels and equal weights are ours. For vision transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.augment import send
+from patchgen.data.loaders import Batch
+from patchgen.methods.domains import by_domain
+from patchgen.methods.method import Method
+from patchgen.methods.mixup import MixedBatch, draw_partners, mixed_cross_entropy
+from patchgen.model.attention import attention_layers, patch_attention
+from patchgen.model.backbone import Backbone
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import cross_entropy
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreeBatches(Batch):
+    """``image`` (3B, ...): the images, their background mixes, their foreground mixes."""
+
+    clean: Batch
+    foreground: MixedBatch
+
+
+class BfMixLike(Method):
+    summary = "BFMix, our reading: backgrounds and foregrounds blended between domains, each on its own"
+    reference = "Zhang et al., BFMix, ICME 2024 (abstract)"
+    compared = False
+    defaults = {"blend": 0.2}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        if not self.hparams["blend"]:
+            raise ValueError("blend must be above 0; the usual one is 0.2")
+        if self.chosen_tune == "head" and not config.augment:
+            raise ValueError(
+                f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "
+                "are kept; leave --no-augment out, or choose --tune layernorm"
+            )
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        attention_layers(model.backbone)  # refuses what has no attention before the first step
+        self._backbone = (model.backbone,)
+
+    def update(self, step: Step) -> None:
+        mixed = copy.copy(step)
+        mixed.batches = lambda: (mix(self._backbone[0], b, self.hparams["blend"]) for b in step.batches())  # type: ignore[method-assign]
+        super().update(mixed)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        if not isinstance(batch, ThreeBatches):
+            return super().losses(out, batch)
+        clean, background, foreground = out.logits.chunk(3)
+        own = out._replace(logits=clean, features=out.features.chunk(3)[0])
+        return super().losses(own, batch.clean) | {
+            "L_background": cross_entropy(background, batch.clean.label),
+            "L_foreground": mixed_cross_entropy(foreground, batch.foreground),
+        }
+
+
+def mix(backbone: Backbone, batch: Batch, alpha: float) -> ThreeBatches:
+    """The batch with both kinds of mixes behind it; draws from torch's own generator."""
+    partner, share = draw_partners(by_domain(batch, "cpu"), alpha)
+    partner, share = send(partner, batch.image.device), send(share.to(batch.image.dtype), batch.image.device)
+    front = foreground(patch_attention(backbone, batch.image))  # (B, P)
+    both = [blend(batch.image, partner, share, part & part[partner], backbone.patch_size) for part in (~front, front)]
+    labels = torch.stack([batch.label, batch.label[partner]])
+    mixed = MixedBatch(both[1], batch.label, batch.domain, batch.index, labels=labels, share=share)
+    three = {name: getattr(batch, name).repeat(3) for name in ("label", "domain", "index")}
+    return ThreeBatches(image=torch.cat([batch.image, *both]), **three, clean=replace(batch), foreground=mixed)
+
+
+def foreground(attention: Tensor) -> Tensor:
+    """The half of the patches (B, P) with the largest attention."""
+    rank = attention.argsort(1, descending=True).argsort(1)
+    return rank < attention.shape[1] // 2
+
+
+def blend(images: Tensor, partner: Tensor, share: Tensor, patches: Tensor, size: int) -> Tensor:
+    """Images (B, 3, H, W) that are share * own + (1 - share) * partner's within some patches (B, P)."""
+    grid = images.shape[2] // size, images.shape[3] // size
+    inside = patches.unflatten(1, grid).repeat_interleave(size, 1).repeat_interleave(size, 2).unsqueeze(1)
+    weight = share.view(-1, 1, 1, 1)
+    return torch.where(inside, weight * images + (1 - weight) * images[partner], images)

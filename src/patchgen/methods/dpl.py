@@ -1,0 +1,121 @@
+"""DPL: a small network writes the prompt of a domain from a batch of its images.
+
+    D_e  = mean over the images of domain e of MLP(v),  v the image vector before it is brought to length 1
+    t_ce = sentence [start] D_e1 ... D_en <class> . [end]
+    main = mean over the labelled images of CE of s <f, t_ce>,  e the image's own domain
+
+In training the mean is over what a batch has of the domain. **In prediction it is over the batch that is being
+predicted**: the method is transductive, as `arm`. CLIP stays frozen; the network is `context` x 512 wide at its end and
+`width` before, with dropout 0.1. SGD with momentum 0.1 is the method's own; published: learning rate 1e-3, 32 images a
+domain, 5001 steps, no augmentation (`--no-augment`, with which the image vectors are computed once).
+
+What differs from the released code: the objective is the paper's. The release puts the sentences of all domains side by
+side as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first
+domain. Predictions are made for up to 128 images at a time in evaluations, 64 there.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods.clip import Sentences
+from patchgen.methods.domains import by_domain
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.text import ClipText
+
+if TYPE_CHECKING:
+    from patchgen.train.step import Step
+
+FIRST_BIAS = 0.01
+DROPOUT = 0.1
+
+
+class Dpl(Sentences):
+    summary = "DPL: a network writes each domain's prompt from a batch of its images (transductive)"
+    reference = "Zhang et al., Domain Prompt Learning for Efficiently Adapting CLIP to Unseen Domains, 2023"
+    needs = ("text", "transductive")
+    optimizer = "sgd"
+    momentum = 0.1
+    defaults = {"context": 16, "width": 512}
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        for name in self.defaults:
+            if self.hparams[name] < 1 or self.hparams[name] % 1:
+                raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
+
+    def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
+        head = PromptHead(text, names, int(self.hparams["context"]), int(self.hparams["width"]))
+        self._head = (head,)
+        return head
+
+    def update(self, step: Step) -> None:
+        told, head = copy.copy(step), self._head[0]
+
+        def forward(batch: Batch) -> Output:
+            head.groups = by_domain(batch)
+            return step.forward(batch)
+
+        told.forward = forward  # type: ignore[method-assign]
+        try:
+            super().update(told)
+        finally:
+            head.groups = None
+
+
+class PromptHead(nn.Module):
+    """Features (B, D) -> logits (B, C), against sentences that were written for the image's group.
+
+    Args:
+        text: CLIP's text tower, image projection and scale, all frozen.
+        names: Of the classes.
+        count: Vectors of the prompt.
+        width: Of the network that writes them.
+    """
+
+    def __init__(self, text: ClipText, names: list[str], count: int, width: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = text.projection.in_features, len(names)
+        self.tower, self.projection, self.count = text.tower, text.projection.requires_grad_(False), count
+        self.scale: Tensor
+        self.ids: Tensor
+        self.register_buffer("scale", text.scale.detach().clone(), persistent=False)
+        ids = text.tower.tokens([f"{name}." for name in names], room=count)
+        self.register_buffer("ids", ids, persistent=False)
+        sizes = (text.projection.out_features, width, width, count * text.tower.dim)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        for layer in self.layers:
+            nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
+            nn.init.constant_(layer.bias, FIRST_BIAS)  # type: ignore[arg-type]
+        self.groups: list[Tensor] | None = None  # positions of the images of a domain; None: all are of one
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):
+            image = self.projection(features.float())  # (B, E)
+            written, unit = self.write(image), F.normalize(image, dim=-1)
+            if self.groups is None:
+                return self.scale.exp() * unit @ self.sentences(written).T
+            logits = [self.scale.exp() * unit[rows] @ self.sentences(written[rows]).T for rows in self.groups]
+            return torch.cat(logits)[torch.cat(self.groups).argsort()]
+
+    def write(self, image: Tensor) -> Tensor:
+        """Image vectors (B, E) -> what each would write, (B, n x dim)."""
+        drops = self.training and torch.is_grad_enabled()
+        *inner, last = self.layers
+        for layer in inner:
+            image = F.relu(F.dropout(layer(image), DROPOUT, drops))
+        written: Tensor = last(image)
+        return written
+
+    def sentences(self, written: Tensor) -> Tensor:
+        """What the images of a group wrote (B, n x dim) -> the unit sentences of the classes (C, E)."""
+        vectors: Tensor = written.mean(0).view(self.count, -1)
+        tower: Any = self.tower
+        return tower(self.ids, vectors)

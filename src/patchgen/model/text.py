@@ -1,0 +1,160 @@
+"""CLIP's text tower with its tokenizer: the one place where sentences become vectors.
+
+    text = load_text(backbone)                            # from where the backbone, CLIP's vision tower, came from
+    text.tower.read(["a photo of a dog.", "a photo of a cat."])       # (2, E) unit vectors; each sentence is read once
+
+Sources are those of a CLIP backbone: `clip-b16`, `openclip-b16` (LAION-2B), any hub id or folder with a whole
+`CLIPModel` and its tokenizer. OpenCLIP's checkpoints are published in that form too; timm's have no text tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.model import weights
+from patchgen.model.backbone import BACKBONES, Backbone
+from patchgen.model.convert import first_line
+from patchgen.model.generic import quiet_loading
+
+TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
+BATCH = 256  # sentences that are read together
+
+
+class TextTower(nn.Module):
+    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may take the place of the first words."""
+
+    def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
+        super().__init__()
+        self.model, self.projection, self.tokenizer = model, projection, tokenizer
+        self._vectors: dict[str, Tensor] = {}  # of the sentences that were read before
+        self.requires_grad_(False).eval()
+
+    @property
+    def dim(self) -> int:
+        """Length of a word's vector."""
+        return int(self.model.config.hidden_size)
+
+    def tokens(self, texts: Sequence[str], room: int = 0) -> Tensor:
+        """Token ids (C, L) with start and end; ``room`` places behind the start are left for learned vectors."""
+        ids = torch.tensor(self.tokenizer(list(texts), padding=True)["input_ids"])
+        longest = self.model.config.max_position_embeddings
+        if ids.shape[1] + room > longest:
+            worst = max(texts, key=len)
+            raise ValueError(
+                f"CLIP reads at most {longest} tokens; {worst!r} with {room} learned vectors has "
+                f"{ids.shape[1] + room}: shorten the class name, or lower --hparams context"
+            )
+        # the start's own id holds the places: the end is found by its id
+        return torch.cat([ids[:, :1].expand(-1, 1 + room), ids[:, 1:]], 1)
+
+    @torch.no_grad()
+    def read(self, texts: Sequence[str]) -> Tensor:
+        """Unit vectors (N, E) of written sentences, in inference alone; each sentence is encoded once."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
+        for start in range(0, len(new), BATCH):
+            part = new[start : start + BATCH]
+            self._vectors.update(zip(part, self(self.tokens(part).to(self.device)).cpu().unbind(), strict=True))
+        return torch.stack([self._vectors[text] for text in texts]).to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def forward(self, ids: Tensor, vectors: Tensor | None = None, at: int = 1) -> Tensor:
+        """Sentences (C, L) as unit vectors (C, E).
+
+        Args:
+            vectors: (n, dim) for all sentences, or (C, n, dim), in the place of the words from position ``at`` on;
+                position 0 is the start, and the places behind it are those that ``tokens`` leaves room for.
+        """
+        if vectors is None:
+            return self._read(ids)
+
+        def put(module: nn.Module, inputs: Any, words: Tensor) -> Tensor:  # words (C, L, dim)
+            given = vectors.to(words.dtype).expand(len(words), -1, -1)
+            return torch.cat([words[:, :at], given, words[:, at + given.shape[1] :]], 1)
+
+        handle = self.model.embeddings.token_embedding.register_forward_hook(put)
+        try:
+            return self._read(ids)
+        finally:
+            handle.remove()
+
+    def _read(self, ids: Tensor) -> Tensor:
+        # the tower looks back only, so that what pads a sentence behind its end changes nothing
+        return F.normalize(self.projection(self.model(input_ids=ids).pooler_output).float(), dim=1)
+
+    def train(self, mode: bool = True) -> TextTower:
+        """Always in eval mode, as it is frozen."""
+        return super().train(False)
+
+
+class ClipText(NamedTuple):
+    """What CLIP has beside its vision tower."""
+
+    tower: TextTower
+    projection: nn.Linear  # of images, D -> E
+    scale: Tensor  # logarithm of what multiplies a cosine
+
+
+def load_text(backbone: Backbone) -> ClipText:
+    """The text tower, tokenizer, projections and scale that belong to a CLIP backbone.
+
+    Raises:
+        ValueError: the backbone is no CLIP, or where it came from has no text tower or no tokenizer.
+    """
+    from transformers import CLIPModel, CLIPTokenizer
+
+    if backbone.model_type != "clip_vision_model":
+        raise ValueError(
+            f"class names are compared with images by CLIP alone, and backbone {backbone.source!r} is a "
+            f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a whole CLIP"
+        )
+    folder = _folder(backbone.source)
+    if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
+        raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
+    try:
+        with quiet_loading(), torch.random.fork_rng(devices=[]):
+            loader: Any = CLIPModel
+            clip, info = loader.from_pretrained(
+                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
+        raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
+    missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
+    if missing:
+        raise ValueError(
+            f"{folder} is no whole CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The vision "
+            "tower alone cannot read class names; save the whole CLIPModel there"
+        )
+    tower = TextTower(clip.text_model, clip.text_projection, CLIPTokenizer.from_pretrained(folder))
+    return ClipText(tower, clip.visual_projection, clip.logit_scale)
+
+
+def _folder(source: str) -> Path:
+    """Where a backbone's files are: the folder itself, or the hub's local copy with the tokenizer's files."""
+    path = Path(source).expanduser()
+    if source not in BACKBONES and path.is_dir():
+        return path
+    hub_id = BACKBONES[source].hub_id if source in BACKBONES else source
+    folder = weights.hub_folder(hub_id)
+    return folder if any((folder / name).is_file() for name in TOKENIZER) else _fetch_tokenizer(hub_id)
+
+
+def _fetch_tokenizer(hub_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER)))
+    except (OSError, HTTPError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise weights.WeightsError(
+            f"the hub gave no tokenizer of {hub_id!r} ({reason}); try again with a connection, or give a local folder"
+        ) from error

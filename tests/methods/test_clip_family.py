@@ -1,0 +1,484 @@
+"""Methods on CLIP's sentences: losses in closed form, averages by hand, and each of them from the command line."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from patchgen.cli import main
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import METHODS, Method, make_method
+from patchgen.methods.build import build_model, load_trained
+from patchgen.methods.clipceil import direction_loss, group_variance
+from patchgen.methods.clipood import beta_shares, with_margins
+from patchgen.methods.duprg import Autoencoder, unified_loss
+from patchgen.methods.promptstyler import PLACE, arcface, learn_classes, learn_styles, style_loss
+from patchgen.model.backbone import load_backbone
+from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.clip import ClassVectors
+from patchgen.model.prompts import BANKS, IMAGENET, in_domain
+from patchgen.model.text import TextTower, load_text
+from patchgen.predict.predictor import load_run
+from patchgen.runs.tensors import load_tensors
+from patchgen.train.optim import make_optimizer
+from patchgen.train.step import PlainStep
+
+CLASSES = ("circle", "cross", "round_square")
+SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds
+    "duprg": {"sentence_steps": 5},
+    "promptstyler": {"styles": 2, "style_steps": 2, "epochs": 2},
+    "dpl": {"context": 3, "width": 16},
+    "clipood": {},
+    "clipceil": {},
+}
+NEW = tuple(SHORT)
+
+
+def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]:
+    changes.setdefault("hparams", SHORT.get(method, {}))
+    config = Config("photos", "site_c", image_size=56, method=method, backbone=str(folder), **changes)
+    chosen = make_method(config)
+    chosen.class_names = CLASSES
+    model = build_model(config, chosen, 3)
+    torch.manual_seed(0)
+    chosen.setup(model)
+    return chosen, model
+
+
+def images(count: int = 4) -> Tensor:
+    return torch.randn(count, 3, 56, 56, generator=torch.Generator().manual_seed(1))
+
+
+def batch_of(*domain: int, image: Tensor | None = None) -> Batch:
+    label = torch.tensor([0, 1, 2, 0, 1, 2][: len(domain)])
+    return Batch(
+        images(len(domain)) if image is None else image, label, torch.tensor(domain), torch.arange(len(domain))
+    )
+
+
+def step(method: Method, model: Classifier, batch: Batch, number: int = 0) -> None:
+    PlainStep(method, model, make_optimizer(model, method.config, method), batch, number).take()
+
+
+@pytest.fixture(scope="module")
+def tower(clip_folder: Path) -> TextTower:
+    return load_text(load_backbone(str(clip_folder))).tower
+
+
+def orthonormal(count: int, dim: int = 6) -> Tensor:
+    return torch.eye(dim)[:count]
+
+
+# The tower and its sentences
+
+
+def test_each_sentence_is_read_once(tower: TextTower) -> None:
+    calls: list[int] = []
+    hook = tower.model.register_forward_hook(lambda *_: calls.append(1))
+    first = tower.read(["a cat.", "a dog.", "a cat."])
+    again = tower.read(["a dog.", "a cat."])
+    hook.remove()
+    assert len(calls) == 1 and torch.equal(first[0], first[2]) and torch.equal(again, first[[1, 0]])
+    torch.testing.assert_close(first.norm(dim=1), torch.ones(3))
+
+
+def test_a_vector_of_a_real_word_in_any_place_gives_the_written_sentence(tower: TextTower) -> None:
+    """As PromptStyler puts its style: behind "a"."""
+    words = tower.model.embeddings.token_embedding.weight
+    ids = tower.tokens(["a q style of a"])
+    vector = words[tower.tokens(["z"])[0, 1:2]]
+    torch.testing.assert_close(tower(ids, vector, PLACE), tower(tower.tokens(["a z style of a"])))
+    assert not torch.allclose(tower(ids), tower(ids, vector, PLACE), atol=1e-3)
+
+
+def test_vectors_may_differ_by_sentence(tower: TextTower) -> None:
+    words, ids = tower.model.embeddings.token_embedding.weight, tower.tokens(["cat", "dog"])
+    own = words[tower.tokens(["bat", "fog"])[:, 1:2]]  # (2, 1, dim)
+    torch.testing.assert_close(tower(ids, own), tower(tower.tokens(["bat", "fog"])))
+
+
+def test_there_are_eighty_templates_and_three_banks() -> None:
+    assert len(set(IMAGENET)) == 80 and all(text.count("{}") == 1 and text.endswith(".") for text in IMAGENET)
+    assert {size: len(set(bank)) for size, bank in BANKS.items()} == {1: 1, 11: 11, 30: 30}
+    assert (in_domain("", "dog"), in_domain("sketch", "dog")) == ("a photo of a dog", "a sketch photo of a dog")
+
+
+# DUPRG
+
+
+def test_the_loss_at_the_sentences_themselves() -> None:
+    t = F.normalize(torch.randn(4, 3, 6, generator=torch.Generator().manual_seed(0)), dim=-1)  # (C, M, E)
+    pairs = [float(t[c, d] @ t[k, d]) for d in range(3) for c in range(4) for k in range(4) if c != k]
+    lengths = [float(t[c].mean(0).norm() ** 2) for c in range(4)]
+    expected = -1 - 0.5 * sum(lengths) / 4 + 0.05 * sum(pairs) / len(pairs)
+    assert float(unified_loss(t, t, 0.5, 0.05)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_order_of_the_bank_does_not_matter_and_one_class_has_no_pairs() -> None:
+    g = torch.Generator().manual_seed(0)
+    t, o = (F.normalize(torch.randn(3, 5, 6, generator=g), dim=-1) for _ in range(2))
+    order = torch.randperm(5, generator=g)
+    torch.testing.assert_close(unified_loss(t[:, order], o[:, order], 0.5, 0.05), unified_loss(t, o, 0.5, 0.05))
+    assert float(unified_loss(t[:1], t[:1], 0.0, 1.0)) == pytest.approx(-1, abs=1e-6)
+
+
+def test_the_autoencoder_has_the_published_size() -> None:
+    network = Autoencoder(512)
+    assert sum(p.numel() for p in network.parameters()) == 1_313_536
+    torch.testing.assert_close(network(torch.randn(2, 512)).norm(dim=-1), torch.ones(2))
+
+
+def test_one_domain_word_and_an_identity_give_zero_shot(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Autoencoder, "forward", lambda self, t: t + 0 * sum(p.sum() for p in self.parameters()))
+    method, model = made(clip_folder, "duprg", hparams={"bank": 1, "sentence_steps": 1})
+    step(method, model, batch_of(0, 0, 1, 1))
+    text = load_text(model.backbone)
+    wanted = text.tower.read([f"a photo of a {name}" for name in ("circle", "cross", "round square")])
+    image = F.normalize(text.projection(model.read(images())), dim=1)
+    torch.testing.assert_close(model(images()).logits, text.scale.exp() * image @ wanted.T, atol=1e-4, rtol=1e-5)
+
+
+def test_sentences_come_nearer_to_those_of_other_domains(clip_folder: Path, tower: TextTower) -> None:
+    names = ["circle", "cross", "round square"]
+    method, model = made(clip_folder, "duprg", hparams={"sentence_steps": 60, "sentence_lr": 0.01})
+    before = torch.stack([tower.read([in_domain(w, n) for w in BANKS[11]]).mean(0) for n in names])
+    step(method, model, batch_of(0, 0, 1, 1))
+    head: Any = model.head
+    assert (head.vectors.norm(dim=1) > before.norm(dim=1)).all()  # a mean of vectors that agree is longer
+
+
+# PromptStyler
+
+
+def test_contents_of_orthonormal_sentences() -> None:
+    t = orthonormal(4)
+    found = style_loss(torch.eye(6)[4:5], t, torch.empty(0, 6), t)
+    assert float(found) == pytest.approx(math.log(1 + 3 / math.e), abs=1e-6)
+    near = F.normalize(torch.tensor([[0.0, 0, 0, 0, 3, -4]]), dim=1)
+    both = style_loss(near, t, torch.eye(6)[4:6], t) - found
+    assert float(both) == pytest.approx((0.6 + 0.8) / 2, abs=1e-6)  # absolute cosines, their mean
+
+
+def test_arcface_of_two_unit_vectors() -> None:
+    cosines = torch.tensor([[math.cos(0.7), math.cos(1.1)]])
+    found = arcface(cosines, torch.tensor([1]), 5.0, 0.5)
+    torch.testing.assert_close(found, 5 * torch.tensor([[math.cos(0.7), math.cos(1.6)]]))
+    torch.testing.assert_close(arcface(cosines, torch.tensor([0]), 5.0, 0.0), 5 * cosines, atol=1e-5, rtol=1e-5)
+
+
+def test_a_style_that_is_learned_leaves_the_earlier_ones_as_they_are(tower: TextTower) -> None:
+    def styles(count: int) -> Tensor:
+        torch.manual_seed(3)
+        return learn_styles(tower, ["circle", "cross"], count, 3)
+
+    first, both = styles(1), styles(2)
+    assert both.shape == (2, 2, 24) and torch.equal(first[0], both[0]) and not torch.equal(both[0], both[1])
+
+
+def test_the_classifier_of_stage_two_knows_its_sentences() -> None:
+    sentences = F.normalize(torch.eye(3, 6) + 0.1 * torch.randn(20, 3, 6), dim=-1)
+    weight = F.normalize(learn_classes(sentences, 50), dim=1)
+    assert torch.equal((sentences @ weight.T).argmax(-1), torch.arange(3).expand(20, 3))
+
+
+@pytest.mark.parametrize("name", ["duprg", "promptstyler"])
+def test_the_images_play_no_part_in_source_free_methods(name: str, clip_folder: Path) -> None:
+    def learned(batch: Batch) -> Tensor:
+        method, model = made(clip_folder, name)
+        torch.manual_seed(0)
+        step(method, model, batch)
+        vectors: Any = model.head.vectors
+        first = vectors.clone()
+        step(method, model, batch, number=1)  # nothing is left to learn
+        assert torch.equal(first, vectors) and not any(p.requires_grad for p in model.parameters())
+        return first
+
+    other = batch_of(0, 0, 1, 1, image=images().flip(0))
+    assert torch.equal(learned(batch_of(0, 0, 1, 1)), learned(other))
+
+
+# DPL
+
+
+def test_a_prompt_that_hears_no_image_is_coops(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "dpl")
+    _, coop = made(clip_folder, "coop", hparams={"context": 3})
+    vectors = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        last: Any = model.head.layers[-1]  # type: ignore[union-attr,index]
+        last.weight.zero_()
+        last.bias.copy_(vectors.flatten())
+        coop.head.sentences.vectors.copy_(vectors)  # type: ignore[union-attr,operator]
+        for count in (1, 4):
+            torch.testing.assert_close(model(images(count)).logits, coop(images(count)).logits, atol=1e-4, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_order_of_a_batch_does_not_matter_but_its_company_does(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "dpl")
+    order = torch.tensor([2, 0, 3, 1])
+    whole = model(images()).logits
+    torch.testing.assert_close(model(images()[order]).logits, whole[order], atol=1e-4, rtol=1e-5)
+    assert not torch.allclose(model(images()[:2]).logits, whole[:2], atol=1e-4)
+
+
+def dpl_loss(model: Classifier, method: Method, batch: Batch) -> Tensor:
+    """As a step makes it, without dropout."""
+    seen: list[Tensor] = []
+    plain = PlainStep(method, model, make_optimizer(model, method.config, method), batch)
+    plain.backward = lambda losses, watched=None: seen.append(losses["main"].detach())  # type: ignore[method-assign]
+    plain.apply = lambda: None  # type: ignore[method-assign]
+    model.eval()
+    plain.take()
+    return seen[0]
+
+
+def test_two_domains_with_the_same_images_give_one_domains_loss(clip_folder: Path) -> None:
+    """Fails in the release's form, where the other domain's sentences are wrong answers for all."""
+    method, model = made(clip_folder, "dpl")
+    one = batch_of(0, 0, 0)
+    both = Batch(one.image.repeat(2, 1, 1, 1), one.label.repeat(2), torch.tensor([0, 0, 0, 2, 2, 2]), torch.arange(6))
+    torch.testing.assert_close(dpl_loss(model, method, both), dpl_loss(model, method, one))
+
+
+def test_each_domain_reads_the_prompt_that_it_wrote(clip_folder: Path) -> None:
+    """By domain, one after the other; a label offset or a common prompt would give another number."""
+    method, model = made(clip_folder, "dpl")
+    batch = batch_of(0, 0, 0, 2, 2, 2)
+    apart = [dpl_loss(model, method, Batch(batch.image[r], batch.label[r], batch.domain[r], r))
+             for r in (torch.arange(3), torch.arange(3, 6))]  # fmt: skip
+    torch.testing.assert_close(dpl_loss(model, method, batch), (apart[0] + apart[1]) / 2)
+    mixed = Batch(batch.image, batch.label, torch.tensor([0, 2, 0, 2, 0, 2]), batch.index)
+    assert not torch.allclose(dpl_loss(model, method, mixed), dpl_loss(model, method, batch), atol=1e-5)
+
+
+def test_the_network_has_the_published_size_and_start(clip_folder: Path) -> None:
+    method, model = made(clip_folder, "dpl", hparams={"context": 16, "width": 512})
+    sizes = [(24, 512), (512, 512), (512, 16 * 32)]  # the tiny CLIP has E 24, words of 32
+    trained = trained_tensors(model)
+    assert sum(t.numel() for t in trained.values()) == sum(a * b + b for a, b in sizes)
+    assert 2 * (512 * 512 + 512) + 512 * 16 * 512 + 16 * 512 == 4_727_808  # the published one, by the same rule
+    assert all((t == 0.01).all() for name, t in trained.items() if name.endswith("bias"))
+    assert all(name.startswith("head.layers.") for name in trained)
+    optimizer = make_optimizer(model, method.config, method)
+    assert isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0.1
+
+
+# CLIPood
+
+
+def test_margins_of_orthonormal_classes_lower_the_true_logit_alone() -> None:
+    logits, label = torch.randn(5, 3), torch.tensor([0, 1, 2, 1, -1])
+    found = with_margins(logits, label, orthonormal(3), torch.tensor(30.0))
+    torch.testing.assert_close(found[:4], logits[:4] - 30 * F.one_hot(label[:4], 3))
+    assert torch.equal(with_margins(logits, label, orthonormal(3), torch.tensor(0.0)), logits)
+
+
+def test_margins_are_the_published_ones_up_to_a_constant(clip_folder: Path) -> None:
+    """s (cos + margin (1 - <t_y, t_c>)) has the same cross-entropy."""
+    method, model = made(clip_folder, "clipood", hparams={"margin": 0.3})
+    batch, head = batch_of(0, 0, 1, 1), model.head
+    out = model(batch.image)
+    s, t = float(head.scale.exp()), head.vectors  # type: ignore[union-attr,operator]
+    rows = [out.logits[i] + s * 0.3 * (1 - t[y] @ t.T) for i, y in enumerate(batch.label.tolist())]  # type: ignore[index,union-attr]
+    expected = F.cross_entropy(torch.stack(rows), batch.label)
+    torch.testing.assert_close(method.losses(out, batch)["main"], expected, atol=1e-4, rtol=1e-5)
+    plain = made(clip_folder, "clipood", hparams={"margin": 0})[0].losses(out, batch)["main"]
+    torch.testing.assert_close(plain, F.cross_entropy(out.logits, batch.label))
+
+
+def weights_of(shares: Tensor) -> list[float]:
+    """The weights of all points in the average that is updated by these shares."""
+    found: list[float] = []
+    for share in shares.tolist():
+        found = [weight * (1 - share) for weight in found] + [share]
+    return found
+
+
+def test_the_weights_of_the_average_are_betas() -> None:
+    assert weights_of(beta_shares(4, 0.5)) == pytest.approx([0.25580, 0.16746, 0.15348, 0.16746, 0.25580], abs=1e-5)
+    assert weights_of(beta_shares(6, 1.0)) == pytest.approx([1 / 7] * 7, abs=1e-6)
+    assert float((1 - beta_shares(5000, 0.5).double()[1:]).prod()) == pytest.approx(0.0064007, abs=1e-6)
+
+
+def test_the_average_of_the_way_predicts(clip_folder: Path) -> None:
+    method, model = made(clip_folder, "clipood", steps=4, lr=1e-2)
+    way = [{name: t.detach().clone() for name, t in trained_tensors(model).items()}]
+    optimizer = make_optimizer(model, method.config, method)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for number in range(4):
+        PlainStep(method, model, optimizer, batch_of(0, 0, 1, 1), number).take()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * (1 + math.cos(math.pi * number / 4)) / 2)
+        way.append({name: t.detach().clone() for name, t in trained_tensors(model).items()})
+    share = (0.25580, 0.16746, 0.15348, 0.16746, 0.25580)
+    average = method.predicting(model)
+    assert average is not None and average.keys() == way[0].keys() >= {"head.weight", "head.constants.vectors"}
+    for name, tensor in average.items():
+        wanted = sum(w * point[name] for w, point in zip(share, way, strict=True))
+        torch.testing.assert_close(tensor, wanted, atol=2e-5, rtol=1e-4)
+    assert not torch.equal(average["head.weight"], way[-1]["head.weight"])
+
+
+# CLIPCEIL++
+
+
+def test_clipceil_begins_as_clip_with_eighty_sentences(clip_folder: Path, tower: TextTower) -> None:
+    _, model = made(clip_folder, "clipceil")
+    names = ("circle", "cross", "round square")
+    vectors = torch.stack([tower.read([t.format(name) for t in IMAGENET]).mean(0) for name in names])
+    text = load_text(model.backbone)
+    image = F.normalize(text.projection(model.read(images())), dim=1)
+    expected = text.scale.exp() * image @ F.normalize(vectors, dim=1).T
+    torch.testing.assert_close(model(images()).logits, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_clipceil_reads_earlier_depths(clip_folder: Path) -> None:
+    _, model = made(clip_folder, "clipceil")
+    head: Any = model.head
+    with torch.no_grad():
+        head.project[-1].weight.normal_()
+        before = model(images()).logits
+        features = model.read(images())
+        taps = dict(head._taps)
+        assert len(taps) == 1 and next(iter(taps.values())).shape == (4, 48)
+        torch.testing.assert_close(head(features), before)
+        head._taps.update({i: tap.flip(0) for i, tap in taps.items()})
+        assert not torch.allclose(head(features), before, atol=1e-4)
+
+
+def test_equal_means_of_domains_have_no_variance() -> None:
+    z = torch.tensor([[1.0, 2], [3, 4], [3, 4], [1, 2]])
+    assert float(group_variance(z, torch.tensor([0, 0, 5, 5]))) == pytest.approx(0, abs=1e-7)
+    assert float(group_variance(z, torch.tensor([0, 1, 1, 0]))) == pytest.approx(1 + 1)  # means 1, 3 and 2, 4
+
+
+def test_images_at_their_sentences_have_the_right_directions() -> None:
+    t, label, domain = orthonormal(3), torch.tensor([0, 1, 2, 0, -1]), torch.tensor([0, 1, 2, 2, 1])
+    z = t[label.clamp(min=0)]
+    assert float(direction_loss(z, t, label, domain)) == pytest.approx(0, abs=1e-6)
+    assert float(direction_loss(-z, t, label, domain)) == pytest.approx(2, abs=1e-6)
+    assert float(direction_loss(z, t, label, torch.zeros(5))) == 0  # one domain: no pairs
+
+
+# From the command line
+
+
+def train(folder: Path, data: Path, out: Path, method: str, *more: str) -> int:
+    hparams = [str(word) for item in SHORT[method].items() for word in item]
+    words = ["--hparams", *hparams] if hparams else []
+    sizes = {"--image-size": 56, "--steps": 3, "--eval-every": 2, "--batch-per-domain": 4, "--val-images": 3}
+    words += [str(word) for item in sizes.items() for word in item]
+    fixed = ["--unseen", "studio", "--method", method, "--backbone", str(folder), "--out", str(out), "--quiet"]
+    return main(["train", str(data), *fixed, *words, *more])
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_it_trains_and_predicts_from_the_command_line(
+    name: str, clip_folder: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shutil.copytree(clip_folder, tmp_path / "clip")
+    assert train(place, image_folder, tmp_path / "runs", name) == 0
+    run = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    if METHODS[name].self_contained:  # type: ignore[attr-defined]
+        for file in place.glob("tokenizer*"):
+            file.unlink()  # the text tower cannot be used any more, and need not
+    found = list(load_run(run).predict(sorted(image_folder.rglob("studio/*/00.png"))))
+    assert len({tuple(p.probabilities) for p in found}) == 3
+    assert main(["predict", str(run), str(image_folder / "studio" / "cross"), "--csv", str(tmp_path / "p.csv")]) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 11
+
+
+@pytest.mark.parametrize("name", ["duprg", "clipood", "clipceil"])
+def test_a_checkpoint_alone_gives_the_trained_logits(name: str, clip_folder: Path) -> None:
+    method, model = made(clip_folder, name)
+    step(method, model, batch_of(0, 0, 1, 1))
+    saved = {key: tensor.detach().clone() for key, tensor in trained_tensors(model).items()}
+    other = make_method(method.config)
+    other.saved = saved
+    again = build_model(method.config, other, 3)
+    load_trained(again, saved)
+    torch.testing.assert_close(again(images()).logits, model(images()).logits)
+    assert not any(isinstance(module, TextTower) for module in again.modules())
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_without_a_text_tower_it_is_refused_in_one_sentence(
+    name: str, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(Path("tiny"), image_folder, tmp_path, name) != 0
+    said = capsys.readouterr().err.strip()
+    assert "backbone 'tiny' is a dinov2_with_registers: choose --backbone clip-b16" in said
+    assert len(said.splitlines()) == 1 and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"method": "duprg", "tune": "full"}, "'duprg' learns from sentences alone: leave out --tune"),
+        ({"method": "promptstyler+lreg"}, "'promptstyler' learns from sentences alone"),
+        ({"method": "duprg", "hparams": {"bank": 5}}, "bank is the number of domain words, one of 1, 11, 30, not 5"),
+        ({"method": "promptstyler", "hparams": {"styles": 1.5}}, "styles is a whole number, at least 1, not 1.5"),
+        ({"method": "dpl", "hparams": {"width": 0}}, "width is a whole number, at least 1, not 0"),
+        ({"method": "clipood", "hparams": {"beta": 0}}, "beta must be above 0"),
+        ({"method": "clipood", "tune": "head"}, "'clipood' tunes CLIP's image tower"),
+        ({"method": "clipceil", "tune": "head"}, "leave out --tune head"),
+        ({"method": "clipceil", "task": "mdg_gcd"}, "reads the name of every class"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(Config("photos", "site_c", **settings))
+
+
+def test_a_folder_of_a_method_that_writes_prompts_is_refused_at_once(
+    clip_folder: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--method", "dpl", "--backbone", str(clip_folder)]
+    assert main(words) != 0
+    assert "needs CLIP's text tower for every prediction" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["clipood", "promptstyler"])
+@pytest.mark.parametrize("with_backbone", [True, False])
+def test_a_model_folder_needs_no_text_tower(
+    name: str, with_backbone: bool, clip_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    import numpy as np
+
+    from patchgen.fit.procedure import fit
+    from patchgen.predict.model_folder import read_model, write_model
+
+    settings = {**tiny_settings, "method": name, "hparams": SHORT[name], "unseen": "none", "backbone": str(clip_folder)}
+    fitted = fit(Config(**{**settings, "steps": 2}), tmp_path / "runs", expecting=False, quiet=True)
+    folder = write_model(tmp_path / "model", fitted, with_backbone=with_backbone)
+    pixels = [np.full((56, 56, 3), value, np.uint8) for value in (10, 90, 200)]
+    wanted = [one.probabilities for one in fitted.predictor.score(pixels)]
+    found = read_model(folder).predictor
+    np.testing.assert_allclose([one.probabilities for one in found.score(pixels)], wanted, atol=1e-6)
+    assert not any(isinstance(module, TextTower) for module in found.model.modules())
+
+
+@pytest.mark.parametrize("name", ["duprg", "dpl", "clipood"])
+def test_an_interrupted_run_ends_in_the_same_numbers(
+    name: str, clip_folder: Path, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Any
+) -> None:
+    settings = {"backbone": str(clip_folder), "hparams": SHORT[name], "augment": name == "clipood"}
+    assert same_run(interrupted(method=name, **settings), tiny_run(name, **settings))
+
+
+def test_the_checkpoint_of_a_source_free_run_is_its_vectors(clip_folder: Path, tiny_run: Callable[..., Any]) -> None:
+    run = tiny_run("duprg", backbone=str(clip_folder), hparams=SHORT["duprg"], augment=False)
+    tensors = load_tensors(run.checkpoint("selected"))[0]
+    assert set(tensors) == {f"head.constants.{name}" for name in ("scale", "vectors", "weight")}
+    assert tensors["head.constants.vectors"].shape == (3, 24)
+    assert isinstance(load_run(run.path).model.head, ClassVectors)

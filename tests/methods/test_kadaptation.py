@@ -1,0 +1,214 @@
+"""Kronecker updates against torch.kron, the published numbers of parameters, and the router by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from patchgen.cli import main
+from patchgen.config import Config
+from patchgen.methods import make_method
+from patchgen.methods.build import build_on
+from patchgen.methods.kadaptation import RANKS, KroneckerUpdate, Mixture, Rules, imbalance
+from patchgen.model.attention import attention_layers
+from patchgen.model.backbone import load_backbone
+from patchgen.model.classifier import Classifier, trained_tensors
+
+BOTH = ("kadaptation", "kadaptation-moa")
+
+
+def update(rank: int = 2, d_in: int = 8, d_out: int = 12, size: int = 4) -> KroneckerUpdate:
+    torch.manual_seed(0)
+    return KroneckerUpdate(Rules(size), d_in, d_out, rank, bias=True).eval()
+
+
+def by_kron(adapter: KroneckerUpdate) -> Tensor:
+    """H as it is written: the sum of t whole Kronecker products."""
+    a, b, u, v = adapter.rules.left, adapter.rules.right, adapter.left, adapter.right
+    return torch.stack([torch.kron(torch.outer(a[i], b[i]), u[i] @ v[i]) for i in range(len(a))]).sum(0)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_factors_are_the_kronecker_products(rank: int) -> None:
+    adapter, x = update(rank), torch.randn(3, 5, 8)
+    nn.init.normal_(adapter.bias)  # type: ignore[arg-type]
+    torch.testing.assert_close(adapter.matrix(), by_kron(adapter))
+    torch.testing.assert_close(adapter(x), x @ by_kron(adapter) + adapter.bias)
+
+
+def test_half_of_the_elements_are_dropped_in_a_training_pass_alone() -> None:
+    adapter = update().train()
+    with torch.no_grad():
+        torch.testing.assert_close(adapter(torch.eye(8)), adapter.matrix())
+    dropped = adapter(torch.eye(8)).detach()  # H itself, with what was dropped at 0 and the rest doubled
+    kept = dropped != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * adapter.matrix()[kept].detach())
+
+
+def vit_base(method: str) -> Classifier:
+    config = Config("photos", "site_c", method=method, backbone="clip-b16", image_size=32)
+    with torch.device("meta"):
+        backbone = load_backbone("clip-b16", pretrained=False)
+        return build_on(backbone, config, make_method(config), 7)
+
+
+@pytest.mark.parametrize(("method", "count"), [("kadaptation", 143_360), ("kadaptation-moa", 1_494_022 - 2 * 64 * 64)])
+def test_the_published_numbers_of_parameters(method: str, count: int) -> None:
+    """The release's mixture has a second pair of rules that nothing uses."""
+    trained = trained_tensors(vit_base(method))
+    assert sum(t.numel() for name, t in trained.items() if not name.startswith("head.")) == count
+    assert all(name.startswith(("head.", "backbone.adapters.")) for name in trained)
+
+
+def small(method: str, **hparams: float) -> Classifier:
+    config = Config("photos", "site_c", method=method, backbone="tiny", image_size=28, hparams={"rules": 16, **hparams})
+    chosen = make_method(config)
+    model = build_on(load_backbone("tiny"), config, chosen, 3)
+    chosen.setup(model)
+    return model.eval()
+
+
+def images() -> Tensor:
+    return torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("method", BOTH)
+@torch.no_grad()
+def test_without_b_the_network_is_unchanged_and_evaluation_is_deterministic(method: str) -> None:
+    model, plain = small(method), load_backbone("tiny")
+    digest = plain.digest()
+    assert model.backbone.digest() == digest  # what stands beside the network is no part of it
+    found = model.backbone(images()).cls
+    assert torch.equal(found, model.train().backbone(images()).cls)
+    assert not torch.equal(found, plain(images()).cls)
+    for part in model.backbone.adapters.modules():  # type: ignore[union-attr]
+        if isinstance(part, KroneckerUpdate):
+            part.left.zero_()
+    torch.testing.assert_close(model.backbone(images()).cls, plain(images()).cls)
+
+
+@torch.no_grad()
+def test_the_update_folds_into_the_layer() -> None:
+    model, plain = small("kadaptation"), load_backbone("tiny")
+    for tensor in model.backbone.adapters.parameters():  # type: ignore[union-attr]
+        nn.init.normal_(tensor, std=0.3)
+    adapters: Any = iter(model.backbone.adapters)  # type: ignore[arg-type]
+    for block in attention_layers(plain):
+        for layer in (*block.inputs, block.out):
+            adapter = next(adapters)
+            layer.weight += adapter.matrix().T
+            layer.bias += adapter.bias
+    assert not list(adapters)
+    torch.testing.assert_close(model.backbone(images()).cls, plain(images()).cls, atol=1e-4, rtol=1e-4)
+
+
+# The mixture
+
+
+def mixture() -> Mixture:
+    torch.manual_seed(0)
+    rules = Rules(4)
+    found = Mixture(rules, 8, 12).eval()
+    for tensor in (rules.left, rules.right, found.directions, found.bias):
+        nn.init.normal_(tensor)
+    return found
+
+
+@torch.no_grad()
+def test_each_token_passes_its_best_expert_times_its_probability() -> None:
+    mix, x = mixture(), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+    wanted, chosen = torch.empty(2, 5, 12), set()
+    for b in range(2):
+        for t in range(5):
+            u = mix.project(x[b, t])
+            cosines = [float(u @ d / (u.norm() * d.norm())) for d in mix.directions.T]
+            p = torch.tensor(cosines).mul(2.0).softmax(0)  # the scale starts at 2
+            best = int(p.argmax())
+            chosen.add(best)
+            wanted[b, t] = p[best] * (x[b, t] @ by_kron(mix.experts[best])) + mix.bias  # type: ignore[arg-type]
+    assert len(chosen) > 1
+    torch.testing.assert_close(mix(x), wanted)
+
+
+def test_a_training_pass_routes_expert_by_expert() -> None:
+    """Without noise and dropout both ways of computing agree, in values and in gradients."""
+    mix, x = mixture(), torch.randn(12, 8)
+    best, choice = mix.route(x).softmax(-1).max(-1)
+    one, other = mix._dropped(x, best, choice), mix._whole(x, best, choice)
+    torch.testing.assert_close(one, other)
+    grads = [torch.autograd.grad(y.square().sum(), mix.experts.parameters(), retain_graph=True) for y in (one, other)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_imbalance_by_hand() -> None:
+    shares = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.4, 0.3, 0.2, 0.1]])
+    best = torch.tensor([0.8, 0.35])
+
+    def cv2(values: list[float]) -> float:
+        mean = sum(values) / 4
+        return sum((v - mean) ** 2 for v in values) / 3 / mean**2
+
+    importance = [sum(row) for row in zip(*shares.tolist(), strict=True)]
+    phi = [[0.5 * (1 + math.erf(4 * (p - b) / math.sqrt(2))) for p in row]
+           for row, b in zip(shares.tolist(), best.tolist(), strict=True)]  # fmt: skip
+    load = [sum(row) for row in zip(*phi, strict=True)]
+    assert float(imbalance(shares, best)) == pytest.approx((cv2(importance) + cv2(load)) / 2, rel=1e-5)
+    assert float(imbalance(torch.full((3, 4), 0.25), torch.full((3,), 0.25))) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_loss_has_the_layers_imbalance(scene: Callable[..., Any]) -> None:
+    s = scene("kadaptation-moa", hparams={"rules": 16, "balance": 1.0})
+    out = s.forward()
+    mixtures: Any = s.model.backbone.adapters
+    wanted = sum(float(m._imbalance.detach()) for m in mixtures)
+    assert len(mixtures) == 1 and len(mixtures[0].experts) == len(RANKS)
+    found = s.method.losses(out, s.batch)
+    assert float(found["L_balance"].detach()) == pytest.approx(wanted, rel=1e-5)
+    reached, _ = s.reached(sum(found.values()))
+    assert {"backbone.adapters.0.directions", "backbone.adapters.0.experts.0.rules.left", "head.weight"} <= reached
+    with pytest.raises(ValueError, match="has seen no training pass"):
+        s.method.losses(out, s.batch)
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_it_trains_and_predicts_from_the_command_line(
+    method: str, clip_folder: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"--image-size": 56, "--steps": 3, "--eval-every": 2, "--batch-per-domain": 4, "--val-images": 3}
+    words = [str(word) for item in sizes.items() for word in item]
+    words += ["--unseen", "studio", "--method", method, "--backbone", str(clip_folder), "--out", str(tmp_path)]
+    words += ["--quiet", "--hparams", "rules", "16"]  # the tiny CLIP is 48 wide
+    assert main(["train", str(image_folder), *words]) == 0
+    run = capsys.readouterr().out.strip().splitlines()[-1]
+    assert main(["predict", run, str(image_folder / "studio" / "cross"), "--csv", str(tmp_path / "p.csv")]) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 11
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_an_interrupted_run_ends_in_the_same_numbers(
+    method: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Any
+) -> None:
+    assert same_run(interrupted(method=method), tiny_run(method))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "hparams", "rule"),
+    [
+        ("resnet50", {}, "has none that are known; choose a ViT"),
+        ("tiny", {"rules": 48}, "into 48 equal parts, which does not come out even; try --hparams rules 16"),
+        ("tiny", {"rules": 0}, "rules is a whole number, at least 1, not 0"),
+    ],
+)
+@pytest.mark.parametrize("method", BOTH)
+def test_what_cannot_be_adapted_is_refused(method: str, backbone: str, hparams: dict[str, float], rule: str) -> None:
+    config = Config("photos", "site_c", method=method, backbone=backbone, image_size=224, hparams=hparams)
+    with pytest.raises(ValueError, match=rule):
+        build_on(load_backbone(backbone, pretrained=False), config, make_method(config), 3)
