@@ -6,8 +6,8 @@
 
 Sources: the tables and commands in the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood,
 DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no values of its own for CLIP;
-the batch is MIRO's, which its author asked for. Where a command leaves out the learning rate, weight decay or dropout, the
-values are the lineage's defaults (5e-5, 0, 0); where a release states a weight alone, so does the entry here.
+the batch is MIRO's, which its author asked for. Where a command leaves out the learning rate, weight decay or dropout,
+the values are the lineage's defaults (5e-5, 0, 0); where a release states a weight alone, so does the entry here.
 `regnety-16gf` means the SWAG weights (docs/mdg.md).
 
 Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its own weights (`hparams`) of
