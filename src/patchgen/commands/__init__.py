@@ -23,21 +23,24 @@ def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
     """A function or dataclass from the command's words, parsed once."""
     import tyro
 
-    config = (tyro.conf.DisallowNone, tyro.conf.PositionalMetavarFromFieldName)
+    config = (tyro.conf.PositionalMetavarFromFieldName,)
     options = {"prog": f"patchgen {name}", "args": argv, "config": config, "registry": _numbers(), **more}
     if not {"-h", "--help"} & {*argv}:
         try:
             return tyro.cli(what, **options)
         except NotANumber as error:
             before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
-            raise ValueError(f"{before[-1].partition('=')[0]} must be {error.rule}, got {error.word!r}") from None
+            raise ValueError(
+                f"{_option_name(before[-1].partition('=')[0][2:])} must be {error.rule}, got {error.word!r}"
+            ) from None
     page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
     try:
         with contextlib.redirect_stdout(page):
             return tyro.cli(what, **options)
     finally:
         page.seek(0)
-        print(re.sub(NOTHING, lambda found: re.sub(r"[^\W_]|[(:)]", " ", found[0]), page.read()), end="")
+        text = re.sub(r"\{None\}\|(\S+)", lambda found: found[1] + " " * len("{None}|"), page.read())
+        print(re.sub(NOTHING, lambda found: re.sub(r"[^\W_]|[(:)]", " ", found[0]), text), end="")
 
 
 def _position(argv: list[str], value: str) -> int:
@@ -65,6 +68,8 @@ def _numbers() -> Any:
                 try:
                     return kind(given[0])
                 except ValueError:
+                    if given[0] == "None":  # for an option that may be left out: another rule reads it
+                        raise
                     raise NotANumber(given[0], words) from None
 
             if info.type is not kind:

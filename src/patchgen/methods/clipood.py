@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
+from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.clip import Sentences
-from patchgen.methods.kept import Kept
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.clip import ClassVectors
 from patchgen.model.losses import cross_entropy
@@ -59,7 +59,7 @@ class ClipOod(Sentences):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self._head = (model.head,)
-        self.mean = Kept(trained_tensors(model), saved=True)
+        self.mean = NamedBuffers(trained_tensors(model), saved=True)
         self.register_buffer("made", torch.tensor(0))
         self.register_buffer("shares", beta_shares(self.config.steps, self.hparams["beta"]), persistent=False)
 
