@@ -39,8 +39,13 @@ def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
             return tyro.cli(what, **options)
     finally:
         page.seek(0)
-        text = re.sub(r"\{None\}\|(\S+)", lambda found: found[1] + " " * len("{None}|"), page.read())
+        text = re.sub(r"\{None\}\|(\S+)|\{None,(\S+)", _without_none, page.read())
         print(re.sub(NOTHING, lambda found: re.sub(r"[^\W_]|[(:)]", " ", found[0]), text), end="")
+
+
+def _without_none(found: re.Match[str]) -> str:
+    """`INT` for `{None}|INT` and `{a,b}` for `{None,a,b}`, as wide as before."""
+    return (found[1] or "{" + found[2]).ljust(len(found[0]))
 
 
 def _position(argv: list[str], value: str) -> int:
