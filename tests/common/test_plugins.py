@@ -59,9 +59,9 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test loads into this process is taken out again."""
     monkeypatch.setattr(plugins, "_loaded", {})
     monkeypatch.setenv(plugins.VARIABLE, "")
-    before = {group: set(table) for group, table in plugins._tables().items()}
+    before = {group: set(table) for group, table in plugins._tables.items()}
     yield
-    for group, table in plugins._tables().items():
+    for group, table in plugins._tables.items():
         for key in set(table) - before[group]:
             del table[key]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,16 +161,22 @@ def test_the_preset_paper_has_each_benchmarks_protocol(benchmark: str, tmp_path:
 @pytest.mark.parametrize("benchmark", ["vlcs", "domainnet"])
 def test_train_benchmark_and_recipes_follow_it(benchmark: str, tmp_path: Path) -> None:
     from patchgen.commands import benchmark as benchmark_command
-    from patchgen.commands import train
+    from patchgen.commands import parse, train
+    from patchgen.config import Config
     from patchgen.sweep.recipe import expand, read_recipe
 
     folder, (steps, every) = str(named_folder(tmp_path, benchmark)), PROTOCOL[benchmark]
     words = [folder, "--preset", "paper", "--backbone", "tiny"]
-    found = train.defaults([*words, "--unseen", "x"])
-    assert (found["steps"], found["eval_every"]) == (steps, every)
-    assert "steps" not in train.defaults([str(tmp_path), "--preset", "paper", "--unseen", "x"])
-    found = benchmark_command._protocol(words)
-    assert (found["steps"], found["eval_every"]) == (steps, every)
+    found: Any = train.parsed([*words, "--unseen", "x"])[1]
+    assert (found.steps, found.eval_every) == (steps, every)
+    plain: Any = train.parsed([str(tmp_path), "--preset", "paper", "--unseen", "x"])[1]
+    assert (plain.steps, plain.eval_every) == (Config.steps, Config.eval_every)
+    assert train.parsed([*words, "--unseen", "x", "--steps", "7"])[1] == dataclasses.replace(found, steps=7)
+    start = benchmark_command.BenchmarkArguments(**benchmark_command.START)
+    words += ["--methods", "lp-ln"]
+    arguments = parse(benchmark_command.BenchmarkArguments, "benchmark", words, default=start)
+    runs: list[Any] = list(benchmark_command.planned_runs(arguments, words, ("a", "b")))
+    assert {(run.config.steps, run.config.eval_every) for run in runs} == {(steps, every)}
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"preset: paper\ndata: {folder}\nunseen: a\ngrid:\n  method: [lp-ln]\n")
     (planned,) = expand(read_recipe(recipe), lambda settings: ())

@@ -111,7 +111,7 @@ def test_an_unknown_domain_gets_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"--unseen 'skecth' .*; did you mean 'sketch'\? \(domains: art, photo"):
         make_fold(config(unseen="skecth"), make_table())
     with pytest.raises(ValueError, match=r"'zzz' is not a domain of this data \(domains"):
-        check_domain(make_table(), "zzz")
+        check_domain("zzz", make_table().domains)
 
 
 def test_classes_that_no_source_has_are_named() -> None:
