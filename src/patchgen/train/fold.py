@@ -21,6 +21,7 @@ import torch
 from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from patchgen.common.children import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
 from patchgen.config import Config
@@ -49,7 +50,8 @@ from patchgen.train.values import StepValues, diverged, not_finite
 def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     """Train and score a fold, in this process or in several."""
     try:
-        _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+        with safe_children():
+            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
     except ProcessRaisedException as error:  # a process of several failed: its last line says why
         raise ValueError(str(error).strip().splitlines()[-1]) from error
     except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
