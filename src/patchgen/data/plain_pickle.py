@@ -172,8 +172,10 @@ class _Parser:
     def symbol(self, module: Any, name: Any) -> None:
         found = _Symbol(str(module), str(name))
         if found not in _KNOWN:
-            raise RefusedPickle(f"this pickle asks for {found.module:.60}.{found.name:.60}, which images and labels do "
-                                "not need: refused, nothing was run; get CIFAR-100 from its official source")  # fmt: skip
+            raise RefusedPickle(
+                f"this pickle asks for {found.module:.60}.{found.name:.60}, which images and labels do not need: "
+                "refused, nothing was run; get CIFAR-100 from its official source"
+            )
         self.stack.append(found)
 
     def reduce(self) -> None:
