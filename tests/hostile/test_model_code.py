@@ -49,7 +49,7 @@ def test_code_in_a_backbone_folder_is_not_run(evil: Path, model_type: str) -> No
     (evil / "config.json").write_text(json.dumps({**facts, **CODE}))
     mark = evil / "mark"
     (evil / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nEvilConfig = EvilModel = None\n")
-    (evil / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "someone/else", "peft_type": "LORA"}))
+    (evil / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "a/b", "peft_type": "LORA"}))
     modules = set(sys.modules)
     found = read_folder(evil).model
     assert not mark.exists() and not [name for name in set(sys.modules) - modules if "evil" in name]
@@ -88,7 +88,7 @@ def test_weights_are_those_of_the_folder(evil: Path) -> None:
         read_folder(evil / "inside")
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, "[1]", '{"a": ' + "1" * 5000 + "}"])
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, "[1]", '{"a": ' + "1" * 5000])
 def test_bad_json_is_a_sentence(evil: Path, content: str) -> None:
     (evil / "config.json").write_text(content)
     (evil / "model.safetensors").write_bytes(b"")

@@ -6,6 +6,7 @@ import csv as to_csv
 import json as to_json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
+from patchgen.common.files import is_replaceable
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
@@ -225,7 +227,6 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
-    from patchgen.common.progress import Progress
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
@@ -233,12 +234,23 @@ def main(argv: list[str]) -> int:
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl
     to_stream = file in (None, "-")
+    with ExitStack() as opened:
+        if file and not to_stream and not is_replaceable(file):  # a device or pipe: rows go into it as they come
+            out = opened.enter_context(open(file, "w", encoding="utf-8", errors="backslashreplace"))
+            to_stream = True
+        _predict(arguments, predictor, paths, failed, out, to_stream)
+    if not to_stream:
+        print(file, file=out)
+    return report_unreadable(failed, len(paths), arguments.strict)
+
+
+def _predict(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], failed: list[Unreadable],
+             out: TextIO, to_stream: bool) -> None:  # fmt: skip
+    from patchgen.common.progress import Progress
+
     with Progress("predicting", len(paths), quiet=out.isatty() and to_stream) as bar:
         if to_stream:
             results = predictor.predict(paths, arguments.batch, ticker(bar))
             _to_stream(arguments, predictor, paths, _readable(results, failed), out)
         else:
             _to_file(arguments, predictor, paths, bar, failed)
-    if not to_stream:
-        print(file, file=out)
-    return report_unreadable(failed, len(paths), arguments.strict)

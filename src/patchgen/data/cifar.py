@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from patchgen.common.files import cache_dir, replacing_folder
 from patchgen.data.plain_pickle import MOST_BYTES, RefusedPickle, read_plain
 from patchgen.data.table import Table
 
@@ -39,8 +38,6 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", prog
         root: the folder with the official files `train`, `test` and `meta`.
         progress: called with 1 after each image that is written.
     """
-    from patchgen.common.files import cache_dir
-
     if part not in OFFICIAL_IMAGES:
         raise ValueError(f"CIFAR-100 has the parts {', '.join(OFFICIAL_IMAGES)}, not {part!r}")
     folder = Path(os.path.abspath(os.path.expanduser(root)))
@@ -134,15 +131,8 @@ def _write_once(
     """Write `home/part` unless it is there; it appears complete or not at all."""
     if _is_complete(home, part, paths):
         return
-    temporary = home / f".{part}.{secrets.token_hex(4)}.tmp"
-    try:
-        _write_images(temporary, paths, pixels, progress)
-        os.replace(temporary / part, home / part)
-    except OSError:
-        if not _is_complete(home, part, paths):  # else another process was faster, with the same images
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing_folder(home / part, sync=False) as temporary:  # a race writes the same images twice
+        _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], pixels, progress)
 
 
 def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None) -> None:

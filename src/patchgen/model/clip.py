@@ -168,7 +168,9 @@ def load_text(backbone: Backbone) -> ClipText:
     try:
         with quiet_loading(), torch.random.fork_rng(devices=[]):
             about = read_json(folder / "config.json")
-            parts = {name: allowed(kind, about.get(name) or {}) for name, kind in CLIPConfig.sub_configs.items()}
+            parts: dict[str, Any] = {
+                name: allowed(kind, about.get(name) or {}) for name, kind in CLIPConfig.sub_configs.items()
+            }
             clip: Any
             clip, info = fill(CLIPModel, CLIPConfig(**allowed(CLIPConfig, about), **parts), folder_tensors(folder))
     except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from patchgen.common.files import temporary_name
 from patchgen.config import Config
 from patchgen.runs.folder import RunBusy, RunFolder
 
@@ -152,7 +153,7 @@ def remove(path: Path) -> bool:
     if path.is_file():
         path.unlink()
         return True
-    aside = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    aside = temporary_name(path)  # what a kill leaves of it goes with the next write to that folder
     try:
         with RunFolder(path).locked():
             os.replace(path, aside)  # whoever comes now finds no half of a run

@@ -24,7 +24,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import write_text
+from patchgen.common.files import lock, refuse_links, write_text
 from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.tensors import load_tensors
@@ -58,6 +58,7 @@ class RunFolder:
         """
         run = cls(Path(parent) / name)
         run.data = data
+        run.refuse_links()
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
@@ -76,7 +77,12 @@ class RunFolder:
         """An existing run folder; an error that says what was found instead."""
         if not (Path(path) / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
+        cls(path).refuse_links()
         return cls(path)
+
+    def refuse_links(self) -> None:
+        """A folder of others may hold links, through which a resumed run would write elsewhere: refused."""
+        refuse_links(self.path, self.path / "checkpoints")
 
     @property
     def settings(self) -> Settings:
@@ -110,7 +116,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process a run folder: the lock goes with the process, however it ends."""
-        with open(self.path / ".lock", "w") as handle:
+        self.refuse_links()
+        with open(self.path / ".lock", "w", opener=_not_through_links) as handle:
             for attempt in range(LOCK_ATTEMPTS):
                 if lock(handle.fileno()):
                     break
@@ -122,7 +129,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
-        for stray in (self.path / "checkpoints").glob(".*.tmp"):
+        for stray in (self.path / "checkpoints").glob(".*"):  # ours, and those of the library that writes tensors
             stray.unlink(missing_ok=True)
 
     @property
@@ -130,7 +137,7 @@ class RunFolder:
         """True while a process holds the lock."""
         if not (self.path / ".lock").exists():
             return False
-        with open(self.path / ".lock", "a") as handle:
+        with open(self.path / ".lock", "a", opener=_not_through_links) as handle:
             return not lock(handle.fileno())
 
     def renew_settings(self, config: Settings) -> None:
@@ -142,7 +149,7 @@ class RunFolder:
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with open(self._records_path, "a", encoding="utf-8") as handle:
+        with open(self._records_path, "a", encoding="utf-8", opener=_not_through_links) as handle:
             handle.write(json.dumps(record) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -311,25 +318,13 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
+def _not_through_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or no UTF-8
         return None
     return record if isinstance(record, dict) else None
-
-
-def lock(descriptor: int) -> bool:
-    """Take the lock until the file is closed; False where another process has it."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
