@@ -202,6 +202,14 @@ def _sync(folder: Path) -> None:
 # Links
 
 
+def regular(path: str | Path) -> bool:
+    """True for a plain file, also through links: nothing that waits for a writer, such as a pipe."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError):  # not there, or no path at all
+        return False
+
+
 def refuse_links(*paths: Path, within: Path | None = None) -> None:
     """Refuse folders that hold links, pipes or devices: written through, they would change files elsewhere.
 

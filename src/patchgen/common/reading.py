@@ -3,7 +3,7 @@
     facts = read_json(path)                 # an object
     settings = read_yaml(path)              # whatever it holds
 
-Anchors of YAML make a kilobyte stand for gigabytes; here a value may be named again only where it is no container.
+Aliases of YAML make a kilobyte stand for gigabytes: they count with the length of what they repeat.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 26  # of a file
+MOST_YAML = 1 << 22  # characters of a file, with its aliases written out
 MOST_DEPTH = 50
 
 _short = reprlib.Repr()
@@ -48,17 +49,17 @@ def parse_json(data: str | bytes, name: str) -> dict[str, Any]:
     return found
 
 
-def read_yaml(path: str | Path, most: int = 1 << 22) -> Any:
+def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
     """The value in a YAML file, by the safe loader.
 
     Raises:
-        ValueError: no readable YAML, nested too deep, too long, or one that names a container again.
+        ValueError: no readable YAML, nested too deep, or too long, also by its aliases.
     """
     import yaml
 
     try:
         text = _read(path, most).decode("utf-8")
-        _check_events(text, str(path))
+        _check_events(text)
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
         raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())[:400]}") from error
@@ -72,21 +73,35 @@ def _read(path: str | Path, most: int) -> bytes:
     return data
 
 
-def _check_events(text: str, name: str) -> None:
-    """Depth and aliases, before any value is built."""
+def _check_events(text: str) -> None:
+    """Length and depth of the value with every alias written out, before any of it is built."""
     import yaml
 
-    depth, containers = 0, set[str]()
+    known: dict[str, tuple[int, int]] = {}  # (length, depth) of what an anchor names
+    open_ones: list[tuple[str | None, list[tuple[int, int]]]] = [(None, [])]
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            containers |= {event.anchor} if event.anchor else set()
-            if depth > MOST_DEPTH:
-                raise ValueError(f"it is nested deeper than {MOST_DEPTH} levels")
+        if isinstance(event, yaml.CollectionStartEvent) and len(open_ones) <= MOST_DEPTH:
+            open_ones.append((event.anchor, []))
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in known:
+                raise ValueError(f"the alias *{event.anchor!s:.40} stands inside of what it names, or before it")
+            anchor, size = None, known[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, (len(event.value) + 1, 0)
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.AliasEvent) and event.anchor in containers:
-            raise ValueError(f"the alias *{event.anchor!s:.40} repeats a list or mapping; write it out")
+            anchor, members = open_ones.pop()
+            size = sum(length for length, _ in members) + 1, max((depth for _, depth in members), default=0) + 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            anchor, size = None, (0, MOST_DEPTH)
+        else:
+            continue
+        if size[0] > MOST_YAML or size[1] + len(open_ones) > MOST_DEPTH:
+            raise ValueError(f"with its aliases written out it is longer than {MOST_YAML:,} characters, or nested "
+                             f"deeper than {MOST_DEPTH} levels")  # fmt: skip
+        if anchor:
+            known[anchor] = size
+        open_ones[-1][1].append(size)
 
 
 def _check_depth(value: Any, name: str) -> None:

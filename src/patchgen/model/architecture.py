@@ -60,7 +60,9 @@ def vision_part(about: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     model_type, inner = about.get("model_type"), about.get("vision_config")
     if not isinstance(inner, dict):
         return str(model_type), about
-    parts = CONFIG_MAPPING[model_type].sub_configs if model_type in CONFIG_MAPPING else {}
+    parts = (
+        CONFIG_MAPPING[model_type].sub_configs if isinstance(model_type, str) and model_type in CONFIG_MAPPING else {}
+    )
     usual = parts["vision_config"].model_type if "vision_config" in parts else ""
     return str(inner.get("model_type") or usual), inner
 

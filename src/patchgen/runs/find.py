@@ -8,7 +8,6 @@ to_clean(find_runs(["runs"]), failed=True) # what would go; `remove` does it
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import time
@@ -18,11 +17,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.common.files import temporary_name
+from patchgen.common.reading import read_json
 from patchgen.config import Config
 from patchgen.runs.folder import RunBusy, RunFolder
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
 FAILED = "failed.json"
+# what reading a folder of others can raise
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, RecursionError, OverflowError,
+              OSError)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,12 @@ def state_of(run: RunFolder) -> State:
 def failure_of(run: RunFolder) -> Failure | None:
     """The kept error of a run, if it has one."""
     try:
-        return Failure(**json.loads((run.path / FAILED).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = read_json(run.path / FAILED)
+        return Failure(int(found["attempts"]), str(found["error"]), str(found["time"]), bool(found["final"]))
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Failure(1, f"{FAILED} is damaged ({type(error).__name__}: {error!s:.200}); remove it", "", False)
 
 
 @dataclass(frozen=True)
@@ -85,23 +91,32 @@ def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
             hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
             if (file.parent / "checkpoints").is_dir() and not hidden:
                 found[file.parent] = None
-    return [RunFolder(path) for path in sorted(found, key=lambda path: (path / "config.yaml").stat().st_mtime)]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: os.lstat(path / "config.yaml").st_mtime)]
 
 
 def describe(run: RunFolder) -> Description:
     """What a person wants to know of a run; one that cannot be read says so."""
-    files = [file.stat() for file in _files(run.path)]
+    files = [stat for file in _files(run.path) if (stat := _stat(file))]
     age = time.time() - max((stat.st_mtime for stat in files), default=0.0)
     size = sum(stat.st_size for stat in files)
-    failure = failure_of(run)
     try:
-        config, accuracy = run.settings, _accuracy(run)
-    except (ValueError, KeyError, TypeError) as error:
-        return Description(str(run.path), state_of(run), "?", "?", "", 0, None, age, size, str(error))
+        run.refuse_links()
+        failure, config, accuracy = failure_of(run), run.settings, _accuracy(run)
+    except UNREADABLE as error:  # a damaged folder must not hide the others
+        state: State = "done" if run.done else "unfinished"
+        text = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"
+        return Description(str(run.path), state, "?", "?", "", 0, None, age, size, text[:500])
     unseen = config.unseen if isinstance(config, Config) else ""
     state, data = state_of(run), Path(config.data).name
     why = failure.line if failure and state == "failed" else None
     return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except OSError:
+        return None
 
 
 def _files(path: Path) -> list[Path]:

@@ -24,7 +24,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import lock, refuse_links, write_text
+from patchgen.common.files import lock, refuse_links, regular, write_text
+from patchgen.common.reading import read_json, shortly
 from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.tensors import load_tensors
@@ -65,7 +66,7 @@ class RunFolder:
         now, then = config.deciding(), run.settings.deciding()
         if local_path(config.backbone) is not None:  # what is in it is in the name: it may lie elsewhere now
             del now["backbone"]
-        odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
+        odd = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]
         if odd:
             raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
         if run.done:
@@ -220,10 +221,10 @@ class RunFolder:
     def require_plugins(self) -> None:
         """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
         try:
-            facts = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+            facts = read_json(self.path / "env.json")
         except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
             return
-        plugins.require(facts.get("plugins") if isinstance(facts, dict) else None, self.path)
+        plugins.require(facts.get("plugins"), self.path)
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to go on from; None at the beginning.
@@ -276,8 +277,8 @@ MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folde
 def is_model_folder(path: str | Path) -> bool:
     """Whether a folder has a config.json that says it is a model folder."""
     try:
-        return json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8")).get("format") == MODEL_FORMAT
-    except (OSError, ValueError, AttributeError):
+        return regular(Path(path) / MODEL_CONFIG) and read_json(Path(path) / MODEL_CONFIG).get("format") == MODEL_FORMAT
+    except (OSError, ValueError):
         return False
 
 
@@ -286,7 +287,7 @@ def _nearest_run(path: str | Path) -> str:
 
     if not is_model_folder(path):
         return "`patchgen train` prints one"
-    facts = json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8"))
+    facts = read_json(Path(path) / MODEL_CONFIG)
     advice = "it is a model folder: take a run of its fit, below --runs (`patchgen runs` lists them)"
     try:
         runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]

@@ -12,16 +12,17 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from patchgen.common.reading import read_json
 from patchgen.config import Config, Settings
 from patchgen.config.stream import StreamConfig
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.datasets import name_apart
+from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.selection import RULES
 
@@ -126,7 +127,7 @@ class Skipped:
 
 def backbone_of(run: RunFolder) -> str:
     """The weights that a run was made with: what `auto` came to."""
-    return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
+    return str(read_json(run.path / "env.json")["backbone"]["resolved"])
 
 
 def cells_of(run: RunFolder, label: str) -> list[Cell]:
@@ -203,10 +204,11 @@ def read_run(path: Path) -> Run | Skipped:
     if not run.done:
         return Skipped(path, "not finished: the command that made it goes on from its last evaluation")
     try:
+        run.refuse_links()
         config = run.settings
         return _read_stream(run, config) if isinstance(config, StreamConfig) else _read_fold(run, config)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, OSError) as error:
-        text = str(error).strip().splitlines()[0] if str(error).strip() else "records are missing"
+    except (*UNREADABLE, csv.Error) as error:
+        text = str(error).strip().splitlines()[0][:500] if str(error).strip() else "records are missing"
         return Skipped(path, f"broken: {type(error).__name__}: {text}")
 
 
@@ -248,7 +250,7 @@ def _read_stream(run: RunFolder, config: StreamConfig) -> Run:
 
 def _fingerprint(run: RunFolder) -> str:
     file = run.path / "env.json"
-    return str(json.loads(file.read_bytes()).get("data", "")) if file.is_file() else ""
+    return str(read_json(file).get("data", "")) if file.is_file() else ""
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

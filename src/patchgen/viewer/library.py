@@ -6,6 +6,8 @@ library.predictor("05c5e4b787f7")                        # loaded when first ask
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from patchgen.predict.predictor import Predictor, load_predictor
+from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
 from patchgen.viewer.shelf import clean_name
@@ -37,6 +40,16 @@ class Example:
     name: str
     label: str
     file: Path
+
+
+def without_paths(error: Exception, folder: Path) -> str:
+    """What an error says, with the folder's name in place of where it lies: pages are told no path."""
+    text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    for place in dict.fromkeys((folder, folder.resolve(), folder.parent, folder.resolve().parent)):
+        if place != Path(place.anchor):
+            text = text.replace(f"{place}{os.sep}", f"{place.name}{os.sep}" if place == folder else "")
+            text = text.replace(str(place), place.name)
+    return re.sub(r"(?<![\w.])/(?:[^/\s'\":,;]+/)+", "", text)[:500]
 
 
 def find_items(words: Sequence[str | Path]) -> list[Item]:
@@ -115,7 +128,10 @@ class Library:
             if name not in self._loaded:
                 while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                     self._loaded.popitem(last=False)
-                self._loaded[name] = load_predictor(item.path)
+                try:
+                    self._loaded[name] = load_predictor(item.path)
+                except UNREADABLE as error:
+                    raise ValueError(without_paths(error, item.path)) from error
             self._loaded.move_to_end(name)
             return self._loaded[name]
 
