@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as to_csv
 import json as to_json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.common.files import is_replaceable
+from patchgen.common.files import is_replaceable, regular
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
@@ -72,11 +73,15 @@ def _images_of(word: str) -> list[Path]:
     if path.is_dir():
         return [path / name for name in list_images(path)]
     if path.exists():
+        if not regular(path):
+            raise ValueError(f"{shown(word)} is a pipe or device, and an image is a file; save it to one first")
         return [path]
     if not has_magic(word):
         return []
     matches = sorted(Path(match) for match in glob(str(path), recursive=True))
-    return [match for match in matches if match.is_file() and is_image(match.name)]
+    images = [match for match in matches if match.is_file() and is_image(match.name)]
+    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a folder around it
+    return sorted(once.values())
 
 
 def _nothing_at(word: str) -> str:

@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 
+from patchgen.common.files import regular
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, read_table
@@ -226,11 +227,11 @@ def _inspect_files(
 
 
 def _inspect(file: Path, decode: bool) -> FileFacts:
-    from PIL import Image
-
     from patchgen.data import images
 
     try:
+        if file.exists() and not regular(file):
+            return FileFacts(error="a pipe or device, and an image is a file")
         content = file.read_bytes()
         if not content:
             return FileFacts(error="empty file")
@@ -238,7 +239,7 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
         if not decode:
             return FileFacts(digest)
         images.decode(file, 224)  # what training does with the file decides whether it is readable
-        with Image.open(file) as image:
+        with images.open_image(file) as image:
             gray = image.mode.startswith("I")  # 16 bits
             return FileFacts(digest, image.size, images.gray_bits(np.asarray(image), image.format) if gray else None)
     except images.UnreadableImage as error:

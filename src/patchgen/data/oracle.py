@@ -149,10 +149,12 @@ def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool of one mask file."""
     from PIL import Image
 
+    from patchgen.data.images import open_image
+
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             pixels = np.asarray(image.convert("L")) > 127  # (H,W)
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, ValueError) as error:
         raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
     return half_covered(pixels, grid)
 
