@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.common.files import refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
-from patchgen.common.reading import read_json
+from patchgen.common.reading import read_json, shortly
 from patchgen.common.tensors import parse_tensors
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config, known_settings
@@ -42,6 +42,7 @@ VERSION = 1
 WEIGHTS, CARD = "model.safetensors", "README.md"
 FILES = (MODEL_CONFIG, WEIGHTS, CARD)
 MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
+LARGEST_NUMBER = 1e6  # of a temperature, mean or deviation: far beyond what is ever fitted
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
 
@@ -168,6 +169,7 @@ def read_model(path: str | Path) -> Model:
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
     require(facts.get("plugins"), folder)
+    _check_numbers(folder / MODEL_CONFIG, facts)
     try:
         config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / MODEL_CONFIG)))
         model = _build(folder, facts, config, tensors)
@@ -179,6 +181,33 @@ def read_model(path: str | Path) -> Model:
         ) from error
     known = ("data", "expected", "folds", "calibration", "run", "checkpoint", "backbone", "labels")
     return Model(Predictor(model, classes, config, confidence), {name: facts[name] for name in known if name in facts})
+
+
+def _check_numbers(file: Path, facts: dict[str, Any]) -> None:
+    """Refuse numbers with which a model would answer nonsense.
+
+    Raises:
+        ValueError: names the field, its rule and its value.
+    """
+    classes, backbone = facts.get("classes"), facts.get("backbone")
+    plain = isinstance(classes, list) and all(isinstance(name, str) and name for name in classes)
+    if not plain or len(classes) < 2 or len(set(classes)) < len(classes):  # type: ignore[arg-type]
+        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(classes)}")
+    found = backbone if isinstance(backbone, dict) else {}
+    for name, value, positive in (
+        ("temperature", facts.get("temperature"), True),
+        ("unlike_threshold", facts.get("unlike_threshold") or 0, False),
+        *(("backbone.mean", value, False) for value in _three(found.get("mean"))),
+        *(("backbone.std", value, True) for value in _three(found.get("std"))),
+    ):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+        if not number or (positive and not value >= 1 / LARGEST_NUMBER):
+            rule = "a number above 0" if positive else "a finite number"
+            raise ValueError(f"{file}: {name} must be {rule}, not {shortly(value)}; get the folder again")
+
+
+def _three(values: Any) -> list[Any]:
+    return values if isinstance(values, list) and len(values) == 3 else [shortly(values)]
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -49,7 +49,12 @@ def without_paths(error: Exception, folder: Path) -> str:
         if place != Path(place.anchor):
             text = text.replace(f"{place}{os.sep}", f"{place.name}{os.sep}" if place == folder else "")
             text = text.replace(str(place), place.name)
-    return re.sub(r"(?<![\w.])/(?:[^/\s'\":,;]+/)+", "", text)[:500]
+    return hide_paths(text)
+
+
+def hide_paths(text: str) -> str:
+    """The text with the last part alone of each absolute path, and of bounded length."""
+    return re.sub(r"(?<![\w.])(?:[A-Za-z]:)?[/\\\\](?:[^/\\\\\s'\":,;]+[/\\\\])+", "", text)[:500]
 
 
 def find_items(words: Sequence[str | Path]) -> list[Item]:
