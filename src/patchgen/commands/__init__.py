@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, printable
 
 T = TypeVar("T")
 FILE_WIDTH = 160  # columns of a table that is written to a file
@@ -133,5 +133,5 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Se
     table = Table(Column(header[0], no_wrap=True), *header[1:], header_style="bold")
     for i, row in enumerate(rows):
         # Text, because a plain string's [brackets] would be read as markup
-        table.add_row(*(Text(cell, overflow="fold") for cell in row), style=styles[i] if styles else None)
+        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row), style=styles[i] if styles else None)
     console.print(table)

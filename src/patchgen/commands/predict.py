@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.common.files import is_replaceable, regular
+from patchgen.common.files import expanded, is_replaceable, regular
+from patchgen.common.text import csv_cell, printable
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
@@ -67,7 +68,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 def _images_of(word: str) -> list[Path]:
     from patchgen.data.table import is_image, list_images
 
-    path = Path(word).expanduser()
+    path = expanded(word)
     if not word.strip():
         return []  # Path("") would be the current folder
     if path.is_dir():
@@ -87,7 +88,7 @@ def _images_of(word: str) -> list[Path]:
 def _nothing_at(word: str) -> str:
     from patchgen.data.table import IMAGE_EXTENSIONS
 
-    path, endings = Path(word).expanduser(), " ".join(IMAGE_EXTENSIONS)
+    path, endings = expanded(word), " ".join(IMAGE_EXTENSIONS)
     if not word.strip():
         return "no image found: a word is empty (an unset variable?)"
     if path.is_dir():
@@ -100,7 +101,7 @@ def _nothing_at(word: str) -> str:
 
 def shown(path: str | Path) -> str:
     """A path on one printable line, whatever bytes its name has."""
-    return str(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return printable(path)
 
 
 def ticker(bar: Progress) -> Callable[[int], None]:
@@ -138,13 +139,17 @@ def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadabl
 
 def _header(predictor: Predictor) -> list[str]:
     flag = ["unlike_training"] if predictor.confidence.familiar else []
-    return ["path", "label", "confidence", *flag, *(f"p_{name}" for name in predictor.classes)]
+    return ["path", "label", "confidence", *flag, *(f"p_{printable(name)}" for name in predictor.classes)]
 
 
 def _cells(found: Prediction) -> list[str]:
     flag = [] if found.unlike_training is None else [str(found.unlike_training).lower()]
     probabilities = (f"{p:.6f}" for p in found.probabilities)
-    return [shown(found.path), found.label, f"{found.confidence:.6f}", *flag, *probabilities]
+    return [_key(found.path), csv_cell(printable(found.label)), f"{found.confidence:.6f}", *flag, *probabilities]
+
+
+def _key(path: str | Path) -> str:
+    return csv_cell(shown(path))
 
 
 def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
@@ -155,11 +160,11 @@ def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _print_table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path], out: TextIO) -> None:
-    wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *map(len, classes))
+    wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *(len(printable(name)) for name in classes))
     print(f"{'path':<{wide}}  {'label':<{label}}  confidence", file=out)
     for row in rows:
         unlike = "  unlike the training images" if row.unlike_training else ""
-        print(f"{shown(row.path):<{wide}}  {row.label:<{label}}  {row.confidence:10.4f}{unlike}", file=out)
+        print(f"{shown(row.path):<{wide}}  {printable(row.label):<{label}}  {row.confidence:10.4f}{unlike}", file=out)
 
 
 def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO) -> None:
@@ -194,7 +199,7 @@ def _lines(arguments: PredictArguments, predictor: Predictor) -> Lines:
 
     if arguments.csv:
         return Lines(csv_line(_header(predictor)), lambda row: csv_line(_cells(row)),
-                     lambda line: next(to_csv.reader([line]))[0], shown)  # fmt: skip
+                     lambda line: next(to_csv.reader([line]))[0], _key)  # fmt: skip
     return Lines("", lambda row: to_json.dumps(_record(row, predictor.classes)) + "\n",
                  lambda line: to_json.loads(line)["path"], str)  # fmt: skip
 

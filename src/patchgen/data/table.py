@@ -22,10 +22,11 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from patchgen.common.files import replacing
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import csv_cell, did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks look at every pair
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
 LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
 
@@ -175,8 +176,14 @@ def _list_below(
             found.append((parent, name, link or walked is not None))
 
 
-def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a CSV file under a temporary name in the same folder, then rename it."""
+def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]], people: bool = False) -> None:
+    """Write a CSV file under a temporary name in the same folder, then rename it.
+
+    Args:
+        people: it is opened in spreadsheets, and not read back: no cell may be a formula.
+    """
+    if people:
+        header, rows = [csv_cell(cell) for cell in header], ([csv_cell(str(cell)) for cell in row] for row in rows)
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(header)
@@ -390,9 +397,17 @@ def _build(
 ) -> Table:
     """Names to ids, with the checks that hold for folders and manifests alike."""
     paths, domain_names, labels = zip(*rows, strict=True)
+    for names in (paths, set(domain_names), set(labels)):
+        if odd := [name for name in names if not _is_utf8(name)]:
+            raise ValueError(f"'{root}': the name '{printable(odd[0])}' is not UTF-8; rename it")
     present, named = set(domain_names), set(labels) - {""}
     domains = tuple(d for d in entry.domains if d in present) if entry else tuple(sorted(present))
     classes = entry.classes if entry and entry.classes else tuple(sorted(named))
+    if len(domains) > MOST_DOMAINS or len(domains) * len(classes) > MOST_CELLS:
+        raise ValueError(
+            f"'{root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} domains and "
+            f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
+        )
     if len(domains) < 2:
         raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}.")
     if len(named) < 2:
@@ -402,6 +417,10 @@ def _build(
     label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)
     group = group or (entry.groups_of(paths) if entry else None)
     return Table(root, paths, domains, classes, domain, label, group, entry.name if entry else None, options)
+
+
+def _is_utf8(name: str) -> bool:
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def fingerprint(table: Table) -> str:

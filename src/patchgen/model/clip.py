@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.common.files import expanded
 from patchgen.common.reading import read_json
 from patchgen.model import weights
 from patchgen.model.architecture import allowed, fill, folder_tensors
@@ -187,7 +188,7 @@ def load_text(backbone: Backbone) -> ClipText:
 
 def _folder(source: str) -> Path:
     """Where a backbone's files are: the folder itself, or the hub's local copy with the tokenizer's files."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source not in BACKBONES and path.is_dir():
         return path
     hub_id = BACKBONES[source].hub_id if source in BACKBONES else source

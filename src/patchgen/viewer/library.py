@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
@@ -65,7 +66,7 @@ def find_items(words: Sequence[str | Path]) -> list[Item]:
     """
     found: dict[Path, Literal["run", "model"]] = {}
     for word in words:
-        here = _below(Path(word).expanduser()) if str(word).strip() else {}
+        here = _below(expanded(word)) if str(word).strip() else {}
         if not here:
             raise ValueError(
                 f"{str(word)!r} is no run folder, no model folder, and holds none; `patchgen train` prints the first, "
