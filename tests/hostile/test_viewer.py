@@ -54,8 +54,8 @@ def test_a_malformed_origin_is_refused(origin: str, client: TestClient) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1?x", "127.0.0.1#x", "localhost?.evil.org", "localhost#", "[::1", "::1]", "a@localhost",
-     "localhost:99999", "localhost:x", "localhost/x", "localhost\\x", "local host", "[localhost]", "[::1]x", "127.0.0.1\t"],
+    ["127.0.0.1?x", "127.0.0.1#x", "localhost?.evil.org", "localhost#", "[::1", "::1]", "a@localhost", "localhost:x",
+     "localhost:99999", "localhost/x", "localhost\\x", "local host", "[localhost]", "[::1]x", "127.0.0.1\t"],
 )  # fmt: skip
 def test_a_host_that_is_none_is_refused(host: str, client: TestClient) -> None:
     assert host_name(host) == ""
