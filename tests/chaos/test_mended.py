@@ -148,7 +148,7 @@ def test_a_wrong_file_of_settings_is_one_line_with_its_name(text: str, message: 
 @pytest.mark.parametrize("text", ["groups: 2024-13-45", "groups: " + "[" * 3000])
 def test_a_wrong_schedule_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    with pytest.raises(ValueError, match="s.yaml' is not readable YAML"):
+    with pytest.raises(ValueError, match="s.yaml is not readable YAML"):
         read_schedule(tmp_path / "s.yaml")
 
 

@@ -157,9 +157,9 @@ def _check_labels(table: Table) -> Iterator[Check]:
     alike = [" and ".join(names) for names in spelled.values() if len(names) > 1]
     if alike:
         fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a class of its own."
-        yield Check(
-            "class spelling", "warn", f"differ only in case or in how Unicode writes a letter: {_some(alike)}", fix
-        )
+        same = all(len({name.casefold() for name in names}) == 1 for names in spelled.values())
+        how = "case" if same else "case, or in how Unicode writes a letter"
+        yield Check("class spelling", "warn", f"differ only in {how}: {_some(alike)}", fix)
     empty = {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}
     if empty:
         text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
