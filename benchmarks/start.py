@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import Line, at_least_one, report
+from patchgen.common.children import child_environment, python
 
 WORDS: dict[str, Sequence[str]] = {
     "python": ("-c", "pass"),
@@ -34,7 +34,7 @@ def measure(*, repeats: int = 5) -> dict[str, Any]:
     for _ in range(repeats):
         for name, words in WORDS.items():
             start, used = time.perf_counter(), _of_children()
-            subprocess.run([sys.executable, *words], check=True, capture_output=True)
+            subprocess.run(python(*words), check=True, capture_output=True, env=child_environment())
             clock[name].append(time.perf_counter() - start)
             processor[name].append(_of_children() - used)
         report("  ".join(f"{name} {seconds[-1]:.2f} s" for name, seconds in clock.items()))

@@ -11,7 +11,9 @@ import warnings
 from importlib import import_module
 
 from patchgen.common import plugins
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, printable
+
+LONGEST = 4000  # characters of an error
 
 COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
@@ -43,6 +45,7 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run a command; a user's mistake is one clear sentence and exit code 2, never a traceback."""
     words = sys.argv[1:] if argv is None else argv
+    _open_streams()
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -66,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
-        print(f"patchgen {name}: {error}", file=sys.stderr)
+        print(f"patchgen {name}: {_sentence(error)}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not _is_lack_of_memory(error):  # a defect of ours is not hidden
@@ -78,6 +81,22 @@ def main(argv: list[str] | None = None) -> int:
         resumes = name in ("train", "benchmark", "sweep", "fit")
         print("patchgen: stopped" + "; the same command goes on from the last evaluation" * resumes, file=sys.stderr)
         return 130
+
+
+def _open_streams() -> None:
+    """Streams that were closed by the caller lead nowhere; a name of any bytes can be written to the others."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  for the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says: line by line printable, and of bounded length."""
+    text = "\n".join(printable(line) for line in str(error).splitlines())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text):,} characters)"
 
 
 def _is_lack_of_memory(error: Exception) -> bool:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.data.cifar import RefusedPickle, cifar_table, is_cifar, load_pickle
+from patchgen.data.cifar import cifar_table, is_cifar, load_pickle
 from patchgen.data.images import ImageStore
+from patchgen.data.plain_pickle import RefusedPickle
 
 NAMES = ("apple", "bear", "aquarium_fish")  # not sorted: the order of `meta` holds
 
@@ -145,7 +146,9 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(tmp_path: Path, place: s
     proof = tmp_path / "proof"
     evil = pickle.dumps({"data": _Evil(os.system, f"touch '{proof}'")}, protocol)
     root = write(tmp_path / "c", **{place: evil})
-    with pytest.raises(RefusedPickle, match=rf"{place}': this pickle asks for (posix|nt|os)\.system.*refused"):
+    with pytest.raises(
+        RefusedPickle, match=rf"{place}': (this pickle asks for (posix|nt|os)\.system|it uses the).*refused"
+    ):
         cifar_table(root)
     assert not proof.exists()
     pickle.loads(evil)  # the trap works where nobody refuses
@@ -182,12 +185,12 @@ ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     "no train and test": ({"train": None, "test": None}, "lacks train, test of"),
     "cut short": ({"train": BYTES[:-2000]}, "cannot be read .*damaged or cut short"),
     "empty": ({"train": b""}, "cannot be read .EOFError"),
-    "text": ({"train": b"<html>not found</html>"}, "cannot be read"),
+    "text": ({"train": b"<html>not found</html>"}, "it uses the pickle instruction b'<'"),
     "a list": ({"train": pickle.dumps([1, 2])}, "holds a list, not the dict"),
     "CIFAR-10": ({"train": pickle.dumps({b"data": 1, b"labels": [1]})}, "no 'fine_labels' .found: data, labels"),
     "no names": ({"meta": pickle.dumps({b"label_names": []})}, "meta' has no 'fine_label_names'"),
     "width": ({"train": {b"data": np.zeros((5, 3000), np.uint8)}}, r"shape \(images, 3072\), got uint8 \(5, 3000\)"),
-    "floats": ({"train": {b"data": np.zeros((5, 3072))}}, r"got float64 \(5, 3072\)"),
+    "floats": ({"train": {b"data": np.zeros((5, 3072))}}, "an array of 'f8', and images are bytes"),
     "no array": ({"train": {b"data": [1, 2]}}, "got list"),
     "counts": ({"train": {b"fine_labels": [0, 1, 2]}}, "there are 5 images, 3 labels"),
     "no labels": ({"train": {b"fine_labels": 3}}, "there are 5 images, no list of labels"),

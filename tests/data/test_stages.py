@@ -268,5 +268,5 @@ def test_stages_of_other_data_are_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["groups: 2024-13-45", "groups: " + "[" * 3000])
 def test_a_wrong_schedule_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(text)
-    with pytest.raises(ValueError, match="s.yaml' is not readable YAML"):
+    with pytest.raises(ValueError, match="s.yaml is not readable YAML"):
         read_schedule(tmp_path / "s.yaml")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, printable
 from patchgen.config import Settings
 
 T = TypeVar("T")
@@ -154,5 +154,5 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Se
     table = Table(Column(header[0], no_wrap=True), *header[1:], header_style="bold")
     for i, row in enumerate(rows):
         # Text, because a plain string's [brackets] would be read as markup
-        table.add_row(*(Text(cell, overflow="fold") for cell in row), style=styles[i] if styles else None)
+        table.add_row(*(Text(printable(cell), overflow="fold") for cell in row), style=styles[i] if styles else None)
     console.print(table)

@@ -181,7 +181,7 @@ def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) ->
 
     out.mkdir(parents=True, exist_ok=True)
     _write_sheets(groups, rows, out)
-    write_csv(out / "assignments.csv", CSV_HEADER, map(_csv_cells, groups.members))
+    write_csv(out / "assignments.csv", CSV_HEADER, map(_csv_cells, groups.members), people=True)
     return write_page(out / "index.html", render_page(title, groups, rows))
 
 

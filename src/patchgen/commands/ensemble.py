@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse, print_table
+from patchgen.common.files import expanded
 
 if TYPE_CHECKING:
     from patchgen.predict.ensemble import Ensemble
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     with Progress(f"scoring {fold.unseen}", images) as bar:
         found = score_members(folders, fold, arguments.checkpoint, ticker(bar))
     if out:
-        write_csv(out, _header(found), _lines(found))
+        write_csv(out, _header(found), _lines(found), people=True)
     if arguments.json:
         print(to_json.dumps(_record(found, arguments.checkpoint), indent=2))
     else:
@@ -60,7 +61,7 @@ def _checked(out: str | None) -> Path | None:
     """Refuse before any work what could only fail at its end."""
     if out is None:
         return None
-    file = Path(out).expanduser()
+    file = expanded(out)
     if file.suffix.lower() != ".csv" or file.is_dir():
         raise ValueError(f"--out must name a .csv file, got '{out}'; try '{file / 'ensemble.csv'}'")
     if not file.absolute().parent.is_dir():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json as to_json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from patchgen.commands import choose, parse, print_table, require_data
+from patchgen.common.files import expanded
 
 
 def list_sets(json: bool = False) -> None:
@@ -88,7 +88,7 @@ def compose_set(
         image_size=image_size,
         seed=seed,
     )
-    if Path(out).expanduser().absolute().is_relative_to(composition.root):
+    if expanded(out).absolute().is_relative_to(composition.root):
         raise ValueError(f"--out '{out}' is inside '{composition.root}' and would be read as photographs next time")
     with Progress("composing", len(composition.pictures), quiet=quiet) as bar:
         folder = composition.write(out, bar.advance)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv as to_csv
 import json as to_json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
+from patchgen.common.files import expanded, is_replaceable, regular
+from patchgen.common.text import csv_cell, printable
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
@@ -64,23 +68,27 @@ def find_images(words: Sequence[str]) -> list[Path]:
 def _images_of(word: str) -> list[Path]:
     from patchgen.data.table import is_image, list_images
 
-    path = Path(word).expanduser()
+    path = expanded(word)
     if not word.strip():
         return []  # Path("") would be the current folder
     if path.is_dir():
         return [path / name for name in list_images(path)]
     if path.exists():
+        if not regular(path):
+            raise ValueError(f"{shown(word)} is a pipe or device, and an image is a file; save it to one first")
         return [path]
     if not has_magic(word):
         return []
     matches = sorted(Path(match) for match in glob(str(path), recursive=True))
-    return [match for match in matches if match.is_file() and is_image(match.name)]
+    images = [match for match in matches if match.is_file() and is_image(match.name)]
+    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a folder around it
+    return sorted(once.values())
 
 
 def _nothing_at(word: str) -> str:
     from patchgen.data.table import IMAGE_EXTENSIONS
 
-    path, endings = Path(word).expanduser(), " ".join(IMAGE_EXTENSIONS)
+    path, endings = expanded(word), " ".join(IMAGE_EXTENSIONS)
     if not word.strip():
         return "no image found: a word is empty (an unset variable?)"
     if path.is_dir():
@@ -93,7 +101,7 @@ def _nothing_at(word: str) -> str:
 
 def shown(path: str | Path) -> str:
     """A path on one printable line, whatever bytes its name has."""
-    return str(path).encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+    return printable(path)
 
 
 def ticker(bar: Progress) -> Callable[[int], None]:
@@ -131,13 +139,17 @@ def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadabl
 
 def _header(predictor: Predictor) -> list[str]:
     flag = ["unlike_training"] if predictor.confidence.familiar else []
-    return ["path", "label", "confidence", *flag, *(f"p_{name}" for name in predictor.classes)]
+    return ["path", "label", "confidence", *flag, *(f"p_{printable(name)}" for name in predictor.classes)]
 
 
 def _cells(found: Prediction) -> list[str]:
     flag = [] if found.unlike_training is None else [str(found.unlike_training).lower()]
     probabilities = (f"{p:.6f}" for p in found.probabilities)
-    return [shown(found.path), found.label, f"{found.confidence:.6f}", *flag, *probabilities]
+    return [_key(found.path), csv_cell(printable(found.label)), f"{found.confidence:.6f}", *flag, *probabilities]
+
+
+def _key(path: str | Path) -> str:
+    return csv_cell(shown(path))
 
 
 def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
@@ -148,11 +160,11 @@ def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _print_table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path], out: TextIO) -> None:
-    wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *map(len, classes))
+    wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *(len(printable(name)) for name in classes))
     print(f"{'path':<{wide}}  {'label':<{label}}  confidence", file=out)
     for row in rows:
         unlike = "  unlike the training images" if row.unlike_training else ""
-        print(f"{shown(row.path):<{wide}}  {row.label:<{label}}  {row.confidence:10.4f}{unlike}", file=out)
+        print(f"{shown(row.path):<{wide}}  {printable(row.label):<{label}}  {row.confidence:10.4f}{unlike}", file=out)
 
 
 def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO) -> None:
@@ -187,7 +199,7 @@ def _lines(arguments: PredictArguments, predictor: Predictor) -> Lines:
 
     if arguments.csv:
         return Lines(csv_line(_header(predictor)), lambda row: csv_line(_cells(row)),
-                     lambda line: next(to_csv.reader([line]))[0], shown)  # fmt: skip
+                     lambda line: next(to_csv.reader([line]))[0], _key)  # fmt: skip
     return Lines("", lambda row: to_json.dumps(_record(row, predictor.classes)) + "\n",
                  lambda line: to_json.loads(line)["path"], str)  # fmt: skip
 
@@ -225,7 +237,6 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
-    from patchgen.common.progress import Progress
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
@@ -233,12 +244,23 @@ def main(argv: list[str]) -> int:
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl
     to_stream = file in (None, "-")
+    with ExitStack() as opened:
+        if file and not to_stream and not is_replaceable(file):  # a device or pipe: rows go into it as they come
+            out = opened.enter_context(open(file, "w", encoding="utf-8", errors="backslashreplace"))
+            to_stream = True
+        _predict(arguments, predictor, paths, failed, out, to_stream)
+    if not to_stream:
+        print(file, file=out)
+    return report_unreadable(failed, len(paths), arguments.strict)
+
+
+def _predict(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], failed: list[Unreadable],
+             out: TextIO, to_stream: bool) -> None:  # fmt: skip
+    from patchgen.common.progress import Progress
+
     with Progress("predicting", len(paths), quiet=out.isatty() and to_stream) as bar:
         if to_stream:
             results = predictor.predict(paths, arguments.batch, ticker(bar))
             _to_stream(arguments, predictor, paths, _readable(results, failed), out)
         else:
             _to_file(arguments, predictor, paths, bar, failed)
-    if not to_stream:
-        print(file, file=out)
-    return report_unreadable(failed, len(paths), arguments.strict)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from patchgen.runs.folder import lock
+from patchgen.common.files import lock
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Prediction
@@ -69,8 +69,8 @@ class GrowingFile:
     """
 
     def __init__(self, target: Path, model: str, lines: Lines, paths: Sequence[Path]) -> None:
-        self.target, self.lines = target, lines
-        self.partial = target.with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.part")
+        self.target, self.lines = Path(os.path.realpath(target)) if target.is_symlink() else target, lines
+        self.partial = self.target.with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.part")
 
     def __contains__(self, path: Path) -> bool:
         return self.lines.name(path) in self.done

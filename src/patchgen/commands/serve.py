@@ -12,6 +12,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 
+CONNECTIONS = 200  # at a time; a system has about a thousand descriptors for a process
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -86,6 +87,7 @@ def main(argv: list[str]) -> int:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=3,
+            limit_concurrency=CONNECTIONS,
         )
         uvicorn.Server(config).run(sockets=[listener])
     return 0

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from patchgen.commands import parse, print_table, require_data
+from patchgen.common.files import expanded
 from patchgen.config import SplitRule
 
 
@@ -56,7 +57,7 @@ def write(
 
 def _checked(out: str, data: str) -> Path:
     """The file to write: a .csv that is not the data itself."""
-    target = Path(out).expanduser()
+    target = expanded(out)
     if target.suffix.lower() != ".csv" or target.is_dir():
         raise ValueError(f"--out must name a .csv file, got '{out}'; try '{target / 'splits.csv'}'")
     if os.path.realpath(target) == os.path.realpath(os.path.expanduser(data)):

@@ -24,7 +24,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchgen.common.files import cache_dir, write_text
+from patchgen.common.files import cache_dir, expanded, write_text
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, with the system's path separator between; child processes inherit it
 GROUPS = ("methods", "stream_methods", "backbones", "datasets")
@@ -60,7 +60,7 @@ def load(path: str | Path) -> Plugin:
     Raises:
         ValueError: no such file, it fails, or it takes a name that is taken.
     """
-    file = Path(path).expanduser().absolute()
+    file = expanded(path).absolute()
     try:
         source = file.read_bytes()
     except OSError as error:

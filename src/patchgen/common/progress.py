@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from patchgen.common.text import printable
+
 PLAIN = {"main": "loss"}  # what a value is called on the screen; the terms of a method stand in the records
 
 
@@ -16,6 +18,7 @@ class Progress:
 
     def __init__(self, title: str, total: int, done: int = 0, quiet: bool = False) -> None:
         from rich.console import Console
+        from rich.markup import escape
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
@@ -29,8 +32,8 @@ class Progress:
             TextColumn("{task.fields[note]}"),
         )
         self.bar = Bar(*columns, console=self.console, disable=not self.live)
-        self.task = self.bar.add_task(title, total=total, completed=done, note="")
-        self.title, self.total, self.done = title, total, done
+        self.task = self.bar.add_task(escape(printable(title)), total=total, completed=done, note="")
+        self.title, self.total, self.done = printable(title), total, done
         self.started, self.start_count = time.monotonic(), done
 
     def __enter__(self) -> Self:
@@ -53,8 +56,9 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        text = printable(text)
         if self.live:
-            self.console.print(text, highlight=False)
+            self.console.print(text, highlight=False, markup=False)
         elif not self.console.quiet:
             print(f"{self.title} [{self.done}/{self.total}, {self._left()} left] {text}", file=sys.stderr, flush=True)
 

@@ -19,6 +19,23 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {by_key[near[0]]!r}?" if near else ""
 
 
+def printable(text: object) -> str:
+    """Text for a terminal, on one line: control characters, which can move the cursor or set its title, are escaped."""
+    words = str(text).encode("utf-8", "backslashreplace").decode()
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in words)
+
+
+def csv_cell(text: str) -> str:
+    """A cell that a spreadsheet takes for text or a number, never for a formula."""
+    if text[:1] not in ("=", "+", "-", "@", "\t", "\r"):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns, as readable in a terminal as on a page."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]

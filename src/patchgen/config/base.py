@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
 
 Tune = Literal["head", "layernorm", "last_block", "full"]
@@ -143,12 +144,7 @@ def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any]) -> S:
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """The `name: value` lines of a YAML file, whatever they are."""
-    import yaml
-
-    try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
-        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from error
+    settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
     return settings
@@ -167,7 +163,7 @@ def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str,
     names = [f.name for f in fields]
     for key in settings:
         if key not in names:
-            raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), names)}")
+            raise ValueError(f"{where}: unknown setting {shortly(key)}{did_you_mean(str(key)[:100], names)}")
     nothing = dataclasses.MISSING
     required = [f.name for f in fields if f.default is nothing and f.default_factory is nothing]
     missing = [name for name in required if name not in settings]
@@ -198,21 +194,23 @@ def _check_kinds(config: Settings) -> None:
         if value is None and kind is not hint:
             continue
         if get_origin(kind) is Literal and value not in get_args(kind):
-            fix = did_you_mean(str(value), get_args(kind))
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {value!r}{fix}")
+            fix = did_you_mean(shortly(value), get_args(kind))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {shortly(value)}{fix}")
         if kind in KINDS and not _fits(value, kind):
             fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
-            raise ValueError(f"{name} must be {KINDS[kind]}, not {value!r}{fix}")
+            raise ValueError(f"{name} must be {KINDS[kind]}, not {shortly(value)}{fix}")
         if get_origin(kind) is dict:
             _check_dict(name, value, get_args(kind)[1])
 
 
 def _check_dict(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be `name: value` lines, not {value!r}")
+        raise ValueError(f"{name} must be `name: value` lines, not {shortly(value)}")
     for key, item in value.items():
         if not isinstance(key, str) or not _fits(item, kind):
-            raise ValueError(f"{name}: each value must be {KINDS[kind]} under a name, not {key!r}: {item!r}")
+            raise ValueError(
+                f"{name}: each value must be {KINDS[kind]} under a name, not {shortly(key)}: {shortly(item)}"
+            )
         if kind is float and not abs(item) <= LARGEST:
             raise ValueError(f"{name}: {key} must be a number of at most {LARGEST:g}, not {item}")
 

@@ -3,33 +3,27 @@
     table = cifar_table("cifar-100-python", "train")      # 50,000 rows in the official order
     table.file(0)                                         # <cache>/cifar-100/<digest>/train/cattle/00000.png
 
-A pickle can run any code. These are read by an unpickler that knows the few names an array of numbers needs and
-refuses every other.
+A pickle can run any code. These are read by a parser of our own (`patchgen.data.plain_pickle`), which runs none.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pickle
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from patchgen.common.files import cache_dir, replacing_folder
+from patchgen.data.plain_pickle import MOST_BYTES, RefusedPickle, read_plain
 from patchgen.data.table import Table
 
 FILES = ("train", "test", "meta")
 OFFICIAL_IMAGES = {"train": 50_000, "test": 10_000}
 SIDE = 32
 Progress = Callable[[int], object]
-
-
-class RefusedPickle(ValueError):
-    """A pickle that asks for more than plain values and arrays."""
 
 
 def is_cifar(folder: Path) -> bool:
@@ -44,8 +38,6 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", prog
         root: the folder with the official files `train`, `test` and `meta`.
         progress: called with 1 after each image that is written.
     """
-    from patchgen.common.files import cache_dir
-
     if part not in OFFICIAL_IMAGES:
         raise ValueError(f"CIFAR-100 has the parts {', '.join(OFFICIAL_IMAGES)}, not {part!r}")
     folder = Path(os.path.abspath(os.path.expanduser(root)))
@@ -72,45 +64,16 @@ def load_pickle(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            content = _PlainUnpickler(file, encoding="bytes").load()
+            content = read_plain(file.read(MOST_BYTES + 1))
     except RefusedPickle as error:
         raise RefusedPickle(f"'{path}': {error}") from None
-    except OSError:
-        raise
-    except Exception as error:  # the pickle machine raises many types on bad bytes, and all of them mean this file
+    except (EOFError, ValueError) as error:
         raise ValueError(
             f"'{path}' cannot be read ({type(error).__name__}: {error}); it is damaged or cut short: unpack it again"
         ) from error
     if not isinstance(content, dict):
         raise ValueError(f"'{path}' holds a {type(content).__name__}, not the dict of a CIFAR-100 file")
     return {_text(key): value for key, value in content.items()}
-
-
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    """`_codecs.encode` as Python 3 uses it to write bytes in an old pickle; no other codec is looked up."""
-    if encoding != "latin1":
-        raise RefusedPickle(f"this pickle asks for the codec {encoding!r}, which plain data does not need: refused")
-    return text.encode("latin1")
-
-
-_RECONSTRUCT = np.empty(0).__reduce__()[0]  # numpy's own, wherever this version keeps it
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _encode_latin1,
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise RefusedPickle(
-                f"this pickle asks for {module}.{name}, which images and labels do not need: refused, nothing was run; "
-                "get CIFAR-100 from its official source"
-            )
-        return _ALLOWED[module, name]
 
 
 def _class_names(meta: Path) -> tuple[str, ...]:
@@ -168,15 +131,8 @@ def _write_once(
     """Write `home/part` unless it is there; it appears complete or not at all."""
     if _is_complete(home, part, paths):
         return
-    temporary = home / f".{part}.{secrets.token_hex(4)}.tmp"
-    try:
-        _write_images(temporary, paths, pixels, progress)
-        os.replace(temporary / part, home / part)
-    except OSError:
-        if not _is_complete(home, part, paths):  # else another process was faster, with the same images
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with replacing_folder(home / part, sync=False) as temporary:  # a race writes the same images twice
+        _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], pixels, progress)
 
 
 def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None) -> None:

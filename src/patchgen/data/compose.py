@@ -26,7 +26,7 @@ from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.images import UnreadableImage, square
+from patchgen.data.images import UnreadableImage, open_image, square
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.table import is_image, list_images
 
@@ -225,7 +225,7 @@ def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
     A transparent image gives its opaque part (alpha >= 128), any other the largest square in its middle.
     """
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             image.draft(None, (2 * side, 2 * side))  # a large JPEG is decoded smaller, never below 2 x side
             upright = ImageOps.exif_transpose(image)
             rgba = upright.convert("RGBA") if upright.has_transparency_data else None

@@ -15,6 +15,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 
+from patchgen.common.files import cache_dir, regular
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, read_table
@@ -148,14 +150,16 @@ def _check_classes(table: Table) -> Iterator[Check]:
 
 
 def _check_labels(table: Table) -> Iterator[Check]:
-    """Names of classes that differ in case alone, and rows without a label; silent where there are none."""
+    """Classes whose names differ in case or Unicode form alone, and rows without a label; silent without any."""
     spelled: dict[str, list[str]] = defaultdict(list)
     for name in table.classes:
-        spelled[name.casefold()].append(name)
+        spelled[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
     alike = [" and ".join(names) for names in spelled.values() if len(names) > 1]
     if alike:
         fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a class of its own."
-        yield Check("class spelling", "warn", f"differ only in case: {_some(alike)}", fix)
+        same = all(len({name.casefold() for name in names}) == 1 for names in spelled.values())
+        how = "case" if same else "case, or in how Unicode writes a letter"
+        yield Check("class spelling", "warn", f"differ only in {how}: {_some(alike)}", fix)
     empty = {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}
     if empty:
         text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
@@ -226,11 +230,11 @@ def _inspect_files(
 
 
 def _inspect(file: Path, decode: bool) -> FileFacts:
-    from PIL import Image
-
     from patchgen.data import images
 
     try:
+        if file.exists() and not regular(file):
+            return FileFacts(error="a pipe or device, and an image is a file")
         content = file.read_bytes()
         if not content:
             return FileFacts(error="empty file")
@@ -238,7 +242,7 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
         if not decode:
             return FileFacts(digest)
         images.decode(file, 224)  # what training does with the file decides whether it is readable
-        with Image.open(file) as image:
+        with images.open_image(file) as image:
             gray = image.mode.startswith("I")  # 16 bits
             return FileFacts(digest, image.size, images.gray_bits(np.asarray(image), image.format) if gray else None)
     except images.UnreadableImage as error:
@@ -318,7 +322,7 @@ def _check_bits(facts: Sequence[FileFacts]) -> Iterator[Check]:
 
 def _check_disk(images: int) -> Check:
     """Free space where decoded images are cached."""
-    cache = Path(os.environ.get("PATCHGEN_CACHE") or Path("~/.cache/patchgen").expanduser())
+    cache = cache_dir()
     place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
     free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
     detail = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"

@@ -22,14 +22,17 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+
+from patchgen.common.files import regular
 
 DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
@@ -37,6 +40,12 @@ SHAPE = struct.Struct("<II")  # height, width: behind the record of an image tha
 LONGEST = 4  # longer side / shorter side of an image that keeps its aspect; of a longer one the middle is kept
 FILLED = 0x50474331
 ENDINGS = (".pixels", ".slots")
+# What `IMAGE_EXTENSIONS` stands for, and GIF. Pillow reads more, some of it by starting other programs.
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
+BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
+MOST_SIDE = 65_535
+MOST_DECODED = 1 << 29  # bytes of pixels in memory
+MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
 
 
 class UnreadableImage(ValueError):
@@ -55,7 +64,7 @@ def decode(path: str | Path, size: int) -> np.ndarray:
     """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; aspect is not kept, as in the field.
 
     Transparency is laid on white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
-    antialiased. Truncated files and images above Pillow's limit of pixels are errors.
+    antialiased. Truncated files and images above our limits (`open_image`) are errors.
 
     Raises:
         UnreadableImage: with the path and the reason.
@@ -71,9 +80,7 @@ def decode(path: str | Path, size: int) -> np.ndarray:
 def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
     """What `draw` makes of the open file; whatever goes wrong is an `UnreadableImage`."""
     try:
-        with Image.open(path) as image:
-            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):  # up to twice of it Pillow only warns
-                raise _Refused(_too_large(image.size))
+        with open_image(path) as image:
             return draw(image)
     except _Refused as error:
         raise UnreadableImage(path, str(error), fix="") from error
@@ -103,6 +110,41 @@ def _shorter_side(image: Image.Image, size: int) -> np.ndarray:
     return np.array(rgb.resize(shape, Image.Resampling.BICUBIC))
 
 
+@contextmanager
+def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
+    """`Image.open` of a plain file within our limits: the one way in which files of others are opened.
+
+    Raises:
+        ValueError: a limit is broken, in words; a pipe or device.
+    """
+    if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
+        raise _Refused("it is a folder, pipe or device, and an image is a file: remove it")
+    with Image.open(path, formats=FORMATS) as image:
+        pixels = image.width * image.height
+        if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
+            raise _Refused(_too_large(image.size))  # up to twice of its limit Pillow only warns
+        if pixels * BYTES.get(image.mode, 4) > MOST_DECODED:
+            raise _Refused(_too_large(image.size))
+        scans = _scans(image) if image.format in ("JPEG", "MPO") else 1
+        if scans > MOST_SCANS or scans * pixels > MOST_SCANNED:
+            raise _Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
+        yield image
+
+
+def _scans(image: Image.Image) -> int:
+    """How often a JPEG runs over its pixels: a file of kilobytes can do so thousands of times."""
+    file: BinaryIO = image.fp  # type: ignore[attr-defined]
+    place = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(place)
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and at < len(data):
+        filler = data[at + 1 : at + 2] == b"\xff"
+        at += 1 if filler else 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return max(1, data.count(b"\xff\xda", at))  # within a scan the byte 255 is followed by 0 or a restart
+
+
 def square(image: Image.Image, size: int) -> np.ndarray:
     """(size,size,3) uint8 of an image that is open already, by the rules of `decode`."""
     upright = ImageOps.exif_transpose(image)
@@ -119,7 +161,9 @@ def gray_bits(values: np.ndarray, kind: str | None) -> int:
 
 
 def _too_large(size: tuple[int, int] | None) -> str:
-    limit = f"{Image.MAX_IMAGE_PIXELS:,}"
+    if size and max(size) > MOST_SIDE:
+        return f"image too large ({size[0]} x {size[1]} pixels, at most {MOST_SIDE:,} on a side): cut it into tiles"
+    limit = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,}"
     pixels = f"{size[0]} x {size[1]} pixels, at most {limit} in all" if size else f"more than {limit} pixels"
     return f"image too large ({pixels}): cut it into tiles, or save it smaller"
 
@@ -128,7 +172,7 @@ def _size_in_header(path: str | Path) -> tuple[int, int] | None:
     """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
     with open(path, "rb") as file:
         start = file.read(16)
-        for factory, accept in [Image.OPEN[name] for name in Image.ID]:
+        for factory, accept in [Image.OPEN[name] for name in Image.ID if name in FORMATS]:
             file.seek(0)
             try:
                 if accept is None or accept(start) is True:
@@ -292,6 +336,8 @@ class ImageStore:
 
     def _digest(self, row: int) -> bytes:
         try:
+            if os.path.exists(self.files[row]) and not regular(self.files[row]):
+                raise UnreadableImage(self.files[row], "it is a pipe or device, and an image is a file")
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
         except OSError as error:

@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from patchgen.common.files import replacing_folder
 from patchgen.common.text import did_you_mean
 from patchgen.data import oracle_draw as draw
 from patchgen.data.oracle_draw import Dice
@@ -150,10 +149,12 @@ def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool of one mask file."""
     from PIL import Image
 
+    from patchgen.data.images import open_image
+
     try:
-        with Image.open(file) as image:
+        with open_image(file) as image:
             pixels = np.asarray(image.convert("L")) > 127  # (H,W)
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, ValueError) as error:
         raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
     return half_covered(pixels, grid)
 
@@ -231,8 +232,7 @@ def write_samples(
     target = Path(os.path.abspath(os.path.expanduser(folder)))
     if _is_at(target, names, facts):
         return target
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
+    with replacing_folder(target, sync=False) as temporary:
         for i, name in enumerate(names):
             drawn = sample(i)
             cell = len(drawn.image) // len(drawn.mask)
@@ -241,9 +241,7 @@ def write_samples(
             if progress:
                 progress(1)
         (temporary / "oracle.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        _move(temporary, target, lambda: _is_at(target, names, facts))
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _is_at(target, names, facts)  # another process may have written meanwhile: the same data, or an error
     return target
 
 
@@ -269,12 +267,3 @@ def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> b
     if lost:
         raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
     return True
-
-
-def _move(temporary: Path, target: Path, is_there: Callable[[], bool]) -> None:
-    """Rename; whoever lost a race against a writer of the same data is content with the other's folder."""
-    try:
-        os.replace(temporary, target)
-    except OSError:
-        if not is_there():
-            raise

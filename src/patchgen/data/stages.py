@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
 from patchgen.data.table import Table, write_csv
 
@@ -50,7 +51,7 @@ class Schedule:
         _check_groups(self.groups)
         _check_ratios(self.ratios, len(self.groups))
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number that is not negative, got {self.seed!r}")
+            raise ValueError(f"seed must be a whole number that is not negative, got {shortly(self.seed)}")
 
     def group_of(self, class_names: Sequence[str]) -> np.ndarray:
         """The group of each class, (C,) int64; `UNUSED` where the schedule leaves a class out."""
@@ -108,21 +109,16 @@ def get_schedule(name: str | Path) -> Schedule:
 
 def read_schedule(path: str | Path) -> Schedule:
     """Read a schedule from YAML; whatever is wrong with it is a ValueError that says how to mend it."""
-    import yaml
-
     if not Path(path).is_file():
         raise FileNotFoundError(f"no schedule file '{path}'")
-    try:
-        settings = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
-        raise ValueError(f"'{path}' is not readable YAML: {' '.join(str(error).split())}") from error
+    settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ValueError(f"'{path}' must hold the keys groups and ratios, found {type(settings).__name__}")
     known = [f.name for f in fields(Schedule)]
     for key in settings:
         if key not in known:
-            hint = did_you_mean(str(key), known)
-            raise ValueError(f"'{path}': unknown key {key!r}{hint} (known: {', '.join(known)})")
+            hint = did_you_mean(str(key)[:100], known)
+            raise ValueError(f"'{path}': unknown key {shortly(key)}{hint} (known: {', '.join(known)})")
     if lost := [key for key in ("groups", "ratios") if key not in settings]:
         raise ValueError(f"'{path}': the keys {', '.join(lost)} are missing")
     try:
@@ -218,25 +214,29 @@ def _groups_by_name(groups: Sequence[Sequence[str]], class_names: Sequence[str])
         for name in members:
             if name not in ids:
                 hint = did_you_mean(name, class_names)
-                raise ValueError(f"group {g} names the class {name!r}, which the data does not have{hint}")
+                raise ValueError(f"group {g} names the class {shortly(name)}, which the data does not have{hint}")
             group[ids[name]] = g
     return group
 
 
 def _check_groups(groups: Any) -> None:
     if not isinstance(groups, tuple) or len(groups) < 2:
-        raise ValueError(f"groups must list two or more class groups, the labelled one first; got {groups!r}")
+        raise ValueError(f"groups must list two or more class groups, the labelled one first; got {shortly(groups)}")
     named = [isinstance(group, tuple) for group in groups]
     if any(named) and not all(named):
-        raise ValueError(f"groups must be all shares or all lists of class names, got {groups!r}")
+        raise ValueError(f"groups must be all shares or all lists of class names, got {shortly(groups)}")
     if all(named):
         _check_names(groups)
         return
     for share in groups:
         if not _is_number(share) or not 0 < share <= 1:
-            raise ValueError(f"a share of the classes is a number above 0 and at most 1, got {share!r} in {groups!r}")
+            raise ValueError(
+                f"a share of the classes is a number above 0 and at most 1, got {shortly(share)} in {shortly(groups)}"
+            )
     if math.fsum(groups) > 1 + 1e-9:
-        raise ValueError(f"the shares of the classes must not exceed 1 together; {groups!r} make {math.fsum(groups):g}")
+        raise ValueError(
+            f"the shares of the classes must not exceed 1 together; {shortly(groups)} make {math.fsum(groups):g}"
+        )
 
 
 def _check_names(groups: Sequence[Sequence[Any]]) -> None:
@@ -246,9 +246,9 @@ def _check_names(groups: Sequence[Sequence[Any]]) -> None:
             raise ValueError(f"group {g} names no class; name some, or leave the group and its row of ratios out")
         for name in members:
             if not isinstance(name, str):
-                raise ValueError(f"class names must be text, got {name!r} in group {g}; put it in quotes")
+                raise ValueError(f"class names must be text, got {shortly(name)} in group {g}; put it in quotes")
             if name in first:
-                raise ValueError(f"class {name!r} is in group {first[name]} and again in group {g}; keep one")
+                raise ValueError(f"class {shortly(name)} is in group {first[name]} and again in group {g}; keep one")
             first[name] = g
 
 
@@ -260,12 +260,14 @@ def _check_ratios(ratios: Any, groups: int) -> None:
         if not isinstance(row, tuple) or len(row) != groups - g:
             raise ValueError(
                 f"row {g} of ratios must have {groups - g} numbers, one for each stage from {g} to {groups - 1}; got "
-                f"{list(row) if isinstance(row, tuple) else row!r}"
+                f"{shortly(list(row) if isinstance(row, tuple) else row)}"
             )
         for column, ratio in enumerate(row):
             if not _is_number(ratio) or not 0 <= ratio <= 1 or (column == 0 and ratio == 0):
                 least = "above 0" if column == 0 else "from 0"
-                raise ValueError(f"row {g} of ratios: a share of what is left, {least} to 1, cannot be {ratio!r}")
+                raise ValueError(
+                    f"row {g} of ratios: a share of what is left, {least} to 1, cannot be {shortly(ratio)}"
+                )
 
 
 def _check_labels(label: np.ndarray, names: Sequence[str]) -> None:

@@ -22,10 +22,11 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 
 from patchgen.common.files import replacing
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import csv_cell, did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks look at every pair
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
 LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
 
@@ -129,17 +130,60 @@ def is_image(name: str) -> bool:
 
 
 def list_images(folder: Path) -> list[str]:
-    """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order)."""
-    found = []
-    for where, subfolders, names in os.walk(folder, followlinks=True):
-        subfolders[:] = filter(is_visible, subfolders)
-        relative = Path(where).relative_to(folder).as_posix()
-        found += [("" if relative == "." else relative, name) for name in names if is_image(name)]
-    return [f"{parent}/{name}".lstrip("/") for parent, name in sorted(found)]
+    """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
+
+    Links are followed; a file that several names lead to is listed once, pipes and devices are not.
+
+    Raises:
+        ValueError: a link leads to a folder that it lies in.
+    """
+    found: list[tuple[str, str, bool]] = []
+    _list_below(folder, "", (os.path.realpath(folder),), None, found)
+    found.sort()
+    if any(linked for *_, linked in found):  # where there are links, what has a name of its own comes first
+        first: dict[str, tuple[str, str, bool]] = {}
+        for one in sorted(found, key=lambda one: one[2]):
+            first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
+        found = sorted(first.values())
+    return [f"{parent}/{name}".lstrip("/") for parent, name, _ in found]
 
 
-def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a CSV file under a temporary name in the same folder, then rename it."""
+def _list_below(
+    folder: Path, parent: str, above: tuple[str, ...], walked: set[str] | None, found: list[tuple[str, str, bool]]
+) -> None:
+    """Append (parent, name, reached through a link) of the images.
+
+    Args:
+        above: true paths of the folders around.
+        walked: behind a link, true paths of the folders that were walked there; else None.
+    """
+    behind: set[str] = set() if walked is None else walked  # links to links could double the work at each level
+    with os.scandir(folder / parent) as entries:
+        visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
+    for entry in visible:
+        link, name = entry.is_symlink(), entry.name
+        if entry.is_dir():
+            inner = f"{parent}/{name}".lstrip("/")
+            real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
+            if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
+                raise ValueError(f"'{entry.path}' links to '{real}', a folder that it lies in; remove the link")
+            if walked is None and not link:
+                _list_below(folder, inner, (*above, real), None, found)
+            elif real not in behind:
+                behind.add(real)
+                _list_below(folder, inner, (*above, real), behind, found)
+        elif is_image(name) and (entry.is_file() or (link and not os.path.exists(entry.path))):  # dangling: reported
+            found.append((parent, name, link or walked is not None))
+
+
+def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]], people: bool = False) -> None:
+    """Write a CSV file under a temporary name in the same folder, then rename it.
+
+    Args:
+        people: it is opened in spreadsheets, and not read back: no cell may be a formula.
+    """
+    if people:
+        header, rows = [csv_cell(cell) for cell in header], ([csv_cell(str(cell)) for cell in row] for row in rows)
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(header)
@@ -180,6 +224,11 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
         parents = {folder.name: [folder] for folder in visible_folders(root)}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
+    first: dict[str, str] = {}
+    find = _finder(root)
+    for path, *_ in rows:  # through links a picture could stand in two domains or classes
+        if (other := first.setdefault(find(path)[0], path)) != path:
+            raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
     return _build(root, rows, None, entry, used)
 
 
@@ -348,9 +397,17 @@ def _build(
 ) -> Table:
     """Names to ids, with the checks that hold for folders and manifests alike."""
     paths, domain_names, labels = zip(*rows, strict=True)
+    for names in (paths, set(domain_names), set(labels)):
+        if odd := [name for name in names if not _is_utf8(name)]:
+            raise ValueError(f"'{root}': the name '{printable(odd[0])}' is not UTF-8; rename it")
     present, named = set(domain_names), set(labels) - {""}
     domains = tuple(d for d in entry.domains if d in present) if entry else tuple(sorted(present))
     classes = entry.classes if entry and entry.classes else tuple(sorted(named))
+    if len(domains) > MOST_DOMAINS or len(domains) * len(classes) > MOST_CELLS:
+        raise ValueError(
+            f"'{root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} domains and "
+            f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
+        )
     if len(domains) < 2:
         raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}.")
     if len(named) < 2:
@@ -360,6 +417,10 @@ def _build(
     label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)
     group = group or (entry.groups_of(paths) if entry else None)
     return Table(root, paths, domains, classes, domain, label, group, entry.name if entry else None, options)
+
+
+def _is_utf8(name: str) -> bool:
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def fingerprint(table: Table) -> str:

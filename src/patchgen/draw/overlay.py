@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.text import did_you_mean
-from patchgen.data.images import decode
+from patchgen.data.images import decode, open_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ class Explanation:
 
 def original(path: Path) -> np.ndarray:
     """(H, W, 3) uint8 of a readable image: upright, its aspect kept, the longer side at most LONGEST."""
-    with Image.open(path) as image:
+    with open_image(path) as image:
         image.draft(None, (LONGEST, LONGEST))
         width, height = ImageOps.exif_transpose(image).size
     scale = min(1.0, LONGEST / max(width, height))

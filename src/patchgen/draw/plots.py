@@ -41,7 +41,9 @@ class Drawn:
             salt = rc_context({"svg.hashsalt": self.name})  # the same figure gives the same bytes
             with salt, replacing(folder / f"{self.name}.{ending}") as temporary:
                 self.figure.savefig(temporary, format=ending, **options)  # type: ignore[arg-type]
-        write_csv(folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows])
+        write_csv(
+            folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows], people=True
+        )
 
 
 def new_figure(width: float, height: float) -> Figure:

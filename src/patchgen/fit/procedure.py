@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchgen.common.files import cache_dir
+from patchgen.common.files import cache_dir, expanded
 from patchgen.common.progress import Progress
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.images import ImageStore
@@ -165,7 +165,7 @@ def _expected(folds: list[SiteFold]) -> Expected:
 
 def _names_groups(config: Config, table: Table) -> bool:
     """Groups in a manifest are the user's own words; those of a benchmark's file names leave its protocol as it is."""
-    return table.group is not None and not Path(config.data).expanduser().is_dir()
+    return table.group is not None and not expanded(config.data).is_dir()
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from patchgen.common.files import replacing_folder
 from patchgen.data.given import check_images, opened
 from patchgen.data.images import UnreadableImage
 from patchgen.data.table import write_csv
@@ -57,16 +57,11 @@ def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> 
     manifest = folder / "manifest.csv"
     if manifest.is_file():
         return manifest
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with replacing_folder(folder) as temporary:
         digits = max(6, len(str(len(images))))
         paths = [_place(image, temporary, f"{i:0{digits}}.png") for i, image in enumerate(images)]
         cells = [columns[name] for name in ("domains", "y", "groups") if name in columns]
         write_csv(temporary / "manifest.csv", COLUMNS[: 1 + len(cells)], zip(paths, *cells, strict=True))
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return manifest
 
 

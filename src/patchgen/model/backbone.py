@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.common import plugins
+from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
@@ -259,7 +260,7 @@ def load_architecture(source: str, image_size: int | None = None) -> Backbone:
 
 
 def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source.startswith(timm.PREFIX):
         return _from_timm(source, pretrained)
     if source == "tiny" or not pretrained:

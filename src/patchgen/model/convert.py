@@ -8,7 +8,6 @@ random values: a file that does not fill its model is refused.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from patchgen.common.reading import read_json, shortly
+from patchgen.common.tensors import read_tensors
 from patchgen.model import timm
+from patchgen.model.architecture import allowed, fill, folder_tensors, vision_part
 from patchgen.model.generic import Family, adopt, build_generic, open_folder, quiet_loading
 from patchgen.model.weights import has_weights
 
@@ -54,11 +56,12 @@ def build(family: str, config: dict[str, Any]) -> nn.Module:
     import transformers
 
     if family == timm.MODEL_TYPE:
-        return timm.build_timm(**config, pretrained=False)
+        return timm.build_timm(config["name"], pretrained=False)
     if family not in FAMILIES:
         return build_generic(family, config)
     about = FAMILIES[family]
-    settings = getattr(transformers, about.config)(**config, **_attention(about))
+    kind = getattr(transformers, about.config)
+    settings = kind(**allowed(kind, config), **_attention(about))
     return _strip(getattr(transformers, about.model)(settings), about)
 
 
@@ -68,17 +71,19 @@ def read_folder(folder: Path) -> Loaded:
 
     if not (folder / "config.json").is_file() or not has_weights(folder):
         raise ValueError(f"a backbone folder must hold config.json and model.safetensors, {folder} does not")
-    about = _read_json(folder / "config.json")
+    about = read_json(folder / "config.json")
     model_type = about.get("model_type")
     if model_type is None and "architecture" in about:
         raise ValueError(f"{folder} holds a model of timm: give its name as timm:NAME, or timm:hf-hub:ORG/NAME")
     family = FAMILIES.get("clip_vision_model" if model_type == "clip" else str(model_type))
     if family is None:
-        return _read_generic(folder, model_type)
+        return _read_generic(folder, about)
     try:
         with quiet_loading(), torch.random.fork_rng(devices=[]):
-            model, info = getattr(transformers, family.model).from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True, **_attention(family)
+            kind, (_, fields) = getattr(transformers, family.config), vision_part(about)
+            config = kind(**allowed(kind, fields))
+            model, info = fill(
+                getattr(transformers, family.model), config, folder_tensors(folder), **_attention(family)
             )
     except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
         raise ValueError(f"{folder} cannot be read as a {family.model}: {first_line(error)}") from error
@@ -90,14 +95,14 @@ def read_folder(folder: Path) -> Loaded:
     return Loaded(_strip(model, family), _folder_normalisation(folder))
 
 
-def _read_generic(folder: Path, model_type: Any) -> Loaded:
+def _read_generic(folder: Path, about: dict[str, Any]) -> Loaded:
     """A vision transformer of a type that is not in `FAMILIES`."""
     try:
-        model, info = open_folder(folder)
+        model, info = open_folder(folder, about)
     except Exception as error:  # as above
         raise ValueError(
             f"model type must be one of {sorted(FAMILIES)}, or a vision transformer that transformers knows; {folder} "
-            f"has {model_type!r} ({first_line(error)})"
+            f"has {shortly(about.get('model_type'))} ({first_line(error)})"
         ) from error
     whole = set(model.state_dict())
     adopt(model)
@@ -111,15 +116,10 @@ def _read_generic(folder: Path, model_type: Any) -> Loaded:
 
 def read_file(path: Path) -> Loaded:
     """A ViT or RegNetY under other people's names in a .safetensors file; half precision is widened to float32."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
-        state = {name: tensor.float() for name, tensor in load_file(path).items()}
+        state = {name: tensor.float() for name, tensor in read_tensors(path)[0].items()}
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no weight file {path}") from error
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable .safetensors file ({error})") from error
     if any(name.startswith("trunk_output.") for name in state):
         family, normalisation = "regnet", IMAGENET
         config, renamed = regnety_architecture(state), convert_regnety(state)
@@ -158,17 +158,9 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
-        raise ValueError(f"{path} is not valid JSON ({error})") from error
-    return content if isinstance(content, dict) else {}
-
-
 def _folder_normalisation(folder: Path) -> Normalisation | None:
     path = folder / "preprocessor_config.json"
-    settings = _read_json(path) if path.is_file() else {}
+    settings = read_json(path) if path.is_file() else {}
     if "image_mean" not in settings or "image_std" not in settings:
         return None
     mean, std = settings["image_mean"], settings["image_std"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from patchgen.model.architecture import config_of, fill, folder_tensors, vision_part
 
 NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # what a final norm is called
 PROBES = ((4, 4), (4, 6))  # grids of the looks: two, because a pyramid shows itself by the length of its last level
@@ -81,31 +83,28 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def open_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+def open_folder(folder: Path, about: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
     """The vision model in a transformers folder (of two towers, the one for images), and what loading says of it."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    config = getattr(config, "vision_config", config)
+    config = config_of(*vision_part(about))
     _sizes(config)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
-        return transformers.AutoModel.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+        return fill(_model_class(config), config, folder_tensors(folder))
+
+
+def _model_class(config: Any) -> Any:
+    from transformers import MODEL_MAPPING
+
+    if type(config) not in MODEL_MAPPING:
+        raise ValueError(f"transformers has no plain model of type {config.model_type!r}")
+    found = MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, (list, tuple)) else found
 
 
 def build_generic(model_type: str, config: dict[str, Any]) -> nn.Module:
     """A randomly initialised model of any type that transformers knows, without its unused parts."""
-    import transformers
-
-    settings = transformers.AutoConfig.for_model(model_type, **config)
+    settings = config_of(model_type, config)
     _sizes(settings)
-    model = transformers.AutoModel.from_config(settings)
+    model: nn.Module = _model_class(settings)._from_config(settings)
     adopt(model)
     return model
 

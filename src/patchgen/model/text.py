@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.common.files import expanded
+from patchgen.common.reading import read_json
 from patchgen.model import weights
+from patchgen.model.architecture import allowed, fill, folder_tensors
 from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.convert import first_line
 from patchgen.model.generic import quiet_loading
@@ -109,7 +112,7 @@ def load_text(backbone: Backbone) -> ClipText:
     Raises:
         ValueError: the backbone is no CLIP, or where it came from has no text tower or no tokenizer.
     """
-    from transformers import CLIPModel, CLIPTokenizer
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     if backbone.model_type != "clip_vision_model":
         raise ValueError(
@@ -121,10 +124,12 @@ def load_text(backbone: Backbone) -> ClipText:
         raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
     try:
         with quiet_loading(), torch.random.fork_rng(devices=[]):
-            loader: Any = CLIPModel
-            clip, info = loader.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
+            about = read_json(folder / "config.json")
+            parts: dict[str, Any] = {
+                name: allowed(kind, about.get(name) or {}) for name, kind in CLIPConfig.sub_configs.items()
+            }
+            clip: Any
+            clip, info = fill(CLIPModel, CLIPConfig(**allowed(CLIPConfig, about), **parts), folder_tensors(folder))
     except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
         raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
     missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
@@ -139,7 +144,7 @@ def load_text(backbone: Backbone) -> ClipText:
 
 def _folder(source: str) -> Path:
     """Where a backbone's files are: the folder itself, or the hub's local copy with the tokenizer's files."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source not in BACKBONES and path.is_dir():
         return path
     hub_id = BACKBONES[source].hub_id if source in BACKBONES else source

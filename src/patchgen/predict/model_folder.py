@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from patchgen import __version__
+from patchgen.common.files import refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
+from patchgen.common.reading import read_json, shortly
+from patchgen.common.tensors import parse_tensors
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config, known_settings
 from patchgen.methods import make_method, method_class
@@ -41,6 +42,7 @@ VERSION = 1
 WEIGHTS, CARD = "model.safetensors", "README.md"
 FILES = (MODEL_CONFIG, WEIGHTS, CARD)
 MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
+LARGEST_NUMBER = 1e6  # of a temperature, mean or deviation: far beyond what is ever fitted
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
 
@@ -85,16 +87,12 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
     target = Path(path)
     check_target(target)
     check_method(model.predictor.config.method, with_backbone)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir(parents=True)
+    with replacing_folder(target) as temporary:
         _save(temporary / WEIGHTS, _tensors(model.predictor, with_backbone))
-        facts = _facts(model, with_backbone, _sha256(temporary / WEIGHTS))
+        digest = hashlib.sha256((temporary / WEIGHTS).read_bytes()).hexdigest()
+        facts = _facts(model, with_backbone, digest)
         (temporary / MODEL_CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card(facts), encoding="utf-8")
-        _replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return target
 
 
@@ -168,15 +166,6 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
     }
 
 
-def _replace(new: Path, target: Path) -> None:
-    """Put a finished folder in place; an older one is moved aside first, and removed last."""
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    if target.exists():
-        os.replace(target, old)
-    os.replace(new, target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 # Reading
 
 
@@ -190,6 +179,7 @@ def read_model(path: str | Path) -> Model:
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
     require(facts.get("plugins"), folder)
+    _check_numbers(folder / MODEL_CONFIG, facts)
     try:
         config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / MODEL_CONFIG)))
         model = _build(folder, facts, config, tensors)
@@ -203,6 +193,33 @@ def read_model(path: str | Path) -> Model:
     return Model(Predictor(model, classes, config, confidence), {name: facts[name] for name in known if name in facts})
 
 
+def _check_numbers(file: Path, facts: dict[str, Any]) -> None:
+    """Refuse numbers with which a model would answer nonsense.
+
+    Raises:
+        ValueError: names the field, its rule and its value.
+    """
+    classes, backbone = facts.get("classes"), facts.get("backbone")
+    plain = isinstance(classes, list) and all(isinstance(name, str) and name for name in classes)
+    if not plain or len(classes) < 2 or len(set(classes)) < len(classes):  # type: ignore[arg-type]
+        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(classes)}")
+    found = backbone if isinstance(backbone, dict) else {}
+    for name, value, positive in (
+        ("temperature", facts.get("temperature"), True),
+        ("unlike_threshold", facts.get("unlike_threshold") or 0, False),
+        *(("backbone.mean", value, False) for value in _three(found.get("mean"))),
+        *(("backbone.std", value, True) for value in _three(found.get("std"))),
+    ):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
+        if not number or (positive and not value >= 1 / LARGEST_NUMBER):
+            rule = "a number above 0" if positive else "a finite number"
+            raise ValueError(f"{file}: {name} must be {rule}, not {shortly(value)}; get the folder again")
+
+
+def _three(values: Any) -> list[Any]:
+    return values if isinstance(values, list) and len(values) == 3 else [shortly(values)]
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
@@ -210,39 +227,33 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not (folder / MODEL_CONFIG).is_file():
         hint = "; it is a run folder: `patchgen predict` takes it too" if (folder / "config.yaml").is_file() else ""
         raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}")
-    try:
-        facts = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder / MODEL_CONFIG} is not readable JSON ({error})") from error
-    if not isinstance(facts, dict) or facts.get("format") != MODEL_FORMAT:
+    # the hub's cache holds snapshots/REVISION/FILE as links into blobs/
+    refuse_links(folder, within=folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else None)
+    facts = read_json(folder / MODEL_CONFIG)
+    if facts.get("format") != MODEL_FORMAT:
         raise ValueError(
             f"{folder} is not a model folder of patchgen: its {MODEL_CONFIG} does not say format {MODEL_FORMAT!r}"
         )
     if facts.get("version") != VERSION:
         raise ValueError(
-            f"{folder} has version {facts.get('version')} of the model format, this patchgen reads {VERSION}; "
+            f"{folder} has version {facts.get('version')!s:.20} of the model format, this patchgen reads {VERSION}; "
             "install the patchgen that wrote it"
         )
     return facts
 
 
 def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     file = folder / WEIGHTS
     if not file.is_file():
         raise ValueError(f"{folder} has no {WEIGHTS}; get the folder again")
-    found, expected = _sha256(file), facts.get("weights", {}).get("sha256")
+    data, about = file.read_bytes(), facts.get("weights")  # what is checked is what is used, in memory
+    found, expected = hashlib.sha256(data).hexdigest(), about.get("sha256") if isinstance(about, dict) else None
     if found != expected:
         raise ValueError(
             f"{file} has sha256 {found[:12]}..., but {MODEL_CONFIG} says {str(expected)[:12]}...: damaged or "
             "exchanged; get the folder again"
         )
-    try:
-        tensors = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is not a readable .safetensors file ({error})") from error
+    tensors, _ = parse_tensors(data, str(file))
     broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite")
@@ -297,8 +308,3 @@ def _confidence(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Confidence
     if threshold is None:
         return Confidence(float(facts["temperature"]))
     return Confidence(float(facts["temperature"]), Familiar(tensors["centres"], tensors["whitening"], float(threshold)))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

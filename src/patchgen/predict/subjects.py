@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.common.files import cache_dir
+from patchgen.common.files import cache_dir, expanded
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
@@ -144,7 +144,7 @@ def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
         known = folder.path.resolve().name == run_name(
             config, fingerprint(fold.table)
         )  # no need to look at its own data
-        if not known and not (data and not Path(config.data).expanduser().exists()):
+        if not known and not (data and not expanded(config.data).exists()):
             there = read_table(config.data, benchmark=config.benchmark, options=config.options)
             if there.root != fold.table.root and fingerprint(there) != fingerprint(fold.table):
                 raise ValueError(f"the images at {there.root} have the same names, but other contents")

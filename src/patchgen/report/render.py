@@ -53,14 +53,20 @@ def to_markdown(grid: Grid) -> str:
     marks = footnotes(grid)
     rows = [_markdown_row(grid, line, marks) for line in grid.lines]
     head = [grid.first, *(heading(column) for column in grid.columns)]
-    text = [f"## {grid.title}", "", f"*{grid.setup}*", "", markdown([word.replace("|", "\\|") for word in head], rows)]
-    text += ["", *(f"- {note.replace('Grey', 'Italics')}" for note in grid.notes)]
+    text = [f"## {_inert(grid.title)}", "", f"*{_inert(grid.setup)}*", ""]
+    text += [markdown([_inert(word).replace("|", "\\|") for word in head], rows)]
+    text += ["", *(f"- {_inert(note.replace('Grey', 'Italics'))}" for note in grid.notes)]
     text += [f"- Missing [{number}]: `{command}`" for command, number in marks.items()]
     return "\n".join(text) + "\n"
 
 
+def _inert(text: str) -> str:
+    """Text in which Markdown finds no HTML: a name of a class may be any."""
+    return escape(text, quote=False)
+
+
 def _plain(text: str, paper: bool) -> str:
-    safe = text.replace("|", "\\|").replace("*", "\\*")
+    safe = _inert(text).replace("|", "\\|").replace("*", "\\*")
     return f"*{safe}*" if paper else safe
 
 

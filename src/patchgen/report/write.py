@@ -79,7 +79,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
         (out / name).mkdir(parents=True, exist_ok=True)
     figures = {}
     for grid in grids:
-        write_csv(out / "tables" / f"{grid.name}.csv", CSV_HEADER, to_rows(grid))
+        write_csv(out / "tables" / f"{grid.name}.csv", CSV_HEADER, to_rows(grid), people=True)
         write_text(out / "tables" / f"{grid.name}.tex", to_latex(grid))
         drawn = draw(grid)
         if drawn is not None:
@@ -119,7 +119,11 @@ def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[R
             parts.append(f"![{figures[grid.name].description}](figures/{grid.name}.svg)\n")
     missing = absent(grids)
     parts += ["## No runs\n", *(f"- {what}: no runs; this recipe makes them: `{way}`" for what, way in missing), ""]
-    parts += ["## Left out\n", *(f"- `{one.path}`: {one.reason}" for one in skipped), *(["- nothing"] * (not skipped))]
+    parts += [
+        "## Left out\n",
+        *(f"- `{escape(str(one.path))}`: {escape(one.reason)}" for one in skipped),
+        *(["- nothing"] * (not skipped)),
+    ]
     return "\n".join(parts) + "\n"
 
 

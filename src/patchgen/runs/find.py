@@ -8,7 +8,6 @@ to_clean(find_runs(["runs"]), failed=True) # what would go; `remove` does it
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shutil
 import time
@@ -17,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.runs.folder import RunBusy, RunFolder, run_folders
+from patchgen.common.files import temporary_name
+from patchgen.common.reading import read_json
+from patchgen.runs.folder import UNREADABLE, RunBusy, RunFolder, run_folders
 from patchgen.runs.scores import headline
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
 FAILED = "failed.json"
+# what reading a folder of others can raise
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,12 @@ def state_of(run: RunFolder) -> State:
 def failure_of(run: RunFolder) -> Failure | None:
     """The kept error of a run, if it has one."""
     try:
-        return Failure(**json.loads((run.path / FAILED).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = read_json(run.path / FAILED)
+        return Failure(int(found["attempts"]), str(found["error"]), str(found["time"]), bool(found["final"]))
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return Failure(1, f"{FAILED} is damaged ({type(error).__name__}: {error!s:.200}); remove it", "", False)
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,33 @@ class Description:
 
 def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """All run folders at or below some folders, oldest first."""
-    found = [path for path in run_folders(folders) if (path / "config.yaml").is_file()]
-    return [RunFolder(path) for path in sorted(found, key=lambda path: (path / "config.yaml").stat().st_mtime)]
+    found = [path for path in run_folders(folders) if os.path.lexists(path / "config.yaml")]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: os.lstat(path / "config.yaml").st_mtime)]
 
 
 def describe(run: RunFolder) -> Description:
     """What a person wants to know of a run; one that cannot be read says so."""
-    files = [file.stat() for file in _files(run.path)]
+    files = [stat for file in _files(run.path) if (stat := _stat(file))]
     age = time.time() - max((stat.st_mtime for stat in files), default=0.0)
     size = sum(stat.st_size for stat in files)
-    failure = failure_of(run)
     try:
-        config, accuracy = run.settings, headline(run)
-    except (ValueError, KeyError, TypeError) as error:
-        return Description(str(run.path), state_of(run), "?", "?", "", 0, None, age, size, str(error))
+        run.refuse_links()
+        failure, config, accuracy = failure_of(run), run.settings, headline(run)
+    except UNREADABLE as error:  # a damaged folder must not hide the others
+        state: State = "done" if run.done else "unfinished"
+        text = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"
+        return Description(str(run.path), state, "?", "?", "", 0, None, age, size, text[:500])
     unseen = getattr(config, "unseen", "")
     state, data = state_of(run), Path(config.data).name
     why = failure.line if failure and state == "failed" else None
     return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
+
+
+def _stat(file: Path) -> os.stat_result | None:
+    try:
+        return file.stat()
+    except OSError:
+        return None
 
 
 def _files(path: Path) -> list[Path]:
@@ -136,7 +150,7 @@ def remove(path: Path) -> bool:
     if path.is_file():
         path.unlink()
         return True
-    aside = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    aside = temporary_name(path)  # what a kill leaves of it goes with the next write to that folder
     try:
         with RunFolder(path).locked():
             os.replace(path, aside)  # whoever comes now finds no half of a run

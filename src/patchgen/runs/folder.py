@@ -24,7 +24,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import write_text
+from patchgen.common.files import lock, refuse_links, regular, write_text
+from patchgen.common.reading import read_json, shortly
 from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.tensors import load_tensors
@@ -32,6 +33,11 @@ from patchgen.runs.tensors import load_tensors
 RESTORE = "restore the file, or delete the run's folder and train again"
 WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
 LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
+
+
+# what a damaged folder may raise when it is read
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, RecursionError, OverflowError,
+              OSError)  # fmt: skip
 
 
 class RunBusy(ValueError):
@@ -58,13 +64,14 @@ class RunFolder:
         """
         run = cls(Path(parent) / name)
         run.data = data
+        run.refuse_links()
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
         now, then = config.deciding(), run.settings.deciding()
         if local_path(config.backbone) is not None:  # what is in it is in the name: it may lie elsewhere now
             del now["backbone"]
-        odd = [f"{key} {then[key]!r} (now {now[key]!r})" for key in now if now[key] != then[key]]
+        odd = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]
         if odd:
             raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
         if run.done:
@@ -76,7 +83,12 @@ class RunFolder:
         """An existing run folder; an error that says what was found instead."""
         if not (Path(path) / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
+        cls(path).refuse_links()
         return cls(path)
+
+    def refuse_links(self) -> None:
+        """A folder of others may hold links, through which a resumed run would write elsewhere: refused."""
+        refuse_links(self.path, self.path / "checkpoints")
 
     @property
     def settings(self) -> Settings:
@@ -110,7 +122,8 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process a run folder: the lock goes with the process, however it ends."""
-        with open(self.path / ".lock", "w") as handle:
+        self.refuse_links()
+        with open(self.path / ".lock", "w", opener=_not_through_links) as handle:
             for attempt in range(LOCK_ATTEMPTS):
                 if lock(handle.fileno()):
                     break
@@ -122,7 +135,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
-        for stray in (self.path / "checkpoints").glob(".*.tmp"):
+        for stray in (self.path / "checkpoints").glob(".*"):  # ours, and those of the library that writes tensors
             stray.unlink(missing_ok=True)
 
     @property
@@ -130,7 +143,7 @@ class RunFolder:
         """True while a process holds the lock."""
         if not (self.path / ".lock").exists():
             return False
-        with open(self.path / ".lock", "a") as handle:
+        with open(self.path / ".lock", "a", opener=_not_through_links) as handle:
             return not lock(handle.fileno())
 
     def renew_settings(self, config: Settings) -> None:
@@ -142,7 +155,7 @@ class RunFolder:
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with open(self._records_path, "a", encoding="utf-8") as handle:
+        with open(self._records_path, "a", encoding="utf-8", opener=_not_through_links) as handle:
             handle.write(json.dumps(record) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -213,10 +226,10 @@ class RunFolder:
     def require_plugins(self) -> None:
         """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
         try:
-            facts = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
+            facts = read_json(self.path / "env.json")
         except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
             return
-        plugins.require(facts.get("plugins") if isinstance(facts, dict) else None, self.path)
+        plugins.require(facts.get("plugins"), self.path)
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to go on from; None at the beginning.
@@ -287,8 +300,8 @@ MODEL_CONFIG, MODEL_FORMAT = "config.json", "patchgen-model"  # of a model folde
 def is_model_folder(path: str | Path) -> bool:
     """Whether a folder has a config.json that says it is a model folder."""
     try:
-        return json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8")).get("format") == MODEL_FORMAT
-    except (OSError, ValueError, AttributeError):
+        return regular(Path(path) / MODEL_CONFIG) and read_json(Path(path) / MODEL_CONFIG).get("format") == MODEL_FORMAT
+    except (OSError, ValueError):
         return False
 
 
@@ -297,7 +310,7 @@ def _nearest_run(path: str | Path) -> str:
 
     if not is_model_folder(path):
         return "`patchgen train` prints one"
-    facts = json.loads((Path(path) / MODEL_CONFIG).read_text(encoding="utf-8"))
+    facts = read_json(Path(path) / MODEL_CONFIG)
     advice = "it is a model folder: take a run of its fit, below --runs (`patchgen runs` lists them)"
     try:
         runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]
@@ -329,25 +342,13 @@ def environment(threads: int) -> dict[str, Any]:
     }
 
 
+def _not_through_links(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):  # no JSON, or no UTF-8
         return None
     return record if isinstance(record, dict) else None
-
-
-def lock(descriptor: int) -> bool:
-    """Take the lock until the file is closed; False where another process has it."""
-    try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -12,17 +12,17 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from patchgen.common.reading import read_json
 from patchgen.config import Settings
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.datasets import name_apart
-from patchgen.runs.folder import RunFolder, run_folders
+from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
 from patchgen.runs.selection import RULES
 
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
@@ -133,7 +133,7 @@ class Skipped:
 
 def backbone_of(run: RunFolder) -> str:
     """The weights that a run was made with: what `auto` came to."""
-    return str(json.loads((run.path / "env.json").read_text())["backbone"]["resolved"])
+    return str(read_json(run.path / "env.json")["backbone"]["resolved"])
 
 
 def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]:
@@ -224,10 +224,11 @@ def read_run(path: Path) -> Run | Skipped:
     if not run.done:
         return Skipped(path, "not finished: the command that made it goes on from its last evaluation")
     try:
+        run.refuse_links()
         config = run.settings
         return _read_stream(run, config) if config.task == "ccd" else _read_fold(run, config)
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration, OSError) as error:
-        text = str(error).strip().splitlines()[0] if str(error).strip() else "records are missing"
+    except (*UNREADABLE, csv.Error) as error:
+        text = str(error).strip().splitlines()[0][:500] if str(error).strip() else "records are missing"
         return Skipped(path, f"broken: {type(error).__name__}: {text}")
 
 
@@ -269,7 +270,7 @@ def _read_stream(run: RunFolder, config: Any) -> Run:
 
 def _fingerprint(run: RunFolder) -> str:
     file = run.path / "env.json"
-    return str(json.loads(file.read_bytes()).get("data", "")) if file.is_file() else ""
+    return str(read_json(file).get("data", "")) if file.is_file() else ""
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

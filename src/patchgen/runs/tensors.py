@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from patchgen.common.files import replacing
+from patchgen.common.tensors import read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
@@ -31,20 +32,17 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise ValueError(f"there is no checkpoint {path}")
     try:
-        with safe_open(path, "pt") as handle:
-            meta = dict(json.loads((handle.metadata() or {})["patchgen"]))
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        tensors, header = read_tensors(path)
+        meta = dict(json.loads(header["patchgen"]))
         if meta.pop("crc32", None) not in (None, _checksum(tensors, meta)):  # older files have none
             raise ValueError("its checksum is another")
         return tensors, meta
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise ValueError(
-            f"{path} is damaged or not a checkpoint of ours ({error}); take another checkpoint of this "
+            f"{path} is damaged or not a checkpoint of ours ({error!s:.300}); take another checkpoint of this "
             "run, or delete the run's folder and train again"
         ) from error
 

@@ -9,6 +9,8 @@ Coordinates are pixels of level 0, the slide's full resolution, counted from its
 from __future__ import annotations
 
 import math
+import re
+from ctypes import ArgumentError
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,10 +18,15 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from PIL import Image
 
+from patchgen.common.files import regular
+
 if TYPE_CHECKING:
     from openslide import OpenSlide
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
+TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
+MOST_TILE, MOST_SIDE = 8192, 4_000_000  # pixels; scanners write tiles of 240 to 4096
+MOST_READ = 1 << 28  # pixels of an area, in the level that it is read from
 SLACK = 1.01  # a level that is a little too coarse (scanners round) still counts as fine enough
 
 
@@ -55,15 +62,28 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
     if not Path(path).exists():
         raise UnreadableSlide(path, "there is no such file")
+    if not regular(path):
+        raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
     try:
         handle = OpenSlide(str(path))
-    except OpenSlideError as error:
+    except (OpenSlideError, OSError) as error:
         raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
     try:
+        _check_tiles(path, handle)
         return Slide(Path(path), handle, (mpp, mpp) if mpp else _stated_mpp(path, handle))
     except ValueError:
         handle.close()
         raise
+
+
+def _check_tiles(path: str | Path, handle: OpenSlide) -> None:
+    """OpenSlide ends the whole process where a tile, whatever size the file claims, does not fit into memory."""
+    for name, value in handle.properties.items():
+        if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
+            raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
+    if max(handle.dimensions) > MOST_SIDE:
+        size = " x ".join(map(str, handle.dimensions))
+        raise UnreadableSlide(path, f"it claims {size} pixels, at most {MOST_SIDE:,} on a side: damaged or forged")
 
 
 def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
@@ -90,7 +110,10 @@ class Slide:
     @property
     def origin(self) -> tuple[int, int]:
         """Upper left corner of the scanned area, where the format (MIRAX, for one) has empty margins; else (0, 0)."""
-        x, y = (int(float(self.handle.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
+        try:
+            x, y = (int(float(self.handle.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
+        except (ValueError, OverflowError) as error:
+            raise UnreadableSlide(self.path, f"its margins are no numbers ({error})") from error
         return x, y
 
     def __enter__(self) -> Self:
@@ -110,9 +133,14 @@ class Slide:
         level = self.handle.get_best_level_for_downsample(wanted * SLACK)
         scale = self.handle.level_downsamples[level]
         taken = max(1, round(extent[0] / scale)), max(1, round(extent[1] / scale))
+        if taken[0] * taken[1] > MOST_READ:
+            raise UnreadableSlide(
+                self.path,
+                f"an area of {taken[0]} x {taken[1]} pixels would be read at once; check --mpp-slide and --tile",
+            )
         try:
             region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
-        except OpenSlideError as error:
+        except (OpenSlideError, OSError, MemoryError, OverflowError, ArgumentError) as error:
             place = f"x {corner[0]:.0f}, y {corner[1]:.0f}"
             raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
         white = Image.new("RGB", region.size, "white")

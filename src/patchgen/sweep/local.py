@@ -9,13 +9,13 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+from patchgen.common.children import child_environment, python
 from patchgen.sweep.jobs import Job, Outcome
 from patchgen.sweep.launch import WorkerLost
 
@@ -26,9 +26,7 @@ class Worker:
     """One process, started when it is first needed and again when it has died."""
 
     def __init__(self, threads: int, devices: str | None, log: Path) -> None:
-        self.environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        source = str(Path(__file__).parents[2])
-        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        self.environment = child_environment(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
         if devices is not None:
             self.environment["CUDA_VISIBLE_DEVICES"] = devices
         self.log = log
@@ -56,7 +54,7 @@ class Worker:
         if self.process is None or self.process.poll() is not None:
             with open(self.log, "a") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "patchgen.sweep.worker"],
+                    python("-m", "patchgen.sweep.worker"),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment,
                     start_new_session=True,  # Ctrl-C is for the launcher, which then ends its workers
                 )  # fmt: skip

@@ -10,15 +10,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import chdir
 from typing import Any, cast
 
 from patchgen.common import plugins
+from patchgen.common.children import SOURCE, safe_children
 from patchgen.sweep.jobs import Job, Outcome, perform
 from patchgen.sweep.launch import EngineLost, WorkerLost
 
 
-def ray_perform(text: str) -> Outcome:
-    """One job, in a worker of Ray's."""
+def ray_perform(text: str, folder: str) -> Outcome:
+    """One job, in a worker of Ray's; `folder` is the launcher's, for relative paths in the settings."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
     return perform(Job.from_json(text))
 
 
@@ -38,7 +42,9 @@ class RayEngine:
         if plugins.VARIABLE in os.environ:  # a cluster's machines do not inherit it
             own["runtime_env"] = {"env_vars": {plugins.VARIABLE: os.environ[plugins.VARIABLE]}}
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
+            # Ray lets its workers import from the launcher's current folder: let that be the one of this package
+            with safe_children(), chdir(SOURCE):
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
         except ConnectionError as error:
             raise ValueError(f"--address {address}: {error}; `ray status` on that machine shows a cluster") from error
         self.threads, self.retries = threads, retries
@@ -53,7 +59,7 @@ class RayEngine:
             raise ValueError(f"a run asks Ray for --threads {self.threads} CPUs and it has {cpus}; lower --threads")
 
     def submit(self, jobs: Sequence[Job]) -> list[Any]:
-        return [self._task(job).remote(job.to_json()) for job in jobs]
+        return [self._task(job).remote(job.to_json(), os.getcwd()) for job in jobs]
 
     def _task(self, job: Job) -> Any:
         """The function with what it asks the cluster for."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.reading import shortly
 from patchgen.common.text import did_you_mean
 from patchgen.config import PRESETS, Config, known_settings, read_settings
 from patchgen.config.stream import StreamConfig, stream_preset
@@ -62,16 +63,16 @@ def read_recipe(path: str | Path) -> Recipe:
         raise ValueError(f"{path} has neither `grid` nor `rows`: it is no recipe; `patchgen train --config` reads it")
     _check_names(found, f"{path}", OWN_KEYS)
     if found.get("command", "train") != "train":
-        raise ValueError(f"{path}: a recipe's command is train, not {found['command']!r}")
+        raise ValueError(f"{path}: a recipe's command is train, not {shortly(found['command'])}")
     preset = found.get("preset")
     if preset is not None and preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
-        raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {preset!r}{near}")
+        raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
     shared = {key: value for key, value in found.items() if key not in OWN_KEYS}
     recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path))
     for name, row in recipe.rows.items():
         if both := sorted(row.keys() & recipe.grid.keys()):
-            raise ValueError(f"{path}: {both[0]} stands in row {name!r} and in the grid; keep it in one of them")
+            raise ValueError(f"{path}: {both[0]} stands in row {shortly(name)} and in the grid; keep it in one of them")
     return recipe
 
 
@@ -82,7 +83,7 @@ def _grid(found: Settings, path: str | Path) -> dict[str, Any]:
     _check_names(grid, f"{path}: grid")
     for name, values in grid.items():
         if (name, values) != ("unseen", EVERY_DOMAIN) and (not isinstance(values, list) or not values):
-            raise ValueError(f"{path}: grid: {name} must be a list with a value in it, such as [{values}]")
+            raise ValueError(f"{path}: grid: {name} must be a list with a value in it, such as [{shortly(values)}]")
     return grid
 
 
@@ -96,10 +97,10 @@ def _rows(found: Settings, path: str | Path) -> dict[str, Settings]:
     for row in rows:
         name = row["name"]
         if not isinstance(name, str):
-            raise ValueError(f"{path}: a row's name must be text (in quotes), not {name!r}")
+            raise ValueError(f"{path}: a row's name must be text (in quotes), not {shortly(name)}")
         if name in named:
-            raise ValueError(f"{path}: two rows are called {name!r}")
-        _check_names(row, f"{path}: row {name!r}", ("name",))
+            raise ValueError(f"{path}: two rows are called {shortly(name)}")
+        _check_names(row, f"{path}: row {shortly(name)}", ("name",))
         named[name] = {key: value for key, value in row.items() if key != "name"}
     return named
 
@@ -109,7 +110,7 @@ def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = 
     known = [*more, *sorted(fields)]
     for key in settings:
         if key not in known and not re.fullmatch(r"hparams\.\w+", str(key)):
-            raise ValueError(f"{where}: unknown setting {key!r}{did_you_mean(str(key), known)}")
+            raise ValueError(f"{where}: unknown setting {shortly(key)}{did_you_mean(str(key), known)}")
 
 
 def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
@@ -119,7 +120,7 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
         domains_of: The domains of the data that some settings name; asked only where `unseen` is `all`.
     """
     for name, row in recipe.rows.items():
-        where = f"{recipe.path}" + (f": row {name!r}" if name else "")
+        where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
         axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
         for chosen in itertools.product(*(values for _, values in axes)):
             point = dict(zip((axis for axis, _ in axes), chosen, strict=True))
@@ -194,7 +195,7 @@ def expand_variables(value: Any) -> Any:
         return value
     text = os.path.expandvars(value)
     if unset := re.search(r"\$\{?(\w+)", text):
-        raise ValueError(f"{value!r} needs the variable {unset[1]}, which is not set: export {unset[1]}=...")
+        raise ValueError(f"{shortly(value)} needs the variable {unset[1]}, which is not set: export {unset[1]}=...")
     return text
 
 

@@ -7,11 +7,13 @@ put into the queue again and goes on from the last evaluation.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from patchgen.common.children import python, safe_children
 from patchgen.sweep.jobs import Job, Outcome, perform
 from patchgen.sweep.launch import WorkerLost
 
@@ -52,7 +54,10 @@ class SlurmEngine:
             raise ValueError(
                 '--engine slurm needs submitit, which is not installed: pip install "patchgen[slurm]"'
             ) from None
-        self.executor: Any = submitit.AutoExecutor(folder=out / ".slurm", cluster=cluster)
+        command = shlex.join(python())
+        self.executor: Any = submitit.AutoExecutor(
+            folder=out / ".slurm", cluster=cluster, slurm_python=command, local_python=command
+        )
         if cluster is None and self.executor.cluster != "slurm":
             raise ValueError("--engine slurm finds no srun here; start it where Slurm is, or take --engine local")
         wanted: dict[str, Any] = {"timeout_min": minutes, "cpus_per_task": threads, "gpus_per_node": gpus or None}
@@ -64,7 +69,7 @@ class SlurmEngine:
         self.open: list[Any] = []
 
     def submit(self, jobs: Sequence[Job]) -> list[Any]:
-        with self.executor.batch():  # one array, which is one question to Slurm
+        with safe_children(), self.executor.batch():  # one array, which is one question to Slurm
             handles = [self.executor.submit(SlurmTask(), job.to_json()) for job in jobs]
         self.open += handles
         return handles

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ import torch
 from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from patchgen.common.children import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
 from patchgen.config import Config
@@ -44,11 +46,14 @@ from patchgen.train.summary import progress_line
 from patchgen.train.swad import Swad
 from patchgen.train.values import StepValues, diverged, not_finite
 
+SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID")
+
 
 def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     """Train and score a fold, in this process or in several."""
     try:
-        _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+        with safe_children():
+            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
     except ProcessRaisedException as error:  # a process of several failed: its last line says why
         raise ValueError(str(error).strip().splitlines()[-1]) from error
     except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
@@ -60,7 +65,7 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
 
 def _fabric(config: Config) -> Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
-    external = "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
+    external = "TORCHELASTIC_RUN_ID" in os.environ or _is_slurm_task()
     strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
     try:
         return Fabric(
@@ -68,6 +73,15 @@ def _fabric(config: Config) -> Fabric:
         )
     except RuntimeError as error:
         raise device_error(config.accelerator, config.devices, error) from error
+
+
+def _is_slurm_task() -> bool:
+    """True in a task of Slurm's; a variable that a finished job left in the shell is taken out of the way."""
+    if all(os.environ.get(name, "").isdigit() for name in SLURM):
+        return True
+    if os.environ.pop(SLURM[0], None) is not None:
+        print(f"{SLURM[0]} is set, but this is no task of Slurm's: left aside", file=sys.stderr)
+    return False
 
 
 def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:

@@ -7,6 +7,7 @@ POST /api/predict (multipart: model, image, image, ...)  /api/score  /api/exampl
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ from patchgen.data.images import UnreadableImage
 from patchgen.draw.overlay import NOTICE
 from patchgen.viewer import answers, runs
 from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
-from patchgen.viewer.library import Library
+from patchgen.viewer.library import Library, hide_paths
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
 from patchgen.viewer.worker import ModelThread
 
@@ -38,6 +39,7 @@ PAGE = {
 }
 Id = Field(max_length=64)
 log = logging.getLogger("patchgen.viewer")
+QUIET = 10.0  # seconds
 
 
 class ImageRequest(BaseModel):
@@ -72,6 +74,7 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(_OneLine())
         yield
         viewer.worker.close()
 
@@ -82,6 +85,24 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
     for method, path, handler in viewer.addresses():
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return Guard(app, hosts or Hosts(), limits)
+
+
+class _OneLine:
+    """Logs what goes wrong outside of a request, such as a connection for which there is no file descriptor left.
+
+    The loop tries again thousands of times a second; the same line is written once in `QUIET` seconds.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        reason = f"{type(error).__name__}: {error}" if error else "no reason given"
+        line = f"{context.get('message', '')} ({reason})".replace("\n", " ")[:300]
+        if loop.time() - self.last.get(line, -QUIET) >= QUIET:
+            self.last = {line: loop.time()}
+            log.warning("%s", line)
 
 
 class Viewer:
@@ -235,7 +256,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     async def mistake(request: Request, found: ValueError) -> JSONResponse:
-        return error(422, str(found))
+        return error(422, hide_paths(str(found)))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, found: RequestValidationError) -> JSONResponse:

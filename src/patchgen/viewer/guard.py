@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -25,6 +25,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MEGABYTE = 1 << 20
 HEADER_SECONDS = 20.0  # from the connection, or from the previous answer, to the end of a request's headers
+# a name or an IPv4 address, or an IPv6 address in brackets; then perhaps a port
+NETLOC = re.compile(r"(?:(?P<name>[a-z0-9_.-]+)|\[(?P<address>[0-9a-f:.]+)\])(?::(?P<port>[0-9]{1,5})?)?")
+CHARSET = re.compile(r"charset\s*=\s*[\"']?([^\"';,\s]*)", re.IGNORECASE)
 MULTIPART = "/api/predict"  # the one address that takes files; all other posts are JSON
 HEADERS = {
     "content-security-policy": (
@@ -53,6 +56,7 @@ class Limits:
     kept_bytes: int = 256 * MEGABYTE  # uploaded files
     kept_images: int = 64
     upload_seconds: float = 60.0
+    send_seconds: float = 60.0  # until the client has taken an answer
     answer_seconds: float = 120.0
     waiting: int = 200  # jobs in the queue for the model
 
@@ -89,12 +93,16 @@ def _is_address(name: str) -> bool:
 
 def host_name(netloc: str) -> str:
     """`LOCALHOST:8000` -> `localhost`, `[::1]:8000` -> `::1`; empty where it is no such thing."""
-    try:
-        parts = urlsplit(f"//{netloc}")
-        parts.port  # noqa: B018  # raises where the port is no number
-    except ValueError:
+    found = NETLOC.fullmatch(netloc.lower())
+    if found is None or int(found["port"] or 0) > 65535:
         return ""
-    return "" if parts.username is not None or parts.path else (parts.hostname or "")
+    return found["name"] or (found["address"] if _is_address(found["address"]) else "")
+
+
+def _origin_host(origin: str) -> str:
+    """`http://LOCALHOST:8000` -> `localhost:8000`; empty where it is no origin (`null`, a path, broken brackets)."""
+    scheme, _, netloc = origin.lower().partition("://")
+    return netloc if scheme in ("http", "https") and host_name(netloc) else ""
 
 
 class Guard:
@@ -107,7 +115,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # start and end of the server; there is no address for web sockets
             return await self.app(scope, receive, send)
-        answer = _with_headers(send)
+        answer = _with_headers(_in_time(send, self.limits.send_seconds))
         try:
             headers = _headers(scope)
             self._check(scope, headers)
@@ -124,7 +132,7 @@ class Guard:
         if not self.hosts.serves(host_name(host)):
             raise Refused(421, "this viewer is not served under that name; open the address that it printed")
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _origin_host(origin) != host.lower():
             raise Refused(403, "requests from other sites are refused")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
             raise Refused(403, "requests from other sites are refused")
@@ -136,6 +144,9 @@ class Guard:
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != wanted:
             raise Refused(415, f"{path} takes {wanted}")
+        charsets = CHARSET.findall(headers.get("content-type", ""))
+        if any(charset.lower() not in ("utf-8", "utf8") for charset in charsets):
+            raise Refused(415, "the body must be UTF-8")
         if "content-encoding" in headers:
             raise Refused(415, "compressed bodies are refused")
         length = headers.get("content-length", "0")
@@ -199,7 +210,7 @@ class HeaderTimeout(H11Protocol):
 
 
 class _Gone(Exception):
-    """The client went away in the middle of its upload: there is nobody to answer."""
+    """The client went away, or does not read: there is nobody to answer."""
 
 
 def megabytes(count: int) -> str:
@@ -229,6 +240,28 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
+
+
+def _in_time(send: Send, seconds: float) -> Send:
+    """Give up a client that does not read its answer: its connection is cut, and its memory freed."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)  # the server's; tests have none
+
+    def cut() -> None:
+        if transport is not None and transport.get_write_buffer_size():
+            transport.abort()
+
+    async def answer(message: Message) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await send(message)
+        except TimeoutError:
+            if transport is not None:
+                transport.abort()
+            raise _Gone from None
+        if transport is not None and not message.get("more_body", False):  # what is left lies in the server's buffer
+            asyncio.get_running_loop().call_later(seconds, cut)
+
+    return answer
 
 
 def _with_headers(send: Send) -> Send:

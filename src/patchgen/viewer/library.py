@@ -6,6 +6,8 @@ library.predictor("05c5e4b787f7")                        # loaded when first ask
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
+from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
 from patchgen.viewer.uploads import clean_name
@@ -39,6 +43,21 @@ class Example:
     file: Path
 
 
+def without_paths(error: Exception, folder: Path) -> str:
+    """What an error says, with the folder's name in place of where it lies: pages are told no path."""
+    text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    for place in dict.fromkeys((folder, folder.resolve(), folder.parent, folder.resolve().parent)):
+        if place != Path(place.anchor):
+            text = text.replace(f"{place}{os.sep}", f"{place.name}{os.sep}" if place == folder else "")
+            text = text.replace(str(place), place.name)
+    return hide_paths(text)
+
+
+def hide_paths(text: str) -> str:
+    """The text with the last part alone of each absolute path, and of bounded length."""
+    return re.sub(r"(?<![\w.])(?:[A-Za-z]:)?[/\\\\](?:[^/\\\\\s'\":,;]+[/\\\\])+", "", text)[:500]
+
+
 def find_items(words: Sequence[str | Path]) -> list[Item]:
     """Runs and models as they are, and those that lie directly in a folder; each once, in the order of the words.
 
@@ -47,7 +66,7 @@ def find_items(words: Sequence[str | Path]) -> list[Item]:
     """
     found: dict[Path, Literal["run", "model"]] = {}
     for word in words:
-        here = _below(Path(word).expanduser()) if str(word).strip() else {}
+        here = _below(expanded(word)) if str(word).strip() else {}
         if not here:
             raise ValueError(
                 f"{str(word)!r} is no run folder, no model folder, and holds none; `patchgen train` prints the first, "
@@ -115,7 +134,10 @@ class Library:
             if name not in self._loaded:
                 while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                     self._loaded.popitem(last=False)
-                self._loaded[name] = load_predictor(item.path)
+                try:
+                    self._loaded[name] = load_predictor(item.path)
+                except UNREADABLE as error:
+                    raise ValueError(without_paths(error, item.path)) from error
             self._loaded.move_to_end(name)
             return self._loaded[name]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import refuse_links, regular
+from patchgen.common.reading import read_json
+from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import RunFolder
-from patchgen.viewer.library import Item
+from patchgen.viewer.library import Item, without_paths
 
 SUMMARY = 200_000  # characters of a summary that are shown
 POINTS = 400  # of a curve
@@ -31,8 +33,8 @@ def overview(item: Item) -> dict[str, Any]:
     row: dict[str, Any] = {"id": item.id, "name": item.name, "kind": item.kind}
     try:
         return plain(row | (_run_row(RunFolder.open(item.path)) if item.kind == "run" else _model_row(item.path)))
-    except (ValueError, OSError, KeyError, TypeError) as error:  # a damaged folder must not hide the others
-        return row | {"error": f"cannot be read: {error}"}
+    except UNREADABLE as error:  # a damaged folder must not hide the others
+        return row | {"error": f"cannot be read: {without_paths(error, item.path)}"}
 
 
 def detail(item: Item) -> dict[str, Any]:
@@ -101,7 +103,8 @@ def _scores(run: RunFolder) -> dict[str, float]:
 
 
 def _model_row(path: Path) -> dict[str, Any]:
-    facts = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    refuse_links(path)
+    facts = read_json(path / "config.json")
     settings = facts["settings"]
     expected = _at(facts, ("expected", "mean"))
     return {
@@ -121,7 +124,10 @@ def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
 
 
 def _text(path: Path) -> str:
+    """The beginning of a plain file of the folder; a link could lead anywhere on this machine."""
     try:
+        if path.is_symlink() or not regular(path):
+            return ""
         with open(path, encoding="utf-8", errors="replace") as handle:
             return handle.read(SUMMARY)
     except OSError:

@@ -1,0 +1,114 @@
+"""JSON and YAML of others, within limits: a small file cannot become a large value, nor a long message.
+
+    facts = read_json(path)                 # an object
+    settings = read_yaml(path)              # whatever it holds
+
+Aliases of YAML make a kilobyte stand for gigabytes: they count with the length of what they repeat.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 26  # of a file
+MOST_YAML = 1 << 22  # characters of a file, with its aliases written out
+MOST_DEPTH = 50
+
+_short = reprlib.Repr()
+_short.maxlist = _short.maxtuple = _short.maxset = _short.maxdict = 6
+_short.maxstring = _short.maxlong = _short.maxother = 120
+_short.maxlevel = 3
+
+
+def shortly(value: Any) -> str:
+    """The `repr` of a value of others, for a message: of bounded length, whatever it is."""
+    return _short.repr(value)
+
+
+def read_json(path: str | Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: no readable JSON, nested too deep, too long, or something else than an object.
+    """
+    return parse_json(_read(path, most), str(path))
+
+
+def parse_json(data: str | bytes, name: str) -> dict[str, Any]:
+    """The object in JSON text; `name` is for the error."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5000 digits, nested too deep
+        raise ValueError(f"{name} is not readable JSON ({type(error).__name__}: {error!s:.200})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} must hold a JSON object, found {type(found).__name__}")
+    _check_depth(found, name)
+    return found
+
+
+def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
+    """The value in a YAML file, by the safe loader.
+
+    Raises:
+        ValueError: no readable YAML, nested too deep, or too long, also by its aliases.
+    """
+    import yaml
+
+    try:
+        text = _read(path, most).decode("utf-8")
+        _check_events(text)
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
+        raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())[:400]}") from error
+
+
+def _read(path: str | Path, most: int) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path} is longer than {most:,} bytes, more than such a file needs")
+    return data
+
+
+def _check_events(text: str) -> None:
+    """Length and depth of the value with every alias written out, before any of it is built."""
+    import yaml
+
+    known: dict[str, tuple[int, int]] = {}  # (length, depth) of what an anchor names
+    open_ones: list[tuple[str | None, list[tuple[int, int]]]] = [(None, [])]
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent) and len(open_ones) <= MOST_DEPTH:
+            open_ones.append((event.anchor, []))
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in known:
+                raise ValueError(f"the alias *{event.anchor!s:.40} stands inside of what it names, or before it")
+            anchor, size = None, known[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            anchor, size = event.anchor, (len(event.value) + 1, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, members = open_ones.pop()
+            size = sum(length for length, _ in members) + 1, max((depth for _, depth in members), default=0) + 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            anchor, size = None, (0, MOST_DEPTH)
+        else:
+            continue
+        if size[0] > MOST_YAML or size[1] + len(open_ones) > MOST_DEPTH:
+            raise ValueError(f"with its aliases written out it is longer than {MOST_YAML:,} characters, or nested "
+                             f"deeper than {MOST_DEPTH} levels")  # fmt: skip
+        if anchor:
+            known[anchor] = size
+        open_ones[-1][1].append(size)
+
+
+def _check_depth(value: Any, name: str) -> None:
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH):
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)
+                 if isinstance(inner, (dict, list))]  # fmt: skip
+        if not level:
+            return
+    raise ValueError(f"{name} is nested deeper than {MOST_DEPTH} levels, more than such a file needs")

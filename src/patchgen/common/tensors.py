@@ -1,0 +1,41 @@
+"""Weight files into memory: what happens to the file afterwards changes no answer and stops no process.
+
+A memory-mapped file that is cut short kills whoever reads on in it, and bytes written to it are weights at once.
+
+tensors, metadata = read_tensors(Path("model.safetensors"))
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a .safetensors file.
+
+    Raises:
+        ValueError: it is no readable .safetensors file.
+    """
+    return parse_tensors(path.read_bytes(), str(path))
+
+
+def parse_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same of a file's bytes; `name` is for the error."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)  # checks the header
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+    # beside its own error the library raises Python's on types that torch lacks and on shapes that do not fit
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is not a readable .safetensors file ({type(error).__name__}: {error!s:.200})"
+        ) from error
+    return tensors, metadata

@@ -1,0 +1,145 @@
+"""YAML, JSON and folders of others: bounded in size, depth and message, and one bad folder hides no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.cli import main
+from patchgen.common.reading import read_json, read_yaml, shortly
+from patchgen.config import load_settings
+from patchgen.data.stages import read_schedule
+from patchgen.runs.find import describe, find_runs
+from patchgen.runs.folder import is_model_folder
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 200))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LAUGHS, "aliases written out"),
+        (CHAIN, "nested deeper"),
+        (f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 100)}]\n", "aliases written out"),
+        ("a: &a [*a]\n", "inside of what it names"),
+        ("[" * 5000, "nested deeper|not readable"),
+        ("{a: " * 60 + "1" + "}" * 60, "nested deeper"),
+        ("x" * (1 << 23), "longer than 4,194,304 bytes"),
+        ("a: !!python/object/apply:os.system ['true']\n", "not readable YAML"),
+    ],
+)
+def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    start = time.monotonic()
+    for read in (read_yaml, load_settings, read_schedule):
+        with pytest.raises(ValueError, match=message) as caught:
+            read(tmp_path / "a.yaml")
+        assert len(str(caught.value)) < 1000
+    assert time.monotonic() - start < 30
+
+
+def test_plain_aliases_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: &a {x: 1, y: [2, 3]}\nb: {<<: *a, x: 4}\nc: *a\n")
+    assert read_yaml(tmp_path / "a.yaml") == {"a": {"x": 1, "y": [2, 3]}, "b": {"x": 4, "y": [2, 3]}, "c": {
+        "x": 1, "y": [2, 3]}}  # fmt: skip
+
+
+def test_messages_are_bounded(tmp_path: Path) -> None:
+    assert len(shortly({str(i): list(range(1000)) for i in range(1000)})) < 1000 and len(shortly("x" * 10**6)) < 200
+    for line in (
+        f"tune: [{'x, ' * 100_000}]",
+        f"lr: {'x' * 100_000}",
+        f"{'y' * 1000}: 1",
+        f"hparams: [{'1, ' * 10_000}]",
+    ):
+        (tmp_path / "a.yaml").write_text(f"data: x\nmethod: lp\ntask: mdg\nunseen: a\n{line}\n")
+        with pytest.raises(ValueError) as caught:
+            load_settings(tmp_path / "a.yaml")
+        assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 1000 + "1" + "}" * 1000, "[]", "\ud800".encode("utf-8", "surrogatepass")]
+)
+def test_json_is_bounded(text: str | bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError):
+        read_json(tmp_path / "config.json")
+    assert not is_model_folder(tmp_path)
+
+
+def damaged(run: Path, home: Path) -> Path:
+    """Run folders that are broken, each in another way, and one that is whole."""
+    texts: dict[str, dict[str, str]] = {
+        "laughs": {"config.yaml": LAUGHS}, "deep": {"config.yaml": "[" * 5000}, "list": {"config.yaml": "- 1\n"},
+        "records": {"records.jsonl": "[" * 100_000 + "\n"}, "kinds": {"records.jsonl": '{"kind": 5}\n'},
+        "numbers": {"records.jsonl": '{"kind": "test", "checkpoint": "selected", "all": []}\n'},
+        "failed": {"failed.json": '{"attempts": [], "error": 5, "time": {}, "final": 1}'},
+        "failure": {"failed.json": "[" * 100_000}, "words": {"failed.json": '{"error": 1}'},
+        "env": {"env.json": "[" * 100_000}, "whole": {},
+    }  # fmt: skip
+    for name, changes in texts.items():
+        shutil.copytree(run, home / name)
+        for file, text in changes.items():
+            (home / name / file).write_text(text)
+        if changes:
+            (home / name / "done").unlink()
+    shutil.copytree(run, home / "pipe")
+    (home / "pipe" / "records.jsonl").unlink()
+    os.mkfifo(home / "pipe" / "records.jsonl")
+    shutil.copytree(run, home / "linked")
+    (home / "linked" / ".lock").unlink(missing_ok=True)
+    (home / "linked" / ".lock").symlink_to("/dev/null")
+    return home
+
+
+def test_bad_runs_are_told_each_on_its_line(tiny_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = damaged(tiny_run("lp").path, tmp_path / "runs")
+    found = {Path(line.run).name: line for line in map(describe, find_runs([home]))}
+    assert len(found) == 13 and found["whole"].error is None and found["whole"].accuracy is not None
+    for name in ("laughs", "deep", "list", "records", "failed", "failure", "words", "pipe", "linked"):
+        assert found[name].error and len(found[name].error) < 1000, name
+    assert main(["runs", str(home)]) == 0
+    assert "whole" in capsys.readouterr().out
+    assert main(["report", str(home), "--out", str(tmp_path / "report")]) == 0
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "1 finished runs; 12 folders left out" in text
+
+
+def test_bad_models_do_not_hide_the_others(model_folder: Path, tiny_run: Any, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi", reason="the viewer needs patchgen[viewer]")
+    from fastapi.testclient import TestClient
+
+    from patchgen.viewer.app import create_app
+    from patchgen.viewer.library import Library, find_items
+
+    home = damaged(tiny_run("lp").path, tmp_path / "all")
+    facts = json.loads((model_folder / "config.json").read_text())
+    for name, change in {"good": {}, "settings": {"settings": [1]}, "none": {"settings": None, "data": [1]}}.items():
+        shutil.copytree(model_folder, home / f"model-{name}")
+        (home / f"model-{name}" / "config.json").write_text(json.dumps({**facts, **change}))
+    shutil.copytree(model_folder, home / "model-deep")
+    (home / "model-deep" / "config.json").write_text('{"format": "patchgen-model", "a":' + "[" * 100_000)
+    shutil.copytree(model_folder, home / "model-readme")
+    (home / "model-readme" / "README.md").unlink()
+    (home / "model-readme" / "README.md").symlink_to("/etc/passwd")
+    client = TestClient(create_app(Library(find_items([home]))), base_url="http://127.0.0.1")
+    rows = {row["name"]: row for row in client.get("/api/models").json()["models"]}
+    assert "error" not in rows["whole"] and "error" not in rows["model-good"]
+    for name in ("laughs", "list", "records", "pipe", "linked", "model-settings", "model-none", "model-readme"):
+        assert rows[name]["error"].startswith("cannot be read") and str(tmp_path) not in rows[name]["error"], name
+    assert client.get("/api/runs").status_code == 200
+    for name, row in rows.items():
+        answer = client.get(f"/api/runs/{row['id']}")
+        assert answer.status_code == 200 and "root:" not in answer.text and str(tmp_path) not in answer.text, name
+        answer = client.get(f"/api/models/{row['id']}")
+        assert answer.status_code in (200, 422) and str(tmp_path) not in answer.text, (name, answer.text)

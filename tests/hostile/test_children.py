@@ -1,0 +1,112 @@
+"""Modules that lie in the current folder are not imported by any process that we start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from patchgen.common.children import child_environment, python
+from patchgen.config import Config
+from patchgen.model.weights import WeightsError, fetch
+from patchgen.sweep.jobs import Job
+from patchgen.sweep.launch import Engine, Watch, launch
+from patchgen.sweep.local import LocalEngine
+
+# those that a worker, pip, submitit, Ray or spawn imports early
+MODULES = (
+    "json",
+    "pip",
+    "patchgen",
+    "multiprocessing",
+    "submitit",
+    "ray",
+    "torch",
+    "queue",
+    "logging",
+    "sitecustomize",
+)
+
+
+@pytest.fixture
+def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder is one with modules that leave a mark; returns where the mark would be."""
+    mark, folder = tmp_path / "mark", tmp_path / "downloaded"
+    folder.mkdir()
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", "") + os.pathsep)  # an empty entry: the folder itself
+    return mark
+
+
+def test_the_trap_would_snap(trap: Path) -> None:
+    subprocess.run([python()[0], "-c", "import json"], check=False, capture_output=True)
+    assert trap.exists()
+
+
+def test_pip_is_the_one_of_this_python(trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(WeightsError):
+        fetch()
+    assert not trap.exists()
+
+
+def launched(jobs: list[Job], engine: Engine) -> None:
+    assert launch(jobs, engine, retries=0, watch=Watch(jobs, quiet=True)) == {"done": len(jobs)}
+
+
+def no_ops(tmp_path: Path) -> list[Job]:
+    from benchmarks.sweep import no_op_jobs
+
+    return no_op_jobs(1, tmp_path / "runs")
+
+
+def test_a_worker_of_a_sweep(trap: Path, tmp_path: Path) -> None:
+    launched(no_ops(tmp_path), LocalEngine(tmp_path / "runs", workers=1, threads=1))
+    assert not trap.exists()
+
+
+def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    from patchgen.sweep.slurm import SlurmEngine
+
+    launched(no_ops(tmp_path), SlurmEngine(tmp_path, 1, cluster="local"))
+    assert not trap.exists()
+
+
+@pytest.mark.slow
+def test_a_worker_of_ray(trap: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from patchgen.sweep.ray import RayEngine
+
+    launched(no_ops(tmp_path), RayEngine(threads=1, retries=0, cpus=1))
+    assert not trap.exists()
+
+
+@pytest.mark.slow
+def test_processes_of_a_run_on_two_devices(trap: Path, tmp_path: Path, tiny_settings: dict[str, object]) -> None:
+    from patchgen.train.lifecycle import train
+
+    settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False, "threads": 1}
+    assert train(Config(**settings, devices=2, accelerator="cpu"), tmp_path / "runs", quiet=True).done  # type: ignore[arg-type]
+    assert not trap.exists()
+
+
+def test_relative_entries_of_the_path_stay_where_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "mine", ""]))
+    assert child_environment()["PYTHONPATH"].split(os.pathsep)[-1] == str(tmp_path / "mine")
+    assert "" not in child_environment()["PYTHONPATH"].split(os.pathsep)
+
+
+def test_every_child_of_the_package_is_started_so() -> None:
+    """No other module knows the interpreter's path."""
+    import patchgen
+
+    folder = Path(patchgen.__file__).parent
+    starts = [file.name for file in folder.rglob("*.py") if "[sys.executable" in file.read_text(encoding="utf-8")]
+    assert starts == ["children.py"]

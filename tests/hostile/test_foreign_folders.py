@@ -1,0 +1,102 @@
+"""Run and model folders of others: no link is followed, and files may change under a model that is in use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.config import Config
+from patchgen.predict.model_folder import read_model
+from patchgen.predict.predictor import load_predictor
+from patchgen.runs.folder import RunFolder
+from patchgen.train.lifecycle import train
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", "records.jsonl", "config.yaml", "checkpoints", "checkpoints/state.safetensors"]
+)
+def test_links_in_a_run_folder_are_refused(
+    name: str, tiny_run: Any, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run, outside = tiny_run("lp"), tmp_path / "outside"
+    copy = tmp_path / "runs" / run.path.name
+    shutil.copytree(run.path, copy)
+    (copy / "done").unlink()
+    if (copy / name).is_dir():
+        (copy / name).rename(outside)
+    else:
+        outside.write_text((copy / name).read_text(errors="replace") if (copy / name).exists() else "precious")
+        (copy / name).unlink(missing_ok=True)
+    before = outside.read_bytes() if outside.is_file() else sorted(os.listdir(outside))
+    (copy / name).symlink_to(outside)
+    with pytest.raises(ValueError, match=f"holds a link, '{Path(name).name}'"):
+        train(Config(**{**tiny_settings, "method": "lp"}), tmp_path / "runs", quiet=True)
+    with pytest.raises(ValueError, match="holds a link"):
+        RunFolder.open(copy)
+    assert (outside.read_bytes() if outside.is_file() else sorted(os.listdir(outside))) == before
+
+
+def test_a_lock_that_became_a_link_is_not_written_through(tiny_run: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(tiny_run("lp").path, copy)
+    (tmp_path / "precious").write_text("precious")
+    (copy / "records.jsonl").unlink()
+    (copy / "records.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError):
+        RunFolder(copy).append({"kind": "x"})
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "README.md"])
+def test_links_in_a_model_folder_are_refused(name: str, model_folder: Path, tmp_path: Path) -> None:
+    (model_folder / name).rename(tmp_path / name)
+    (model_folder / name).symlink_to(tmp_path / name)
+    with pytest.raises(ValueError, match=f"holds a link, '{name}'"):
+        read_model(model_folder)
+
+
+def test_the_hubs_cache_may_link_to_its_own_blobs(model_folder: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "123", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in os.listdir(model_folder):
+        shutil.copy(model_folder / name, blobs / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert read_model(snapshot).predictor.classes
+
+
+@pytest.mark.parametrize("change", ["truncate", "write"])
+def test_a_model_in_use_does_not_notice_its_file(
+    change: str, model_folder: Path, tiny_run: Any, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run("patchgen").path, run)
+    models = [read_model(model_folder).predictor.model, load_predictor(run).model]
+    expected = [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in models]
+    for file in (model_folder / "model.safetensors", *(run / "checkpoints").glob("*.safetensors")):
+        size = file.stat().st_size
+        if change == "truncate":
+            os.truncate(file, 100)  # a mapped page beyond the end kills its reader
+        else:
+            with file.open("rb+") as handle:
+                handle.write(b"\xff" * size)
+    for model, tensors in zip(models, expected, strict=True):
+        assert all(torch.equal(tensor, tensors[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    from patchgen.model.convert import read_folder
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
+    ViTModel(ViTConfig(**sizes, patch_size=4, image_size=16)).save_pretrained(tmp_path)
+    model = read_folder(tmp_path).model
+    expected = sum(tensor.double().sum() for tensor in model.state_dict().values())
+    os.truncate(tmp_path / "model.safetensors", 0)
+    assert sum(tensor.double().sum() for tensor in model.state_dict().values()) == expected

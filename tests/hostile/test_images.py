@@ -1,0 +1,183 @@
+"""Links, pipes and bombs among images: nothing hangs, grows or counts twice."""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import shutil
+import struct
+import subprocess
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.commands.predict import find_images
+from patchgen.common.children import child_environment, python
+from patchgen.data.doctor import examine
+from patchgen.data.images import ImageStore, UnreadableImage, decode, open_image
+from patchgen.data.table import list_images, read_table
+from patchgen.draw.overlay import original
+
+
+@pytest.fixture
+def photos(image_folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(image_folder, tmp_path / "photos")
+    return tmp_path / "photos"
+
+
+# Links and pipes
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "/"])
+def test_loops_are_named(photos: Path, target: str) -> None:
+    (photos / "clinic" / "circle" / "loop").symlink_to(target)
+    for read in (read_table, lambda data: list_images(Path(data)), lambda data: find_images([str(data)])):
+        with pytest.raises(ValueError, match="loop' links to .* a folder that it lies in; remove the link"):
+            read(photos)
+    assert any(check.status == "fail" and "loop" in check.detail for check in examine(photos))
+
+
+def test_loops_between_folders_are_named(tmp_path: Path) -> None:
+    for here, there in (("a", "b"), ("b", "a")):
+        (tmp_path / "set" / here).mkdir(parents=True)
+        (tmp_path / "set" / here / "next").symlink_to(f"../{there}")
+    with pytest.raises(ValueError, match="a folder that it lies in"):
+        list_images(tmp_path / "set")
+
+
+def test_a_file_is_listed_once(photos: Path) -> None:
+    folder = photos / "clinic" / "circle"
+    before = list_images(folder)
+    (folder / "00-again.png").symlink_to("00.png")
+    (folder / "more").mkdir()
+    (folder / "more" / "linked").symlink_to(photos / "field" / "circle")
+    (folder / "more" / "twice").symlink_to(photos / "field" / "circle")
+    found = list_images(folder)
+    assert found == [*before, *(f"more/linked/{i:02d}.png" for i in range(10))]
+    assert len(find_images([str(photos / "clinic" / "**" / "*.png")])) == 30 + 10
+
+
+def test_a_file_in_two_domains_is_refused(photos: Path) -> None:
+    (photos / "clinic" / "circle" / "x.png").symlink_to("../../field/circle/00.png")
+    with pytest.raises(ValueError, match="'clinic/circle/x.png' and 'field/circle/00.png' in .* are one file"):
+        read_table(photos)
+
+
+def test_links_to_links_take_no_time(tmp_path: Path) -> None:
+    for level in range(40):
+        (tmp_path / f"d{level}").mkdir()
+        for name in "ab":
+            (tmp_path / f"d{level}" / name).symlink_to(f"../d{level + 1}")
+    (tmp_path / "d40").mkdir()
+    Image.new("RGB", (2, 2)).save(tmp_path / "d40" / "x.png")
+    start = time.monotonic()
+    assert len(list_images(tmp_path / "d0")) == 1 and time.monotonic() - start < 10
+
+
+def test_pipes_are_no_images(photos: Path, tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = len(read_table(photos))
+    pipe = photos / "clinic" / "circle" / "zz.png"
+    os.mkfifo(pipe)
+    assert len(read_table(photos)) == before and len(find_images([str(photos)])) == before
+    assert main(["predict", str(tiny_run("lp").path), str(pipe)]) == 2
+    assert "is a pipe or device" in capsys.readouterr().err
+    for read in (
+        lambda: decode(pipe, 8),
+        lambda: ImageStore([pipe], 8, photos / "cache").load([0]),
+        lambda: original(pipe),
+    ):
+        with pytest.raises(ValueError, match="pipe or device"):
+            read()
+    assert "zz" not in str(examine(photos))
+
+
+# Bombs
+
+
+def progressive(scans: int, side: int = 64) -> bytes:
+    """A progressive JPEG whose last scan is repeated."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255 if side < 1000 else 2, (side, side), dtype=np.uint8)
+    Image.fromarray(pixels).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * scans + data[-2:]
+
+
+def strip(width: int, height: int) -> bytes:
+    """A PNG of one colour."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    packer, parts = zlib.compressobj(9), []
+    for _ in range(height // 1000):
+        parts.append(packer.compress(b"\0" * (width + 1) * 1000))
+    parts.append(packer.flush())
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"".join(parts)) + chunk(b"IEND", b"")
+
+
+BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "scans.jpg": (lambda: progressive(2000), "a JPEG of 20[01][0-9] scans, at most 100"),
+    "large scans.jpg": (lambda: progressive(90, 6000), "scans, at most 100, and fewer where it is large"),
+    "strip.png": (lambda: strip(1, 89_000_000), "1 x 89000000 pixels, at most 65,535 on a side"),
+    "program.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_bombs_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
+    make, message = BOMBS[bomb]
+    file = tmp_path / bomb
+    file.write_bytes(make())
+    start, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for read in (lambda: decode(file, 32), lambda: ImageStore([file], 32, None).load([0])):
+        with pytest.raises(UnreadableImage, match=message):
+            read()
+    with pytest.raises(Exception, match=message):
+        original(file)
+    assert time.monotonic() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000  # kB
+
+
+def test_every_command_refuses_them(photos: Path, tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    bomb = photos / "clinic" / "circle" / "00.png"
+    bomb.write_bytes(progressive(2000))
+    assert any("scans" in check.detail and check.status == "fail" for check in examine(photos))
+    run = str(tiny_run("patchgen").path)
+    assert main(["predict", run, str(bomb)]) == 1 and "scans" in capsys.readouterr().err
+    assert (
+        main(["explain", run, str(bomb), "--out", str(photos.parent / "out")]) != 0
+        and "scans" in capsys.readouterr().err
+    )
+
+
+def test_usual_progressive_photographs_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(progressive(0, 300))
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 60_002) + b"\xff\xda" * 30_000  # looks like scans, but is none
+    data = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "b.jpg").write_bytes(data[:2] + thumbnail + data[2:])
+    assert np.array_equal(decode(tmp_path / "a.jpg", 32), decode(tmp_path / "b.jpg", 32))
+    with open_image(tmp_path / "a.jpg") as image:
+        assert image.size == (300, 300)
+
+
+def test_no_program_is_started_for_an_image(tmp_path: Path) -> None:
+    """Pillow reads EPS by starting Ghostscript."""
+    mark = tmp_path / "mark"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch '{mark}'\n")
+    (tmp_path / "gs").chmod(0o755)
+    (tmp_path / "a.png").write_bytes(BOMBS["program.png"][0]())
+    code = f"from patchgen.data.images import decode\ndecode({str(tmp_path / 'a.png')!r}, 8)"
+    environment = child_environment(PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    done = subprocess.run(python("-c", code), env=environment, capture_output=True, text=True, check=False)
+    assert "UnreadableImage" in done.stderr and not mark.exists()

@@ -1,0 +1,178 @@
+"""Outputs: devices, pipes and links stay what they are; folders are replaced in one step; leftovers of kills go."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import stat
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchgen.common import files
+from patchgen.common.children import child_environment, python
+from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_text
+from patchgen.data.table import write_csv
+
+
+@pytest.fixture(autouse=True)
+def fresh_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process, which cleans each folder once."""
+    monkeypatch.setattr(files, "_cleaned", set())
+
+
+def test_a_pipe_stays_a_pipe_and_gets_the_content(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_csv(pipe, ["a"], [["1"]])
+    reader.join(20)
+    assert read == [b"a\n1\n"] and stat.S_ISFIFO(os.lstat(pipe).st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_device_stays_a_device() -> None:
+    before = os.stat("/dev/null")
+    write_text("/dev/null", "gone")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode) and os.stat("/dev/null").st_ino == before.st_ino
+    assert not is_replaceable("/dev/null") and not is_replaceable("/dev/stdout")
+
+
+def test_a_link_to_a_file_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to("real/a.csv")
+    (tmp_path / "new.csv").symlink_to("real/b.csv")
+    write_text(tmp_path / "link.csv", "new")
+    write_text(tmp_path / "new.csv", "made")
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real" / "a.csv").read_text() == "new"
+    assert (tmp_path / "new.csv").is_symlink() and (tmp_path / "real" / "b.csv").read_text() == "made"
+    assert sorted(os.listdir(tmp_path / "real")) == ["a.csv", "b.csv"]
+
+
+def test_long_names_have_temporary_ones(tmp_path: Path) -> None:
+    write_text(tmp_path / ("x" * 250), "content")
+    assert (tmp_path / ("x" * 250)).read_text() == "content"
+
+
+def test_predict_writes_into_pipes_and_through_links(tmp_path: Path, tiny_run: Any, image_folder: Path) -> None:
+    from patchgen.cli import main
+
+    run, image = str(tiny_run("lp").path), str(image_folder / "clinic" / "circle" / "00.png")
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert main(["predict", run, image, "--csv", str(pipe)]) == 0
+    reader.join(20)
+    assert read[0].startswith("path,label,confidence") and stat.S_ISFIFO(os.lstat(pipe).st_mode)
+    (tmp_path / "target.csv").write_text("old")
+    (tmp_path / "link.csv").symlink_to("target.csv")
+    assert main(["predict", run, image, "--csv", str(tmp_path / "link.csv")]) == 0
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "target.csv").read_text() == read[0]
+    assert main(["predict", run, image, "--jsonl", "/dev/null"]) == 0
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+# Folders
+
+
+def write_folder(target: Path, text: str) -> None:
+    with replacing_folder(target) as temporary:
+        for name in ("a", "b"):
+            (temporary / name).write_text(text)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_folder_is_replaced_and_nothing_stays(
+    tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    for text in ("one", "two", "three"):
+        write_folder(tmp_path / "model", text)
+        assert {name: (tmp_path / "model" / name).read_text() for name in "ab"} == {"a": text, "b": text}
+        assert os.listdir(tmp_path) == ["model"]
+    with pytest.raises(KeyError), replacing_folder(tmp_path / "model"):
+        raise KeyError
+    assert (tmp_path / "model" / "a").read_text() == "three" and os.listdir(tmp_path) == ["model"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from patchgen.common import files
+count, exchange, target = int(sys.argv[1]), sys.argv[2] == "True", Path(sys.argv[3])
+if not exchange:
+    files._exchange = lambda one, other: False
+calls = 0
+def counted(real):
+    def call(*words, **more):
+        global calls
+        calls += 1
+        if calls == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*words, **more)
+    return call
+for name in ("replace", "mkdir", "fsync", "rmdir", "unlink"):
+    setattr(os, name, counted(getattr(os, name)))
+real, files._exchange = files._exchange, counted(files._exchange)
+with files.replacing_folder(target) as temporary:
+    for name in ("a", "b"):
+        (temporary / name).write_text("new")
+"""
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_a_kill_at_any_operation_leaves_a_whole_folder_and_later_no_leftover(tmp_path: Path, exchange: bool) -> None:
+    for count in range(1, 40):
+        home = tmp_path / f"{exchange}-{count}"
+        files._cleaned.clear()
+        write_folder(home / "model", "old")
+        command = python("-c", KILLED, str(count), str(exchange), str(home / "model"))
+        code = subprocess.run(command, env=child_environment(), check=False).returncode
+        files._cleaned.clear()
+        files.clean(home)  # the next start
+        found = {name: (home / "model" / name).read_text() for name in os.listdir(home / "model")}
+        assert found in ({"a": "old", "b": "old"}, {"a": "new", "b": "new"}), count
+        assert os.listdir(home) == ["model"], count
+        if code == 0:
+            assert count > 6 and found["a"] == "new"
+            return
+        assert code == -signal.SIGKILL
+    raise AssertionError("the process never came to its end")
+
+
+def hold(target: Path, begun: Any, end: Any) -> None:
+    with replacing(target) as temporary:
+        temporary.write_text("x")
+        begun.set()
+        end.wait(30)
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    begun, end = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "a", begun, end))
+    process.start()
+    assert begun.wait(30)
+    (tmp_path / ".b.0123456789ab.tmp").write_text("left by a kill")
+    (tmp_path / ".mine.tmp").write_text("of the user")
+    files.clean(tmp_path)
+    names = os.listdir(tmp_path)
+    assert len(names) == 2 and ".mine.tmp" in names and ".b.0123456789ab.tmp" not in names
+    end.set()
+    process.join(30)
+    assert (tmp_path / "a").read_text() == "x" and sorted(os.listdir(tmp_path)) == [".mine.tmp", "a"]
+
+
+def test_a_fit_replaces_its_model_beside_the_leftovers_of_a_dead_one(tmp_path: Path) -> None:
+    stale = tmp_path / f".model.{'0' * 12}.tmp"
+    stale.mkdir()
+    (stale / "model.safetensors").write_bytes(b"half")
+    write_folder(tmp_path / "model", "whole")
+    assert os.listdir(tmp_path) == ["model"]

@@ -1,0 +1,194 @@
+"""What used to be a traceback is a sentence; what is written for people runs nothing where they open it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from patchgen.cli import main
+from patchgen.common.children import child_environment, python
+from patchgen.common.files import cache_dir, expanded
+from patchgen.common.tensors import read_tensors
+from patchgen.common.text import csv_cell, printable
+from patchgen.data.doctor import examine
+from patchgen.data.table import read_table, write_csv
+
+EVIL = "\x1b]0;title\x07\x1b[2Jred\n\x9b31m"
+
+
+@pytest.mark.parametrize("words", [
+    ["predict", "~nosuchuser/model", "~nosuchuser/a.png"], ["serve", "~nosuchuser/runs"],
+    ["splits", "photos", "--out", "~nosuchuser/s.csv"], ["methods", "--plugin", "~nosuchuser/p.py"],
+])  # fmt: skip
+def test_a_user_that_is_none(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("patchgen ") and "Traceback" not in error
+
+
+def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="~nosuchuser/x begins with ~, and there is no such home folder"):
+        expanded("~nosuchuser/x")
+    for name in ("HOME", "XDG_CACHE_HOME", "PATCHGEN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a system that knows no home for this user
+    with pytest.raises(ValueError, match="no such home folder"):
+        cache_dir()
+
+
+@pytest.mark.parametrize("closed", ["<&- >&-", ">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("words", ["--help", "methods", "runs nowhere"])
+def test_closed_streams(closed: str, words: str, tmp_path: Path) -> None:
+    command = f"exec {python()[0]} -P -m patchgen {words} {closed}"
+    done = subprocess.run(["sh", "-c", command], env=child_environment(), capture_output=True, text=True, cwd=tmp_path)
+    assert "Traceback" not in done.stderr + done.stdout and done.returncode == (2 if "runs" in words else 0)
+
+
+def test_a_stale_slurm_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from patchgen.config import Config
+    from patchgen.train.lifecycle import train
+
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False}
+    assert train(Config(**settings), tmp_path, quiet=True).done
+    assert "SLURM_NTASKS is set, but this is no task of Slurm's" in capsys.readouterr().err
+
+
+def safetensors(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"\xff" * 8, b"\xff" * 100, safetensors(b"[]"), safetensors(b"{"), safetensors(b"\xff\xfe"),
+    safetensors(b"[" * 9999),
+    safetensors(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234"),
+    safetensors(b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}', b"1234"),
+    safetensors(b'{"a":{"dtype":"F4","shape":[8],"data_offsets":[0,4]}}', b"1234"),
+    safetensors(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', b"1234"),
+    safetensors(b'{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}}', b"1234"),
+    safetensors(b'{"__metadata__":5}'), safetensors(b'{"__metadata__":{"a":[]}}'),
+])  # fmt: skip
+def test_malformed_safetensors(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    try:
+        tensors, _ = read_tensors(tmp_path / "a.safetensors")
+    except ValueError as error:
+        assert "a.safetensors is not a readable .safetensors file" in str(error) and len(str(error)) < 500
+    else:
+        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values())
+
+
+def test_names_that_are_not_utf8(image_folder: Path, tmp_path: Path, tiny_run: Any, capsysbinary: Any) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    for domain in ("a", "b"):
+        for kind in ("x", "y"):
+            (tmp_path / domain / kind).mkdir(parents=True)
+            Image.new("RGB", (40, 40)).save(tmp_path / domain / kind / "0.png")
+    Image.new("RGB", (40, 40)).save(tmp_path / "a" / "x" / name)
+    with pytest.raises(ValueError, match=r"the name 'a/x/caf\\udce9.png' is not UTF-8; rename it"):
+        read_table(tmp_path)
+    run = str(tiny_run("lp").path)
+    assert main(["predict", run, str(tmp_path / "a" / "x")]) == 0
+    assert b"caf\\udce9.png" in capsysbinary.readouterr().out
+    assert main(["doctor", str(tmp_path)]) == 1
+
+
+# What people open
+
+
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert printable(EVIL) == "\\x1b]0;title\\x07\\x1b[2Jred\\n\\x9b31m" and printable("é 日本 ½") == "é 日本 ½"
+    assert main(["predict", f"no{EVIL}model", "a.png"]) == 2
+    assert main(["runs", f"no{EVIL}folder"]) == 2
+    assert not set("\x1b\x07\x9b") & set(capsys.readouterr().err)
+
+
+def test_formulas_are_text_in_a_csv_file(tmp_path: Path) -> None:
+    assert [csv_cell(cell) for cell in ("=1+1", "+a", "-2+3", "@x", "\tx", "-1.5", "+3", "-1e-3", "a=1", "")] == [
+        "'=1+1", "'+a", "'-2+3", "'@x", "'\tx", "-1.5", "+3", "-1e-3", "a=1", ""]  # fmt: skip
+    write_csv(tmp_path / "a.csv", ["=head"], [["=cmd|' /C calc'!A0"], ["-1"]], people=True)
+    with (tmp_path / "a.csv").open(newline="") as stream:
+        assert [row[0] for row in csv.reader(stream)] == ["'=head", "'=cmd|' /C calc'!A0", "-1"]
+
+
+def test_predict_writes_no_formula_and_still_resumes(
+    image_folder: Path, tmp_path: Path, tiny_run: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = image_folder / "clinic" / "circle" / "00.png"
+    Path("=cmd.png").write_bytes(source.read_bytes())
+    run = str(tiny_run("lp").path)
+    assert main(["predict", run, "=cmd.png", str(source), "--csv", "a.csv"]) == 0
+    with open("a.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["path"] for row in rows] == ["'=cmd.png", str(source)]
+
+
+def test_a_report_holds_no_html_of_a_name() -> None:
+    from patchgen.report.render import _inert, _plain
+
+    assert _plain("<img src=x onerror=alert(1)> | b", False) == "&lt;img src=x onerror=alert(1)&gt; \\| b"
+    assert _inert("<script>") == "&lt;script&gt;"
+
+
+def test_a_broken_run_puts_no_html_into_the_report(tmp_path: Path, tiny_run: Any) -> None:
+    import shutil
+
+    home = tmp_path / "runs"
+    shutil.copytree(tiny_run("lp").path, home / "good")
+    shutil.copytree(tiny_run("lp").path, home / "<img src=x>")
+    (home / "<img src=x>" / "config.yaml").write_text("'<script>alert(1)</script>': 1\n")
+    assert main(["report", str(home), "--out", str(tmp_path / "out")]) == 0
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text()
+        assert "<img src=x>" not in text and "<script>alert" not in text and "&lt;script&gt;" in text
+
+
+def test_doctor_notices_classes_that_read_alike(tmp_path: Path) -> None:
+    names = ["caf\u00e9", "cafe\u0301", "dog", "Dog", "cat"]
+    for domain in ("a", "b"):
+        for name in names:
+            (tmp_path / domain / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16), (len(name), ord(name[-1]) % 256, ord(domain))).save(
+                tmp_path / domain / name / "0.png"
+            )
+    [check] = [check for check in examine(tmp_path) if check.name == "class spelling"]
+    assert check.status == "warn" and "caf\u00e9" in check.detail and "Dog and dog" in check.detail
+
+
+@pytest.mark.parametrize(("domains", "classes"), [(100_000, 2), (900, 50_000)])
+def test_a_column_of_names_is_no_column_of_domains(domains: int, classes: int, tmp_path: Path) -> None:
+    for i in range(2):
+        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i}.png")
+    from patchgen.data.table import _build
+
+    rows = [(f"{i}.png", f"d{i % domains}", f"c{i % classes}") for i in range(100_000)]
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="a domain is a site or style of many images"):
+        _build(tmp_path, rows, None, None, {})
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.slow
+def test_doctor_on_a_large_manifest_takes_less_than_a_minute(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    data, count = (tmp_path / "x.png").read_bytes(), 100_000
+    for i in range(count):
+        (tmp_path / f"{i}.png").write_bytes(data + i.to_bytes(4, "big"))
+    rows = [[f"{i}.png", f"d{i % 4}", f"c{i % 10}", f"g{i // 10}"] for i in range(count)]
+    write_csv(tmp_path / "m.csv", ["path", "domain", "label", "group"], rows)
+    start = time.process_time()
+    assert len(examine(tmp_path / "m.csv", decode=False)) > 5
+    assert time.process_time() - start < 60

@@ -1,0 +1,152 @@
+"""Requests that no browser makes: refused in a sentence, with no traceback in the log and no connection held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the viewer needs patchgen[viewer]")
+import uvicorn  # noqa: E402
+from fastapi.testclient import TestClient  # noqa: E402
+
+from patchgen.common.children import child_environment, python  # noqa: E402
+from patchgen.viewer.app import create_app  # noqa: E402
+from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts, Limits, host_name  # noqa: E402
+from patchgen.viewer.library import Library, find_items, hide_paths  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def client(fitted_model: Path) -> Iterator[TestClient]:
+    with TestClient(create_app(Library(find_items([fitted_model]))), base_url="http://127.0.0.1:8000") as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://[",
+        "http://]",
+        "null",
+        "",
+        "http://[::1",
+        "javascript:1",
+        "//127.0.0.1:8000",
+        "http://a b",
+        "http://\u00e9",
+    ],
+)
+def test_a_malformed_origin_is_refused(origin: str, client: TestClient) -> None:
+    answer = client.get("/api/health", headers={"origin": origin.encode("latin-1")})
+    assert answer.status_code == 403 and "other sites" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1?x", "127.0.0.1#x", "localhost?.evil.org", "localhost#", "[::1", "::1]", "a@localhost", "localhost:x",
+     "localhost:99999", "localhost/x", "localhost\\x", "local host", "[localhost]", "[::1]x", "127.0.0.1\t"],
+)  # fmt: skip
+def test_a_host_that_is_none_is_refused(host: str, client: TestClient) -> None:
+    assert host_name(host) == ""
+    if host == host.strip():
+        assert client.get("/api/health", headers={"host": host}).status_code == 421
+
+
+GOOD = {"LOCALHOST:8000": "localhost", "[::1]:80": "::1", "127.0.0.1:": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(("host", "name"), GOOD.items())
+def test_good_hosts_are_read(host: str, name: str, client: TestClient) -> None:
+    assert host_name(host) == name
+    assert client.get("/api/health", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "rot13", '"utf-7"', "hex", "no such"])
+@pytest.mark.parametrize("path", ["/api/predict", "/api/score"])
+def test_other_charsets_are_refused(charset: str, path: str, client: TestClient) -> None:
+    kind = "multipart/form-data; boundary=x" if path == "/api/predict" else "application/json"
+    body = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + b"a" * 100 + b"\r\n--x--\r\n"
+    answer = client.post(path, content=body, headers={"content-type": f"{kind}; Charset = {charset}"})
+    assert answer.status_code == 415 and answer.json() == {"error": "the body must be UTF-8"}
+
+
+def test_errors_name_no_path(client: TestClient, model_folder: Path, tmp_path: Path) -> None:
+    (model_folder / "model.safetensors").write_bytes(b"damaged")
+    with TestClient(create_app(Library(find_items([model_folder]))), base_url="http://127.0.0.1:8000") as other:
+        answer = other.get("/api/models/1")
+    assert answer.status_code == 422 and "model.safetensors has sha256" in answer.text
+    assert str(tmp_path) not in answer.text and "/tmp/" not in answer.text
+    assert (
+        hide_paths("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b")
+        == "no file 'b c/d.txt', nor z: but 3/4 and a/b"
+    )
+
+
+def test_a_client_that_does_not_read_is_cut() -> None:
+    ended = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            for _ in range(200):
+                await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+        finally:
+            ended.set()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    guard: Any = Guard(app, Hosts(), Limits(send_seconds=1.0))
+    server = uvicorn.Server(uvicorn.Config(guard, http=HeaderTimeout, lifespan="off", log_level="critical"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])), daemon=True)
+    thread.start()
+    with socket.create_connection(listener.getsockname()) as reader:
+        reader.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert ended.wait(20)
+        time.sleep(0.5)
+        got = 0
+        try:
+            while part := reader.recv(1 << 20):
+                got += len(part)
+        except ConnectionResetError:
+            pass
+        assert got < 100 << 20
+    server.should_exit = True
+    thread.join(20)
+
+
+def test_without_descriptors_the_log_has_no_traceback(fitted_model: Path) -> None:
+    code = (
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"
+        "from patchgen.cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = python("-c", code, "serve", str(fitted_model), "--port", "0")
+    process = subprocess.Popen(
+        command, env=child_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        address = process.stdout.readline().strip()
+        port = int(address.rstrip("/").rpartition(":")[2])
+        crowd = [socket.create_connection(("127.0.0.1", port)) for _ in range(80)]
+        time.sleep(2)
+        for one in crowd:
+            one.close()
+        time.sleep(1.5)  # the server pauses a second where it can accept no connection
+        with urllib.request.urlopen(f"{address}api/health", timeout=20) as answer:
+            assert answer.status == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate(timeout=30)
+    assert "Traceback" not in log and 'File "' not in log, log
+    assert 1 <= log.count("Too many open files") <= 5 and os.path.basename(__file__) not in log
