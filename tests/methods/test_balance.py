@@ -136,35 +136,3 @@ def test_recomputed_activations_are_refused_for_a_mask_inside_the_backbone(tiny_
 
 def test_accumulation_gives_the_labelled_mean(tiny_run: Callable[..., Any]) -> None:
     assert tiny_run("patchgen-select", accumulate=2, swad=False).done
-
-
-@pytest.mark.parametrize(
-    ("contradiction", "wanted"),
-    [(float("nan"), 0.25), (0.0, 1.0), (0.3, 1.0), (0.375, 0.625), (0.45, 0.25), (0.9, 0.25)],
-)
-def test_the_selection_is_as_strong_as_the_context_misleads_rarely(contradiction: float, wanted: float) -> None:
-    """Full strength up to the share 0.3, the floor 0.25 from 0.45 on, a line between."""
-    method = make_method(Config("photos", "a", method="patchgen-select"))
-    method.contradiction = torch.tensor(contradiction)
-    assert float(method.strength()) == pytest.approx(wanted)
-    plain = make_method(Config("photos", "a", method="patchgen-select", hparams={"share": 0.0}))
-    plain.contradiction = torch.tensor(contradiction)
-    assert float(plain.strength()) == 1
-
-
-def test_a_run_keeps_its_strength(tiny_run: Callable[..., Any]) -> None:
-    from patchgen.predict.predictor import load_run
-    from patchgen.runs.tensors import load_tensors
-
-    run = tiny_run("patchgen-select")
-    kept = load_tensors(run.checkpoint("selected"))[0]["select.strength"]
-    assert 0.25 <= float(kept) <= 1
-    assert torch.equal(load_run(run.path).model.select.strength, kept)
-    whole = tiny_run("patchgen-select", hparams={"floor": 1.0})
-    assert float(load_tensors(whole.checkpoint("selected"))[0]["select.strength"]) == 1
-
-
-@pytest.mark.parametrize("floor", [0.0, 1.5])
-def test_a_floor_that_is_no_share_is_refused(floor: float) -> None:
-    with pytest.raises(ValueError, match="floor is a share above 0 and at most 1"):
-        make_method(Config("photos", "a", method="patchgen-select", hparams={"floor": floor}))

@@ -42,7 +42,7 @@ def shown(level: tuple[float, float], mask: Tensor) -> Tensor:
 
 
 def test_half_is_the_average_patch_and_a_selected_one_is_shown_as_strong() -> None:
-    level = find_level(reader(needs=2), np.arange(40), LABEL, power=2)
+    level = find_level(reader(needs=2), np.arange(40), LABEL, gain=2)
     assert level[1] == 0
     found = shown(level, masks(np.arange(1)))
     torch.testing.assert_close(found[0, :2], torch.full((2,), torch.tensor(2.0).sigmoid()))
@@ -51,13 +51,13 @@ def test_half_is_the_average_patch_and_a_selected_one_is_shown_as_strong() -> No
 
 def test_what_is_selected_suffices() -> None:
     """All ten patches are needed, and the eight weak ones are not far below the average: 0.5 moves below them."""
-    level = find_level(reader(needs=10, weak=0.4), np.arange(40), LABEL, power=2)
+    level = find_level(reader(needs=10, weak=0.4), np.arange(40), LABEL, gain=2)
     assert (shown(level, masks(np.arange(1), 0.4)) >= 0.5).all()
-    assert find_level(reader(needs=10, weak=1e-3), np.arange(40), LABEL, power=2) == EVERYTHING
+    assert find_level(reader(needs=10, weak=1e-3), np.arange(40), LABEL, gain=2) == EVERYTHING
 
 
 def test_a_flat_mask_selects_everything() -> None:
-    assert find_level(reader(needs=2, weak=0.8), np.arange(40), LABEL, power=2) == EVERYTHING
+    assert find_level(reader(needs=2, weak=0.8), np.arange(40), LABEL, gain=2) == EVERYTHING
 
 
 def test_a_run_stores_its_level_and_records_both_sides(tiny_run: Callable[..., Any]) -> None:

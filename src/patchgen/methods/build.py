@@ -78,8 +78,6 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Put trained tensors back; every name and shape must fit."""
     own = trained_tensors(model)
-    if "select.strength" in own:  # runs of earlier versions selected with full strength
-        tensors = {"select.strength": torch.ones(()), **tensors}
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
         raise ValueError(f"the checkpoint does not fit this model: {len(odd)} tensors differ, such as {odd[0]!r}")

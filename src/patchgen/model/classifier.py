@@ -150,12 +150,11 @@ def _context(early: Tensor) -> Tensor:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, by name: parameters that learn, level and strength of a selection, ``Saved``."""
+    """What a checkpoint holds, by name: parameters that learn, the level of a selection, ``Saved``."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     places = [f"{name}." for name, module in model.named_modules() if isinstance(module, Saved)]
-    kept = ("select.level", "select.strength")
     return trained | {
         name: buffer
         for name, buffer in model.named_buffers()
-        if name.endswith(kept) or any(name.startswith(place) for place in places)
+        if name.endswith("select.level") or any(name.startswith(place) for place in places)
     }

@@ -8,13 +8,11 @@ mask is scored a third of the way up, where a token still tells of its own patch
 
     e = LayerNorm(patch tokens of the early block)
     m = sigmoid(mean over heads of <W_q e_p, mean W_k e> / sqrt(d_k) + b)           which patches (Eq. 3)
-    r = m^(2a) / mean m^(2a)                                                        how much of each is read
+    r = m^2 / mean m^2                                                              how much of each is read
     CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
 
-Patches attend to each other as they were trained to. The strength a, from 0 to 1, says how much the selection counts; a
-method may lower it where there is no reason to select. Where m is the same everywhere nothing changes: the classifier
-is then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and registers have a
-bias.
+Patches attend to each other as they were trained to. Where m is the same everywhere nothing changes: the classifier is
+then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and registers have a bias.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ class Selector(nn.Module):
     A network without class token (SigLIP, ResNet) is read by the mean of its last tokens, weighted by the mask.
 
     Attributes:
-        gain: The power of m that is read at full strength.
-        strength: a, saved with the weights.
+        gain: The power of m that is read.
         spread: Deviation of the scores at the start.
         contrast: Whether scores begin with contrast; otherwise at random, as published.
         everywhere: Whether patches read the selection too, not CLS and the registers alone.
@@ -63,7 +60,6 @@ class Selector(nn.Module):
     """
 
     level: Tensor
-    strength: Tensor
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -74,15 +70,9 @@ class Selector(nn.Module):
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
         self.register_buffer("level", torch.zeros(2))
-        self.register_buffer("strength", torch.ones(()))
         nn.init.xavier_uniform_(self.key.weight)
         if not backbone.family.convolutional and backbone.num_prefix_tokens:
             _require_fused_attention(backbone)
-
-    @property
-    def power(self) -> Tensor:
-        """The power of m that is read."""
-        return self.gain * self.strength
 
     def score(self, early: Tensor) -> Tensor:
         """What goes into the sigmoid, (B, P). The mean over targets of <q_p, k_q> is <q_p, k of the mean target>.
@@ -153,7 +143,7 @@ class _Reading(TorchFunctionMode):
         given, selector = self.given, self.selector
         log_mask = F.logsigmoid(selector.score(self.early).float()) if given is None else log_of(given)
         self.mask = log_mask.exp() if given is None else given
-        self.bias = relative(selector.power * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
+        self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
         self.acts = given is None or bool((given != given[:, :1]).any())  # else all is read alike
 
     def __torch_function__(

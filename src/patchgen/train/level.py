@@ -35,21 +35,21 @@ Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask to 
 
 
 @torch.inference_mode()
-def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, power: float) -> tuple[float, float]:
+def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: float) -> tuple[float, float]:
     """Scale and shift of log r.
 
     Args:
         classify: The model's output for rows.
         rows: Held-out source images.
         label: (N,) class ids of the whole table.
-        power: The power of the mask that is read.
+        gain: The power of the mask that is read.
     """
     if len(rows) > IMAGES:
         rows = rows[np.linspace(0, len(rows) - 1, IMAGES).astype(int)]
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     outputs = [classify(part, None) for part in parts]
     masks = [out.own_mask for out in outputs if out.own_mask is not None]
-    reads = [relative(power * log_of(mask)) for mask in masks]  # (B, P) each
+    reads = [relative(gain * log_of(mask)) for mask in masks]  # (B, P) each
     weight = torch.cat(reads)
     if not weight.std() > FLAT:
         return EVERYTHING
