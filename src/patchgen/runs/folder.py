@@ -16,21 +16,23 @@ import platform
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import lock, refuse_links, regular, write_text
+from patchgen.common.files import lock, refuse_links, regular, replacing, write_text
 from patchgen.common.reading import read_json, shortly
 from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
+CONTENT = "content.npy"  # a digest of each image
 WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
 LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
 
@@ -151,6 +153,36 @@ class RunFolder:
         text = dump_config(config)
         if (self.path / "config.yaml").read_bytes() != text.encode():
             write_text(self.path / "config.yaml", text)
+
+    def check_content(self, digests: np.ndarray, names: Sequence[str]) -> None:
+        """Refuse images that are not those that the run was begun with; a new run writes down what they are.
+
+        Args:
+            digests: (N,) of `patchgen.data.content`. A folder of an earlier version has none, and nothing to compare.
+            names: Of the images.
+
+        Raises:
+            ValueError: some have changed; the text names the first ones.
+        """
+        file = self.path / CONTENT
+        if not file.exists():
+            if not self.done:
+                with replacing(file) as temporary, open(temporary, "wb") as stream:
+                    np.save(stream, digests)
+            return
+        try:
+            before = np.load(file, allow_pickle=False)
+            changed = np.flatnonzero(before != digests) if before.shape == digests.shape else None
+        except (OSError, ValueError, EOFError):
+            changed = None
+        if changed is None:
+            raise ValueError(f"{file} is damaged; {RESTORE}")
+        if len(changed):
+            first = ", ".join(names[i] for i in changed[:3]) + ", ..." * (len(changed) > 3)
+            raise ValueError(
+                f"{len(changed)} of {len(names)} images have changed since {self.path} was begun, under the same names "
+                f"and sizes: {first}; restore them, or train into another --out"
+            )
 
     # Records
 

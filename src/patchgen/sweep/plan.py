@@ -13,9 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from patchgen.config import Config, Settings, StreamConfig
+from patchgen.data.content import digests
 from patchgen.data.table import fingerprint, read_table
-from patchgen.runs.folder import run_name
+from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
@@ -57,6 +60,8 @@ def plan_runs(planned: Iterable[Planned], out: str | Path, data: DataSets) -> li
             name, size = data.name_and_size(one.config)
         except ValueError as error:
             raise ValueError(f"{one.label}: {error}") from error
+        if name not in jobs and (folder := RunFolder(Path(out) / name)).path.is_dir():
+            data.check_content(one.config, folder)
         known = jobs.get(name) or Job((), (), one.config, Path(out), name, size)
         jobs[name] = replace(known, labels=_once((*known.labels, one.label)), rows=_once((*known.rows, one.row)))
     return list(jobs.values())
@@ -67,6 +72,7 @@ class DataSets:
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[Sequence[str], str]] = {}
+        self._content: dict[str, tuple[np.ndarray, Sequence[str]]] = {}
         self._streams: dict[tuple[str, str, float], tuple[str, int]] = {}
 
     def domains(self, settings: Given) -> Sequence[str]:
@@ -81,6 +87,13 @@ class DataSets:
         domains, digest = self._table(fold.data, fold.benchmark, fold.options)
         leaves_out(fold, domains)
         return run_name(fold, digest), fold.steps
+
+    def check_content(self, config: Settings, run: RunFolder) -> None:
+        """Refuse to take a run for one of these images if they have changed under the same names and sizes."""
+        if config.data not in self._content:
+            table = TASKS[config.task].read(config, None).table
+            self._content[config.data] = digests(table), table.paths
+        run.check_content(*self._content[config.data])
 
     def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:
         key = json.dumps([data, benchmark, options], sort_keys=True)

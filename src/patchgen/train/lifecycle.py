@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.config import Settings
+from patchgen.data.content import digests
 from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
@@ -47,6 +48,8 @@ def train(
     data = task.read(config, table)
     fingerprint = data.fingerprint()
     run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)
+    if _first_process():
+        run.check_content(digests(data.table), data.table.paths)
     if run.done:
         return run
     if track:
