@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.discovery.grow import KAPPA, Groups, Prior, grow
+from patchgen.discovery.grow import KAPPA, ClusterStatistics, Prior, grow
 from patchgen.discovery.mixture import SphericalMixture
 
 
@@ -44,7 +44,7 @@ def predictive_evidence(rows: Tensor, variance: float) -> float:
 @pytest.mark.parametrize(("count", "dim"), [(1, 1), (4, 1), (1, 5), (7, 3)])
 def test_the_evidence_is_the_product_of_predictive_densities(count: int, dim: int) -> None:
     rows = torch.randn(count, dim, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.3
-    groups = Groups.of(rows, torch.zeros(count, dtype=torch.int64), 1)
+    groups = ClusterStatistics.of(rows, torch.zeros(count, dtype=torch.int64), 1)
     found = Prior(dim, 0.7).evidence(groups.counts, groups.squares, groups.sums.square().sum(1))
     assert float(found) == pytest.approx(predictive_evidence(rows, 0.7), rel=1e-8)
 
@@ -53,7 +53,7 @@ def test_the_score_of_a_partition_has_the_prior_of_a_dirichlet_process() -> None
     """Concentration 1: p(partition) is proportional to the product of (n_k - 1)!."""
     prior = Prior(2, 1.0)
     rows = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    groups = Groups.of(rows, torch.tensor([0, 0, 0, 0, 1]), 2)
+    groups = ClusterStatistics.of(rows, torch.tensor([0, 0, 0, 0, 1]), 2)
     arguments = (groups.counts, groups.squares, groups.sums.square().sum(1))
     extra = prior.score_groups(groups) - prior.evidence(*arguments)
     assert extra.exp().tolist() == pytest.approx([6.0, 1.0])

@@ -18,7 +18,7 @@ from patchgen.slides.heatmap import collect_maps, colour, enlarge, write_map
 from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.scan import Place, TilePrediction, find_places, read_tiles, scan
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
-from patchgen.slides.tiles import Grid, make_grid, thumbnail
+from patchgen.slides.tiles import TileGrid, make_grid, thumbnail
 from patchgen.slides.tissue import otsu, tissue_mask, tissue_share
 
 from .conftest import COLUMNS, MPP, ROWS, STEP, Planted
@@ -51,16 +51,16 @@ def opened(planted: Planted) -> Slide:
 
 
 @pytest.fixture(scope="module")
-def grid(opened: Slide) -> Grid:
+def grid(opened: Slide) -> TileGrid:
     return make_grid(opened, MPP, STEP)
 
 
 @pytest.fixture(scope="module")
-def places(opened: Slide, grid: Grid) -> list[Place]:
+def places(opened: Slide, grid: TileGrid) -> list[Place]:
     return find_places(tissue_share(tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4), grid), 0.5)
 
 
-def scanned(predictor: Any, opened: Slide, grid: Grid, places: list[Place], file: Path, batch: int = 8) -> Path:
+def scanned(predictor: Any, opened: Slide, grid: TileGrid, places: list[Place], file: Path, batch: int = 8) -> Path:
     scan(predictor, opened, grid, places, file, batch)
     return file
 
@@ -79,7 +79,7 @@ def test_otsu_is_the_best_of_all_cuts() -> None:
     assert otsu(values) == slow
 
 
-def test_the_mask_is_the_planted_tissue(planted: Planted, opened: Slide, grid: Grid) -> None:
+def test_the_mask_is_the_planted_tissue(planted: Planted, opened: Slide, grid: TileGrid) -> None:
     mask = tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4)
     scale = STEP // grid.cell
     truth = np.zeros_like(mask)
@@ -97,16 +97,16 @@ def test_glass_alone_is_no_tissue() -> None:
     assert not tissue_mask(glass, 10).any()
 
 
-def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: Grid, places: list[Place]) -> None:
+def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: TileGrid, places: list[Place]) -> None:
     assert (grid.columns, grid.rows) == (COLUMNS + 1, ROWS + 1)  # a last one that reaches beyond the slide
     assert {(place.column, place.row) for place in places} == set(planted.tiles)
     assert places == sorted(places, key=lambda place: (place.row, place.column))
 
 
-def test_boxes_meet_and_end_with_the_slide(grid: Grid) -> None:
+def test_boxes_meet_and_end_with_the_slide(grid: TileGrid) -> None:
     assert grid.box(3, 2) == (192, 128, 256, 192)
     assert grid.box(COLUMNS, ROWS) == (COLUMNS * STEP, ROWS * STEP, *grid.size)
-    odd = Grid((106.666, 53.3), 10, 10, (1000, 500), 16)
+    odd = TileGrid((106.666, 53.3), 10, 10, (1000, 500), 16)
     for column in range(8):
         assert odd.box(column, 0)[2] == odd.box(column + 1, 0)[0]
 
@@ -169,7 +169,7 @@ def test_no_file_and_no_slide(tmp_path: Path) -> None:
 
 
 def test_every_tile_gets_its_own_verdict(
-    planted: Planted, opened: Slide, grid: Grid, places: list[Place], tmp_path: Path
+    planted: Planted, opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
 ) -> None:
     tiles = list(read_tiles(scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv"), CLASSES))
     assert {(tile.column, tile.row): tile.label for tile in tiles} == planted.tiles
@@ -181,7 +181,7 @@ def test_every_tile_gets_its_own_verdict(
 @pytest.mark.parametrize("torn", ["", "12,7,768,4"])
 @pytest.mark.parametrize("lost_lines", [0, 3])
 def test_a_killed_pass_goes_on_to_the_same_file(
-    opened: Slide, grid: Grid, places: list[Place], tmp_path: Path, torn: str, lost_lines: int
+    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path, torn: str, lost_lines: int
 ) -> None:
     whole = scanned(ByColour(), opened, grid, places, tmp_path / "whole.csv").read_text()
     file = tmp_path / "tiles.csv"
@@ -200,14 +200,16 @@ def test_a_killed_pass_goes_on_to_the_same_file(
     assert again.batches == 0 and file.read_text() == whole
 
 
-def test_a_file_of_other_tiles_is_not_mixed_in(opened: Slide, grid: Grid, places: list[Place], tmp_path: Path) -> None:
+def test_a_file_of_other_tiles_is_not_mixed_in(
+    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
+) -> None:
     file = scanned(ByColour(), opened, grid, places[1:], tmp_path / "tiles.csv")
     with pytest.raises(ValueError, match="other tiles"):
         scan(ByColour(), opened, grid, places, file)  # type: ignore[arg-type]
 
 
 def test_no_more_than_two_batches_are_read_ahead(
-    opened: Slide, grid: Grid, places: list[Place], tmp_path: Path
+    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
 ) -> None:
     read: list[int] = []
 
@@ -228,7 +230,7 @@ def test_no_more_than_two_batches_are_read_ahead(
 
 
 def test_maps_have_each_value_at_its_place(
-    planted: Planted, opened: Slide, grid: Grid, places: list[Place], tmp_path: Path
+    planted: Planted, opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
 ) -> None:
     file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
     maps = collect_maps(read_tiles(file, CLASSES), grid, CLASSES)
@@ -256,12 +258,12 @@ def test_maps_have_each_value_at_its_place(
     assert min(Image.open(tmp_path / "violet_overlay.png").size) > 300
 
 
-def test_a_model_without_a_mask_has_no_mask_map(grid: Grid) -> None:
+def test_a_model_without_a_mask_has_no_mask_map(grid: TileGrid) -> None:
     tile = TilePrediction(1, 1, grid.box(1, 1), 1.0, "pink", (0.75, 0.25), None, None)
     assert set(collect_maps([tile], grid, CLASSES)) == {"p pink", "p violet"}
 
 
-def test_geojson_is_what_qupath_reads(opened: Slide, grid: Grid, places: list[Place], tmp_path: Path) -> None:
+def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path) -> None:
     file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
     write_geojson(tmp_path / "t.geojson", read_tiles(file, CLASSES), CLASSES)
     found = json.loads((tmp_path / "t.geojson").read_text())

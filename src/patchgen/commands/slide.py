@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from patchgen.predict.predictor import Predictor
     from patchgen.slides.slide import Slide, UnreadableSlide
-    from patchgen.slides.tiles import Grid
+    from patchgen.slides.tiles import TileGrid
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
@@ -142,7 +142,7 @@ def process(arguments: SlideArguments, predictor: Predictor, path: Path, digest:
 
 
 def _write_results(
-    folder: Path, classes: Sequence[str], grid: Grid, small: np.ndarray, mpp: tuple[float, float]
+    folder: Path, classes: Sequence[str], grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> dict[str, list[str]]:
     """Shapes and maps from the CSV alone; the names of the maps' files."""
     from patchgen.slides.geojson import write_geojson

@@ -34,7 +34,7 @@ KAPPA = 1e-4  # rows' worth of belief that a mean lies at the mean of the data; 
 MIN_ROWS = 5  # a group of this size or less is not split off; PromptCCD's value
 
 
-class Groups(NamedTuple):
+class ClusterStatistics(NamedTuple):
     """All that the evidence needs to know of K groups of rows."""
 
     counts: Tensor  # (K,)
@@ -42,7 +42,7 @@ class Groups(NamedTuple):
     squares: Tensor  # (K,) sum of |x|^2
 
     @classmethod
-    def of(cls, rows: Tensor, member: Tensor, count: int) -> Groups:
+    def of(cls, rows: Tensor, member: Tensor, count: int) -> ClusterStatistics:
         """Groups of rows (N, D), float64, by their group ids (N,)."""
         sums = rows.new_zeros(count, rows.shape[1]).index_add_(0, member, rows)
         squares = rows.new_zeros(count).index_add_(0, member, rows.square().sum(1))
@@ -68,7 +68,7 @@ class Prior:
         """Evidence times the Dirichlet process's (n - 1)!: two groups beat one if their scores add up to more."""
         return self.evidence(counts, squares, sums_squared) + counts.clamp(min=1).lgamma()
 
-    def score_groups(self, groups: Groups) -> Tensor:
+    def score_groups(self, groups: ClusterStatistics) -> Tensor:
         return self.score(groups.counts, groups.squares, groups.sums.square().sum(1))
 
 
@@ -114,7 +114,7 @@ def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tu
     member = mixture.nearest(rows, 1)[:, 0]
     origin = rows.double().mean(0)
     centred = rows.double() - origin  # the prior's means lie around 0
-    groups = Groups.of(centred, member, mixture.components)
+    groups = ClusterStatistics.of(centred, member, mixture.components)
     prior = _prior(groups)
 
     pairs = {c: _children(centred[member == c], prior, seed) for c in range(known, mixture.components)}
@@ -130,7 +130,7 @@ def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tu
     return torch.cat([kept, *children.values()]) + origin, len(children), len(merged)
 
 
-def _prior(groups: Groups) -> Prior:
+def _prior(groups: ClusterStatistics) -> Prior:
     """The prior's variance is the one within the components."""
     dim = groups.sums.shape[1]
     scatter = groups.squares - groups.sums.square().sum(1) / groups.counts.clamp(min=1)
@@ -142,12 +142,12 @@ def _children(rows: Tensor, prior: Prior, seed: int) -> Tensor | None:
     if len(rows) <= 2 * MIN_ROWS:
         return None
     half = SemiSupervisedKMeans(2, inits=3, seed=seed).fit(rows).assignment
-    two, one = Groups.of(rows, half, 2), Groups.of(rows, torch.zeros_like(half), 1)
+    two, one = ClusterStatistics.of(rows, half, 2), ClusterStatistics.of(rows, torch.zeros_like(half), 1)
     better = prior.score_groups(two).sum() > prior.score_groups(one).sum()
     return two.sums / two.counts[:, None] if better and two.counts.min() > MIN_ROWS else None
 
 
-def _merges(groups: Groups, prior: Prior, allowed: list[int], known: int) -> dict[int, int]:
+def _merges(groups: ClusterStatistics, prior: Prior, allowed: list[int], known: int) -> dict[int, int]:
     """Pairs {kept: given up} that one group explains better, the clearest first, each component in one pair at most."""
     inner = groups.sums @ groups.sums.T  # (K, K)
     length = inner.diagonal()

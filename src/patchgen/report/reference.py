@@ -19,7 +19,7 @@ from patchgen.common.text import did_you_mean
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """What a file shows: its title, its number in the paper's appendix, and what a reader has to know."""
 
     title: str
@@ -48,14 +48,14 @@ class Row:
 
 
 TABLES = {
-    "mdg": Table(
+    "mdg": PaperTable(
         "Unseen domains, natural images",
         1,
         "DINOv2 ViT-L/14: LP and LP+LN agree in all six numbers. The paper puts it down to rounding; it may be a copy, "
         "and then every gain over that baseline without SWAD is in doubt. Starred rows and PatchGen are one seed. "
         "PatchGen's loss weights were chosen from a grid, so TerraIncognita (68.1) is not the 66.7 of Table 10.",
     ),
-    "mdg_causal": Table(
+    "mdg_causal": PaperTable(
         "Unseen domains, natural images: causally inspired methods",
         2,
         "PatchGen ViT-B/14 with SWAD equals the full fine-tuning row of Table 9, so we read both ViT-B/14 rows as full "
@@ -63,18 +63,18 @@ TABLES = {
         "reading too. BFMix has more on VLCS (90.1) than any row of Tables 1 and 2, and less on PACS (82.3) than any "
         "row here: perhaps exchanged.",
     ),
-    "histopantum": Table(
+    "histopantum": PaperTable(
         "Unseen organs: HISTOPANTUM, two classes",
         3,
         "The paper reports accuracy; the data set's own protocol selects models by F1. One seed.",
     ),
-    "histocolon": Table(
+    "histocolon": PaperTable(
         "Unseen hospitals: HISTOCOLON, ten partly shared classes",
         4,
         "LP+LN on DINOv2 ViT-L/14 and Baseline+GMDG on ViT-B/14 agree in all four numbers with SWAD, and without it in "
         "all but K-16 and the average: one may be a copy of the other. One seed.",
     ),
-    "ccd": Table(
+    "ccd": PaperTable(
         "Continual category discovery: PatchGen on PromptCCD",
         5,
         "Known means the classes labelled at the start, in every session; scores are on the session's own training "
@@ -84,7 +84,7 @@ TABLES = {
         "gain there comes from session 2 (+13.5). One seed, and on CUB one image is 0.36 (session 1) or 0.71 points of "
         "known: 3 points there mean nothing. Which part of the backbone is tuned is not said for this task.",
     ),
-    "mdg_gcd": Table(
+    "mdg_gcd": PaperTable(
         "Unseen domains with unknown classes, by data set",
         6,
         "Suspicious in the DINOv2 and MAE rows. (1) Most are near the fully supervised accuracy of Table 1, and "
@@ -93,25 +93,25 @@ TABLES = {
         "strict run. (2) Their OfficeHome and VLCS columns look exchanged; those of the RegNetY rows do not. The "
         "numbers stand as printed.",
     ),
-    "mdg_gcd_average": Table(
+    "mdg_gcd_average": PaperTable(
         "Unseen domains with unknown classes, mean over the data sets",
         7,
         "The means of Table 6, so its first warning holds here: in the DINOv2 and MAE rows it looks as if labels of "
         "unknown classes reached training. Exchanged columns do not change a mean.",
     ),
-    "ablation": Table(
+    "ablation": PaperTable(
         "Ablation on the five natural data sets",
         8,
         "The table names no backbone; tasks 1.1, 1.2 and 3.5 are the DINOv2 ViT-L/14 rows of Table 1, so 1.1 shares "
         "the doubt about LP = LP+LN. Nothing is starred here. Line 12 is the printed gain of 3.5 over 1.1; for "
         "TerraIncognita without SWAD it says 2.5, the rows give 2.4.",
     ),
-    "full_finetuning": Table(
+    "full_finetuning": PaperTable(
         "LayerNorm against full fine-tuning, DINOv2 ViT-B/14",
         9,
         "Lines 1 to 3 repeat Table 1. PatchGen with full fine-tuning is given with SWAD only.",
     ),
-    "sensitivity": Table(
+    "sensitivity": PaperTable(
         "Loss weights and seeds, TerraIncognita",
         10,
         "Lines 1-3 vary lambda_sim, 4-6 lambda_ms, 7-9 the seed; 2, 5 and 8 are the same run. The table names no "

@@ -19,7 +19,7 @@ from patchgen.common.files import replacing
 from patchgen.draw.overlay import COLOURS, NOTICE, OPACITY
 from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.scan import TilePrediction
-from patchgen.slides.tiles import Grid
+from patchgen.slides.tiles import TileGrid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ MASK = "mask mean"
 TILE_NOTICE = "one prediction a tile, not an annotation"
 
 
-def collect_maps(tiles: Iterable[TilePrediction], grid: Grid, classes: Sequence[str]) -> dict[str, np.ndarray]:
+def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """(rows, columns) float32 for each class and, where the model has a mask, its mean; NaN where no tile was read."""
     maps = {
         name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in (*map("p {}".format, classes), MASK)
@@ -42,7 +42,7 @@ def collect_maps(tiles: Iterable[TilePrediction], grid: Grid, classes: Sequence[
     return maps
 
 
-def enlarge(values: np.ndarray, grid: Grid) -> np.ndarray:
+def enlarge(values: np.ndarray, grid: TileGrid) -> np.ndarray:
     """A value a tile -> `grid.cell` pixels a tile, cut to the slide: (height, width)."""
     width, height = grid.map_size
     return values.repeat(grid.cell, axis=0).repeat(grid.cell, axis=1)[:height, :width]
@@ -59,7 +59,7 @@ def colour(values: np.ndarray) -> np.ndarray:
 
 
 def write_map(
-    stem: Path, name: str, values: np.ndarray, grid: Grid, small: np.ndarray, mpp: tuple[float, float]
+    stem: Path, name: str, values: np.ndarray, grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> list[str]:
     """Write `stem`.png (transparent without tissue), `stem`.tif (pyramid) and `stem`_overlay.png; their names.
 

@@ -22,7 +22,7 @@ import numpy as np
 from patchgen.common.files import replacing
 from patchgen.predict.predictor import DECODERS, Predictor, Scores
 from patchgen.slides.slide import Slide
-from patchgen.slides.tiles import Grid
+from patchgen.slides.tiles import TileGrid
 
 PLACE = ("column", "row", "x", "y", "width", "height", "tissue")
 VERDICT = ("label", "confidence", "mask", "unlike_training")
@@ -65,7 +65,7 @@ def header(classes: Sequence[str]) -> list[str]:
 def scan(
     predictor: Predictor,
     slide: Slide,
-    grid: Grid,
+    grid: TileGrid,
     places: Sequence[Place],
     file: Path,
     batch: int = 64,
@@ -107,7 +107,7 @@ def _ahead(
         yield current, [future.result() for future in ready]
 
 
-def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: Grid, classes: Sequence[str]) -> str:
+def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: TileGrid, classes: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for place, (probabilities, mask, unlike) in zip(places, scores, strict=True):

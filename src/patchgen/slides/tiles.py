@@ -21,7 +21,7 @@ FINER = 1.1  # how much finer than the slide a resolution may be asked for: scan
 
 
 @dataclass(frozen=True)
-class Grid:
+class TileGrid:
     """Tiles from the upper left corner, edge to edge; the last column and row may reach beyond the slide."""
 
     step: tuple[float, float]  # extent of a tile in level-0 pixels; seldom whole numbers
@@ -46,7 +46,7 @@ class Grid:
         return width, height
 
 
-def make_grid(slide: Slide, mpp: float, tile: int) -> Grid:
+def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
     """Tiles of `tile` pixels at `mpp` microns a pixel.
 
     Raises:
@@ -65,10 +65,10 @@ def make_grid(slide: Slide, mpp: float, tile: int) -> Grid:
     step = tile * mpp / slide.mpp[0], tile * mpp / slide.mpp[1]
     columns, rows = (math.ceil(n / s - 1e-9) for n, s in zip(slide.size, step, strict=True))
     cell = min(CELL, max(1, LONGEST // max(columns, rows)))
-    return Grid(step, columns, rows, slide.size, cell)
+    return TileGrid(step, columns, rows, slide.size, cell)
 
 
-def thumbnail(slide: Slide, grid: Grid) -> np.ndarray:
+def thumbnail(slide: Slide, grid: TileGrid) -> np.ndarray:
     """The whole grid as (rows * cell, columns * cell, 3) uint8, read in blocks: a slide may have no small level."""
     picture = np.full((grid.rows * grid.cell, grid.columns * grid.cell, 3), 255, dtype=np.uint8)
     for row in range(0, grid.rows, STRIDE):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from patchgen.slides.tiles import Grid
+from patchgen.slides.tiles import TileGrid
 
 FLOOR = 15  # of 255: glass, also yellowed glass, lies below this saturation
 DARK = 40  # of 255: below this brightness (pen, edges, scanner's black) saturation is rounding noise
@@ -56,6 +56,6 @@ def _without_small(mask: np.ndarray, small: float) -> np.ndarray:
     return large[parts]
 
 
-def tissue_share(mask: np.ndarray, grid: Grid) -> np.ndarray:
+def tissue_share(mask: np.ndarray, grid: TileGrid) -> np.ndarray:
     """How much of each tile is tissue: (rows, columns) in [0, 1]."""
     return mask.reshape(grid.rows, grid.cell, grid.columns, grid.cell).mean(axis=(1, 3))

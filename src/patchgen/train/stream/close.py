@@ -21,7 +21,7 @@ from patchgen.train.stream.sheets import StageImages, write_assignments, write_s
 from patchgen.train.stream.summary import averages, stage_line, summarize_stream
 
 if TYPE_CHECKING:
-    from patchgen.train.stream.loop import Features, StreamTrainer
+    from patchgen.train.stream.loop import StreamTrainer, UnitFeatures
 
 
 def close_stage(trainer: StreamTrainer) -> None:
@@ -76,7 +76,7 @@ class _Scorer:
         self.old = np.concatenate([stream.train[0], np.array(list(trainer.chain), dtype=np.int64)])
         self.held_out = entered(stream, trainer.scoring, self.stage)
         prompts = trainer.config.test_prompts
-        self.features: Features = trainer.features(self.now, prompts)
+        self.features: UnitFeatures = trainer.features(self.now, prompts)
         self.unseen = trainer.features(self.held_out, prompts).unit if len(self.held_out) else None
         self.found = self._found()
 

@@ -43,7 +43,7 @@ from patchgen.train.values import StepValues, diverged, not_finite
 VALIDATION_INITS = 10  # starts of the k-means of a validation, at most: the host's there too
 
 
-class Features(NamedTuple):
+class UnitFeatures(NamedTuple):
     unit: Tensor  # (N, D)
     mask: Tensor | None  # (N, P)
 
@@ -204,7 +204,7 @@ class StreamTrainer(Trainer):
     # Without gradients
 
     @torch.no_grad()
-    def features(self, rows: np.ndarray, prompts: bool = False) -> Features:
+    def features(self, rows: np.ndarray, prompts: bool = False) -> UnitFeatures:
         """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
         found, masks = [], []
         for images in self.images.plain(rows):
@@ -213,7 +213,7 @@ class StreamTrainer(Trainer):
                 seen = self.model.read(images, chosen)
             found.append(F.normalize(seen.features.float(), dim=1))
             masks += [seen.mask.float()] if seen.mask is not None else []
-        return Features(torch.cat(found), torch.cat(masks) if masks else None)
+        return UnitFeatures(torch.cat(found), torch.cat(masks) if masks else None)
 
     def _validate(self, last: bool) -> dict[str, Any]:
         """Known accuracy on held-out images of the classes so far; the best epoch, of equals the later, is kept."""
