@@ -350,8 +350,9 @@ def test_a_damaged_folder_says_what_is_wrong(saved: Path, fitted: PatchGenClassi
         ({"format": "bert"}, "not a model folder of patchgen"),
         ({"classes": ["a", "b"]}, "do not fit"),
         ({"settings": {"unseen": "none", "stesp": 3}}, "did you mean 'steps'"),
-        ({"backbone": {}}, "is damaged"),
-        ({"temperature": None}, "is damaged"),
+        ({"backbone": {}}, "backbone.mean must be a finite number"),
+        ({"backbone": None}, "is damaged"),
+        ({"temperature": None}, "temperature must be a number above 0"),
     ):
         change(saved, **facts)
         fails(message)

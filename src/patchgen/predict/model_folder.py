@@ -203,12 +203,13 @@ def _check_numbers(file: Path, facts: dict[str, Any]) -> None:
     plain = isinstance(classes, list) and all(isinstance(name, str) and name for name in classes)
     if not plain or len(classes) < 2 or len(set(classes)) < len(classes):  # type: ignore[arg-type]
         raise ValueError(f"{file}: classes must be two or more different names, not {shortly(classes)}")
-    found = backbone if isinstance(backbone, dict) else {}
+    if not isinstance(backbone, dict):
+        raise ValueError(f"{file} is damaged: it says nothing of its backbone; get the folder again")
     for name, value, positive in (
         ("temperature", facts.get("temperature"), True),
         ("unlike_threshold", facts.get("unlike_threshold") or 0, False),
-        *(("backbone.mean", value, False) for value in _three(found.get("mean"))),
-        *(("backbone.std", value, True) for value in _three(found.get("std"))),
+        *(("backbone.mean", value, False) for value in _three(backbone.get("mean"))),
+        *(("backbone.std", value, True) for value in _three(backbone.get("std"))),
     ):
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
         if not number or (positive and not value >= 1 / LARGEST_NUMBER):
