@@ -46,7 +46,7 @@ def unbroken(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 
 def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     names = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*") if p.is_file()}
-    expected = {"config.yaml", "env.json", "splits.csv", "records.jsonl", "summary.md", "done"}
+    expected = {"config.yaml", "content.npy", "env.json", "splits.csv", "records.jsonl", "summary.md", "done"}
     assert expected | {"checkpoints/selected.safetensors", "checkpoints/swad.safetensors"} == names - {".lock"}
     kinds = [r["kind"] for r in unbroken.records()]
     assert kinds == ["evaluation"] * 3 + ["test"] * 2

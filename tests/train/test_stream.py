@@ -90,7 +90,7 @@ def same(one: RunFolder, other: RunFolder) -> bool:
 
 def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     names = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*") if p.is_file()}
-    expected = {"config.yaml", "env.json", "stages.csv", "records.jsonl", "summary.md", "done"}
+    expected = {"config.yaml", "content.npy", "env.json", "stages.csv", "records.jsonl", "summary.md", "done"}
     expected |= {f"checkpoints/stage-{stage}.safetensors" for stage in range(3)}
     expected |= {f"stage-{stage}/assignments.csv" for stage in (1, 2)}
     sheets = {name for name in names if name.endswith(".png")}
