@@ -98,3 +98,21 @@ def test_a_folder_of_an_earlier_version_has_nothing_to_compare(folder: Path, tmp
     [file] = (tmp_path / "runs").glob("*/content.npy")
     file.unlink()
     assert main(words) == 0 and not file.exists()
+
+
+def test_two_readings_of_one_folder_have_digests_of_their_own(folder: Path, tmp_path: Path) -> None:
+    """A sweep over folds and a stream of the same folder, planned again when their runs are there."""
+    common = "image_size: 28\nbackbone: tiny\nmethod: {}\n"
+    (tmp_path / "schedule.yaml").write_text("groups: [0.5, 0.5]\nratios: [[0.8, 1.0], [1.0]]\n")
+    (tmp_path / "fold.yaml").write_text(
+        common.format("lp") + f"data: {folder}\nsteps: 2\nbatch_per_domain: 2\nval_images: 2\ngrid: {{unseen: [b]}}\n"
+    )
+    (tmp_path / "stream.yaml").write_text(
+        common.format("gcd") + f"task: ccd\ndata: {folder}\nschedule: {tmp_path / 'schedule.yaml'}\nholdout: 0.4\n"
+        "epochs: 1\nwarm_up: 0\nbatch: 4\nprojection_hidden: 8\nprojection_bottleneck: 8\nprojection_out: 8\n"
+        "grid: {seed: [1]}\n"
+    )
+    words = ["sweep", *map(str, (tmp_path / "fold.yaml", tmp_path / "stream.yaml")), "--out", str(tmp_path / "runs")]
+    assert main([*words, "--workers", "1", "--quiet"]) == 0
+    assert len(list((tmp_path / "runs").glob("*/content.npy"))) == 2
+    assert main([*words, "--dry-run"]) == 0

@@ -17,14 +17,14 @@ import numpy as np
 
 from patchgen.config import Config, Settings, StreamConfig
 from patchgen.data.content import digests
-from patchgen.data.table import fingerprint, read_table
+from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
 from patchgen.sweep.recipe import Settings as Given
 from patchgen.tasks import TASKS
-from patchgen.tasks.ccd_data import make_stream
+from patchgen.tasks.ccd_data import Stream, make_stream
 from patchgen.tasks.mdg import leaves_out
 
 
@@ -71,44 +71,49 @@ class DataSets:
     """Each data set is read once for all the runs on it."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, tuple[Sequence[str], str]] = {}
-        self._content: dict[str, tuple[np.ndarray, Sequence[str]]] = {}
-        self._streams: dict[tuple[str, str, float], tuple[str, int]] = {}
+        self._tables: dict[str, tuple[Table, str]] = {}  # with the fingerprint
+        self._streams: dict[str, tuple[Stream, str]] = {}
+        self._content: dict[str, np.ndarray] = {}  # by fingerprint
 
     def domains(self, settings: Given) -> Sequence[str]:
         """The domains that settings without an unseen one could leave out."""
-        return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0]
+        return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0].domains
 
     def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and how many steps (of a stream: epochs of all stages) it has."""
         if config.task == "ccd":
-            return self._stream(cast(StreamConfig, config))
+            stream, digest = self._stream(cast(StreamConfig, config))
+            return run_name(config, digest), cast(StreamConfig, config).epochs * len(stream.stages)
         fold = cast(Config, config)
-        domains, digest = self._table(fold.data, fold.benchmark, fold.options)
-        leaves_out(fold, domains)
+        table, digest = self._table(fold.data, fold.benchmark, fold.options)
+        leaves_out(fold, table.domains)
         return run_name(fold, digest), fold.steps
 
     def check_content(self, config: Settings, run: RunFolder) -> None:
         """Refuse to take a run for one of these images if they have changed under the same names and sizes."""
-        if config.data not in self._content:
-            table = TASKS[config.task].read(config, None).table
-            self._content[config.data] = digests(table), table.paths
-        run.check_content(*self._content[config.data])
+        if config.task == "ccd":
+            stream, digest = self._stream(cast(StreamConfig, config))
+            table = stream.table
+        else:
+            fold = cast(Config, config)
+            table, digest = self._table(fold.data, fold.benchmark, fold.options)
+        if digest not in self._content:
+            self._content[digest] = digests(table)
+        run.check_content(self._content[digest], table.paths)
 
-    def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Sequence[str], str]:
+    def _table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Table, str]:
         key = json.dumps([data, benchmark, options], sort_keys=True)
         if key not in self._tables:
             table = read_table(data, benchmark=benchmark, options=options)
-            self._tables[key] = table.domains, fingerprint(table)
+            self._tables[key] = table, fingerprint(table)
         return self._tables[key]
 
-    def _stream(self, config: StreamConfig) -> tuple[str, int]:
-        key = (config.data, config.schedule, config.holdout)
+    def _stream(self, config: StreamConfig) -> tuple[Stream, str]:
+        key = json.dumps([config.data, config.schedule, config.holdout])
         if key not in self._streams:
             stream = make_stream(config)
-            self._streams[key] = stream.fingerprint(), len(stream.stages)
-        digest, stages = self._streams[key]
-        return run_name(config, digest), config.epochs * stages
+            self._streams[key] = stream, stream.fingerprint()
+        return self._streams[key]
 
 
 PROTOCOL = ("data", "runs", "steps", "evaluated every", "batch", "learning rates", "methods")
@@ -126,9 +131,10 @@ def _budget(config: Settings) -> tuple[str, ...]:
     """Data, steps, interval of evaluations, batch and learning rates, in words."""
     rates = {"": config.lr, "backbone ": getattr(config, "lr_backbone", None), "module ": config.lr_module}
     words = ", ".join(f"{part}{rate:g}" for part, rate in rates.items() if rate is not None)
-    if isinstance(config, StreamConfig):
-        epochs = f"{config.epochs} epochs a stage", f"{config.val_every} epochs"
-        return data_name(config), *epochs, f"{config.batch} of 2 views", words
+    if config.task == "ccd":
+        stream = cast(StreamConfig, config)
+        epochs = f"{stream.epochs} epochs a stage", f"{stream.val_every} epochs"
+        return data_name(stream), *epochs, f"{stream.batch} of 2 views", words
     fold = cast(Config, config)
     return data_name(fold), str(fold.steps), str(fold.eval_every), f"{fold.batch_per_domain} a domain", words
 
