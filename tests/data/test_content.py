@@ -100,19 +100,24 @@ def test_a_folder_of_an_earlier_version_has_nothing_to_compare(folder: Path, tmp
     assert main(words) == 0 and not file.exists()
 
 
-def test_two_readings_of_one_folder_have_digests_of_their_own(folder: Path, tmp_path: Path) -> None:
-    """A sweep over folds and a stream of the same folder, planned again when their runs are there."""
-    common = "image_size: 28\nbackbone: tiny\nmethod: {}\n"
-    (tmp_path / "schedule.yaml").write_text("groups: [0.5, 0.5]\nratios: [[0.8, 1.0], [1.0]]\n")
-    (tmp_path / "fold.yaml").write_text(
-        common.format("lp") + f"data: {folder}\nsteps: 2\nbatch_per_domain: 2\nval_images: 2\ngrid: {{unseen: [b]}}\n"
-    )
-    (tmp_path / "stream.yaml").write_text(
-        common.format("gcd") + f"task: ccd\ndata: {folder}\nschedule: {tmp_path / 'schedule.yaml'}\nholdout: 0.4\n"
-        "epochs: 1\nwarm_up: 0\nbatch: 4\nprojection_hidden: 8\nprojection_bottleneck: 8\nprojection_out: 8\n"
-        "grid: {seed: [1]}\n"
-    )
-    words = ["sweep", *map(str, (tmp_path / "fold.yaml", tmp_path / "stream.yaml")), "--out", str(tmp_path / "runs")]
-    assert main([*words, "--workers", "1", "--quiet"]) == 0
-    assert len(list((tmp_path / "runs").glob("*/content.npy"))) == 2
-    assert main([*words, "--dry-run"]) == 0
+def test_a_plan_over_runs_that_are_there_reads_the_data_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digests are those of the table that named the run, whatever the options it was read with."""
+    from patchgen.sweep import plan
+    from patchgen.tasks import mdg
+
+    words = ["benchmark", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
+    words[4:6] = ["--methods", "lp"]
+    assert main(words) == 0
+    read, compared = [], []
+
+    def reading(*given: object, **options: object) -> object:
+        read.append(given)
+        return read_table(*given, **options)  # type: ignore[arg-type]
+
+    for module in (plan, mdg):
+        monkeypatch.setattr(module, "read_table", reading)
+    monkeypatch.setattr(plan, "digests", lambda table: compared.append(table) or digests(table))
+    assert main([*words, "--table-only"]) == 0
+    assert len(read) == len(compared) == 1
