@@ -105,7 +105,7 @@ def test_a_given_mask_weighs_the_patches_and_is_what_is_returned(kind: type[Vari
     plus, whole = torch.einsum("jp,bp,bpj->bj", rho, given, seen), torch.einsum("jp,bpj->bj", rho, seen)
     if kind is ChannelMask:
         plus = plus * torch.sigmoid(module.get_parameter("channel"))
-    same(module(z, mask=given), given, *expected(module, plus, whole - plus))
+    assert same(module(z, mask=given), given, *expected(module, plus, whole - plus))
 
 
 PARTS: dict[type[Variant], set[str]] = {
