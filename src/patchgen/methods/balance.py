@@ -10,6 +10,10 @@ biased model of LfF (Nam et al. 2020). With b the expert's probabilities,
 
 so that contradicting images together have the share s of the loss. Where they have it anyway (q >= s), and for images
 without a label, all weights are 1. The expert learns beside the classifier and never reaches it.
+
+A contradiction is evidence against the context only where something else in the image tells its class; otherwise the
+image is merely hard, and more weight on it spoils the rest. So the weights depart from 1 as far as the classifier is
+right about contradicting images: with g the moving share of c on which it is, by max(0, 2 g - 1).
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class Balance(Method):
     reference = "after Nam et al. 2020 (LfF)"
     defaults: ClassVar[Mapping[str, float]] = {"share": 0.3, "expert_lr_mult": 5.0}
     contradiction: Tensor
+    solved: Tensor
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -51,7 +56,8 @@ class Balance(Method):
         model.context = True
         outputs = getattr(model.head, "out_features", len(self.class_names))  # a head of CLIP has no such number
         self.expert = nn.Linear(model.backbone.dim, outputs)
-        self.register_buffer("contradiction", torch.full((), torch.nan))  # q
+        for name in ("contradiction", "solved"):  # moving means of c, which is q, and of c where the classifier is right
+            self.register_buffer(name, torch.full((), torch.nan))
 
     def rates(self) -> list[tuple[nn.Module, float]]:
         return [*super().rates(), (self.expert, self.hparams["expert_lr_mult"] * self.config.lr)]
@@ -66,13 +72,20 @@ class Balance(Method):
         belief = self._expert(out).float().softmax(-1)  # (B, C)
         own = belief.gather(1, batch.label.clamp(min=0).unsqueeze(1)).squeeze(1)
         contradicts = 1 - own / belief.amax(1)  # (B,)  c
-        now = mean_over_ranks((contradicts * labelled).sum(), labelled.sum())
-        mean = torch.where(self.contradiction.isnan(), now, MOMENTUM * self.contradiction + (1 - MOMENTUM) * now)
-        self.contradiction.copy_(mean)
-        return torch.where(labelled, balanced(contradicts, mean, self.hparams["share"]), 1)
+        right = out.logits.argmax(1) == batch.label
+        for moving, value in ((self.contradiction, contradicts), (self.solved, contradicts * right)):
+            now = mean_over_ranks((value * labelled).sum(), labelled.sum())
+            moving.copy_(torch.where(moving.isnan(), now, MOMENTUM * moving + (1 - MOMENTUM) * now))
+        evidence = (2 * self._share_solved() - 1).clamp(min=0)
+        weight = balanced(contradicts, self.contradiction, self.hparams["share"])
+        return torch.where(labelled, 1 + evidence * (weight - 1), 1)
 
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        return super().watch(out, batch) | {"contradiction": self.contradiction}
+        return super().watch(out, batch) | {"contradiction": self.contradiction, "solved": self._share_solved()}
+
+    def _share_solved(self) -> Tensor:
+        """g: how much of the contradiction the classifier resolves, 0 to 1."""
+        return self.solved / self.contradiction.clamp(min=LEAST)
 
     def _expert(self, out: Output) -> Tensor:
         assert out.context is not None  # `setup` asks for it
