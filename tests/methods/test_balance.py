@@ -34,16 +34,29 @@ def batch(label: Tensor = LABEL) -> Batch:
     return Batch(images, label, torch.zeros_like(label), torch.arange(len(label)))
 
 
-def test_weights_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("resolved", [0, 1, 2, 3])
+def test_weights_are_those_of_the_formula(resolved: int) -> None:
+    """Twelve images, three of which contradict their context; the classifier is right about some of those three."""
     method, model = made()
-    given = batch()
-    out = model(given.image)
-    belief = method.expert(out.context).softmax(1).tolist()
-    c = [1 - row[y] / max(row) for row, y in zip(belief, LABEL.tolist(), strict=True) if y >= 0]
+    label = torch.tensor([0] * 9 + [1, 1, 2] + [-1])
+    given = batch(label)
+    with torch.no_grad():
+        method.expert.weight.mul_(0.1)
+        method.expert.bias.copy_(torch.tensor([2.0, 0.0, -1.0]))  # it believes in class 0
+        out = model(given.image)
+        answer = label.clone()
+        answer[9 + resolved : 12] = 0
+        out = out._replace(logits=torch.nn.functional.one_hot(answer.clamp(min=0), 3).float())
+        belief = method.expert(out.context).softmax(1).tolist()
+    c = [1 - row[y] / max(row) for row, y in zip(belief, label.tolist(), strict=True) if y >= 0]
     q, s = sum(c) / len(c), 0.3
-    expected = [(1 - x) * (1 - s) / (1 - q) + x * s / q if q < s else 1.0 for x in c] + [1.0]
+    assert 0.1 < q < s
+    g = sum(x for x, y, z in zip(c, label.tolist(), answer.tolist(), strict=False) if y == z) / sum(c)
+    assert (g > 0.5) == (resolved > 1)
+    trust = max(0.0, 2 * g - 1)
+    expected = [1 + trust * ((1 - x) * (1 - s) / (1 - q) + x * s / q - 1) for x in c] + [1.0]
     torch.testing.assert_close(method.weights(out, given), torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(float(method.contradiction), q)
+    torch.testing.assert_close(float(method.contradiction), q, rtol=1e-4, atol=1e-6)
     method.weights(out, given)
     torch.testing.assert_close(float(method.contradiction), q, rtol=1e-4, atol=1e-6)  # of equal batches it stays
 
