@@ -1,4 +1,4 @@
-"""Balance: images that contradict their context count for a fixed share of the loss at least.
+"""Balance: images that contradict their context count for more, as far as they are evidence against it.
 
 Where a background gives the label away in 97 % of the images, the other 3 % are the only evidence against it, and
 cross-entropy all but ignores them. A *context expert*, a linear layer on the mean patch token of an early block, learns
@@ -40,7 +40,7 @@ class Balance(Method):
     """Weights of the main loss, from a context expert."""
 
     addable = True
-    summary = "images that contradict their context have at least a share of the loss"
+    summary = "images that contradict their context have up to a share of the loss"
     reference = "after Nam et al. 2020 (LfF)"
     defaults: ClassVar[Mapping[str, float]] = {"share": 0.3, "expert_lr_mult": 5.0}
     contradiction: Tensor
