@@ -8,8 +8,9 @@ The cache is a pair of files per (list of files, size, interpolation, decode ver
 holds the size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's
 content, crc32 of its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full
 disk is an error that can be caught (a written mmap would kill the process), and writers need no locks because they
-write the same bytes. Images that keep their aspect have a cache of their own, whose slots are as long as the longest image and whose records
-hold height and width as well; what a slot does not use is a hole in the file and takes no space.
+write the same bytes. Images that keep their aspect have a cache of their own, whose slots are as long as the longest
+image and whose records hold height and width as well; what a slot does not use is a hole in the file and takes no
+space.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from patchgen.model import timm, weights
 from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
+from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
 
@@ -38,48 +39,6 @@ class Tokens(NamedTuple):
     patches: Tensor  # (B,P,D) after the final LayerNorm, prefix tokens removed, row-major patch order
     cls: Tensor  # (B,D); the mean of the grid where a net has no such token
     grid: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A named backbone: where its weights are, and its architecture for `pretrained=False`."""
-
-    hub_id: str
-    family: str
-    licence: str
-    config: dict[str, Any]
-    note: str = ""
-    make: Callable[[], Loaded] | None = None  # builds it with its weights, where a plug-in does that itself
-
-
-def _vit(dim: int, depth: int, heads: int, **more: Any) -> dict[str, Any]:
-    return {"hidden_size": dim, "num_hidden_layers": depth, "num_attention_heads": heads, **more}
-
-
-_SIZES = {"small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
-_P14 = {"patch_size": 14, "image_size": 518}
-_B16 = _vit(768, 12, 12, intermediate_size=3072, patch_size=16, image_size=224)
-
-BACKBONES: dict[str, Spec] = {
-    **{f"dinov2-{size}": Spec(f"facebook/dinov2-{size}", "dinov2", "Apache-2.0", _vit(*dims, **_P14))
-       for size, dims in _SIZES.items()},
-    **{f"dinov2-{size}-reg": Spec(f"facebook/dinov2-with-registers-{size}", "dinov2_with_registers", "Apache-2.0",
-                                  _vit(*dims, **_P14)) for size, dims in _SIZES.items()},
-    "dino-b16": Spec("facebook/dino-vitb16", "vit", "Apache-2.0", _B16),
-    "mae-b16": Spec("facebook/vit-mae-base", "vit_mae", "CC-BY-NC-4.0", _B16, "non-commercial licence"),
-    "clip-b16": Spec("openai/clip-vit-base-patch16", "clip_vision_model", "MIT", _B16),
-    "openclip-b16": Spec("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "clip_vision_model", "MIT",
-                         {**_B16, "hidden_act": "gelu"}, "OpenCLIP, LAION-2B"),
-    "resnet50": Spec("microsoft/resnet-50", "resnet", "Apache-2.0", {}),
-    "regnety-16gf": Spec("facebook/regnet-y-160", "regnet", "Apache-2.0",
-                         {"hidden_sizes": [224, 448, 1232, 3024], "depths": [2, 4, 11, 1], "groups_width": 112},
-                         "ImageNet-1k weights: not the SWAG weights of the host methods"),
-    "registry": Spec("", "dinov2_with_registers", weights.PACKAGES["registry"].licence, _vit(384, 12, 6, **_P14),
-                     weights.PACKAGES["registry"].note),
-    "tiny": Spec("", "dinov2_with_registers", "none", _vit(64, 2, 1, patch_size=14, image_size=112),
-                 "random weights: for tests and smoke runs"),
-}  # fmt: skip
-plugins.open_table("backbones", BACKBONES)
 
 
 @dataclass(frozen=True)
@@ -297,7 +256,7 @@ def load_architecture(source: str, image_size: int | None = None) -> Backbone:
 def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
     path = expanded(source)
     if source.startswith(timm.PREFIX):
-        return _from_timm(source, pretrained)
+        return _from_timm(source, source.removeprefix(timm.PREFIX), pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
     if source == "registry":
@@ -318,6 +277,8 @@ def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None)
 
 def _named(source: str) -> Backbone:
     spec = BACKBONES[source]
+    if spec.family == timm.MODEL_TYPE:
+        return _from_timm(source, spec.config["name"], pretrained=True)
     if spec.make is None:
         return _from_hub(source, spec.hub_id)
     return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
@@ -346,8 +307,7 @@ def _random(source: str) -> Backbone:
     return Backbone(loaded, Origin(source, resolved, "none", "random weights: for tests and timing"))
 
 
-def _from_timm(source: str, pretrained: bool) -> Backbone:
-    name = source.removeprefix(timm.PREFIX)
+def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
         model = timm.build_timm(name, pretrained=pretrained)
@@ -364,16 +324,21 @@ def _from_registry(source: str, path: Path) -> Backbone:
     return Backbone(known, Origin(source, resolved, package.licence, package.note))
 
 
-def _from_folder(source: str, folder: Path, resolved: str, licence: str = "", note: str = "") -> Backbone:
+def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
+    """What a folder holds; of a named encoder its card says what the files leave out."""
     loaded = read_folder(folder)
-    return Backbone(loaded, Origin(source, resolved, licence or loaded.licence or "unknown", note))
+    card = card or card_of(folder.name, loaded.model.config)
+    if card is None:
+        return Backbone(loaded, Origin(source, resolved, loaded.licence or "unknown"))
+    if card.pixels and (not loaded.normalisation or Pixels(*loaded.normalisation).assumed):
+        loaded = loaded._replace(normalisation=card.pixels)
+    return Backbone(loaded, Origin(source, resolved, card.licence, card.note))
 
 
 def _from_hub(source: str, hub_id: str, quick: bool = False) -> Backbone:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
     folder = weights.hub_folder(hub_id, quick=quick)
-    about = (spec.licence, spec.note) if spec else ("", "")
-    return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", *about)
+    return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
 def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:

@@ -112,6 +112,14 @@ def timm_pixels(file: Path, said: Mapping[str, Any]) -> Pixels:
     return Pixels(mean, std, interpolation or BILINEAR, f"{' and '.join(assumed)} by default" if assumed else "")
 
 
+def is_nested(folder: Path) -> bool:
+    """Whether a folder's image processor is in its `processor_config.json`; a damaged file says so when it is loaded."""
+    try:
+        return isinstance(read_json(folder / NESTED).get("image_processor"), dict)
+    except (OSError, ValueError):
+        return False
+
+
 def _processor(folder: Path) -> tuple[Path, dict[str, Any] | None]:
     """The image processor's settings and the file they are in; None where there is none."""
     for name in (NESTED, FLAT):

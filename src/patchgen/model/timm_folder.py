@@ -171,15 +171,15 @@ def _renamed(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any
     width, registers = config["hidden_size"], config["num_register_tokens"]
     _, before = _positions(folder, state["pos_embed"].shape[1], registers)
     position = state["pos_embed"]  # (1, before + P, D)
-    first = position[:, :1] if before else torch.zeros(1, 1, width)
-    register = state.get("reg_token", torch.zeros(1, 0, width))  # (1, R, D)
+    first = position[:, :1] if before else position.new_zeros(1, 1, width)
+    register = state.get("reg_token", position.new_zeros(1, 0, width))  # (1, R, D)
     renamed = {
         "embeddings.position_embeddings": torch.cat([first, position[:, before:]], 1),
         "embeddings.register_tokens": register + position[:, 1:before] if before > 1 else register,
     }
     for layer in range(config["num_hidden_layers"]):
         for scale in (1, 2):
-            renamed[f"encoder.layer.{layer}.layer_scale{scale}.lambda1"] = torch.ones(width)
+            renamed[f"encoder.layer.{layer}.layer_scale{scale}.lambda1"] = position.new_ones(width)
     for name, tensor in state.items():
         if name not in ("pos_embed", "reg_token"):
             renamed |= _parts(folder, name, tensor, config["use_swiglu_ffn"])
