@@ -4,9 +4,10 @@
     build("dinov2_with_registers", vit.config).load_state_dict(vit.state)
 
 Depth, width, patches, registers, LayerScale and the kind of feed-forward layer are read from the tensors, the number of
-heads from `model_args` or from the width. Everything else that timm can put into a ViT is refused by name. The values
-stay the same: class and register tokens take their share of timm's position embeddings, a network without LayerScale
-gets one of ones, and positions are resized as timm does (bicubic, antialiased).
+heads from `model_args` or from the width. Rotary positions, the order of norms and the activation leave no trace in the
+tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are refused. The values stay
+the same: class and register tokens take their share of timm's position embeddings, a network without LayerScale gets
+one of ones, and positions are resized as timm does (bicubic, antialiased).
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ PICKLED = (
     "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
 )
 ACTIVATIONS = {True: (None, "silu", "swish"), False: (None, "gelu")}  # of a gated and of a plain feed-forward layer
+PLAIN = re.compile(
+    r"vit_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(_reg\d+)?_(\d+|dinov2)(\..+)?"
+)  # what timm calls a ViT without anything special
 # arguments of timm that would change the network in ways that its tensors do not show, and the values that do not
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "norm_layer": (None, "layernorm"), "qk_norm": (None, False), "pre_norm": (None, False), "class_token": (None, True),
+    "mlp_layer": (None, "mlp", "swiglupacked"),
 }  # fmt: skip
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+?)(\.weight|\.bias)?$")
 _TOP = {
@@ -86,10 +91,11 @@ def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor
 
 def _check(folder: Path, architecture: str, arguments: Mapping[str, Any]) -> None:
     """Refuse what is no plain ViT by its name or its arguments."""
-    if not architecture.startswith("vit_") or "quickgelu" in architecture:
+    if not PLAIN.fullmatch(architecture):
         raise ValueError(
-            f"a folder in timm's layout must hold a plain vision transformer (vit_...), and {folder} has "
-            f"{shortly(architecture)}; where timm can be installed, give it as timm:NAME"
+            f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
+            f"vit_giant_patch14_reg4_dinov2, and {folder} has {shortly(architecture)}; where timm can be installed, "
+            "give it as timm:NAME"
         )
     for name, values in HARMLESS.items():
         _refuse_unless(folder, arguments, name, values)
