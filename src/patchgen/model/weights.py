@@ -127,6 +127,10 @@ def require_hub(hub_id: str) -> None:
     """
     if cached_hub_folder(hub_id):
         return
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(f"{hub_id!r} is not in the hub's cache, and HF_HUB_OFFLINE forbids to ask for it.")
     if hub_id in given_up:
         raise WeightsError(given_up[hub_id])
     _ask_hub(hub_id, QUICK_SECONDS)
