@@ -34,7 +34,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext": SMALL_CONV,
     "convnextv2": SMALL_CONV,
     "dinov3_convnext": SMALL_CONV,
-    "swin": {"embed_dim": 8, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "window_size": 2, "image_size": 64},
 }
 
 

@@ -19,7 +19,7 @@ from patchgen.model.convert import Loaded, build
 from patchgen.model.local import content
 from patchgen.model.pixels import CLIP, HALF, IMAGENET, RAW, Pixels, earlier_pixels, folder_pixels, recorded_pixels
 
-REFUSED = {"SigLIP 2 NaFlex", "Swin V2", "Hiera"}
+REFUSED = {"SigLIP 2 NaFlex", "Swin", "Swin V2", "Hiera"}
 LOADED = [example for example in EXAMPLES if example.name not in REFUSED]
 ROUNDING = 1e-6
 TYPES = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}  # of two towers, the one for images

@@ -67,7 +67,7 @@ class Backbone(nn.Module):
             self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
         elif (family := FAMILIES[self.model_type]).convolutional:
             self.family, self.num_prefix_tokens = family, 0
-            self.dim = getattr(config, "hidden_size", None) or config.hidden_sizes[-1]
+            self.dim = config.hidden_sizes[-1]
             self.patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
         else:
             self.family = family

@@ -39,7 +39,6 @@ FAMILIES = {
     "convnext": Family("ConvNextModel", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
     "convnextv2": Family("ConvNextV2Model", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
     "dinov3_convnext": Family("DINOv3ConvNextModel", "model.stages", "layer_norm", convolutional=True),
-    "swin": Family("SwinModel", "encoder.layers", "layernorm", convolutional=True),
 }
 
 

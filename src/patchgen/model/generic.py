@@ -36,7 +36,7 @@ class Family:
     blocks: str
     final_norm: str = ""
     unused: tuple[str, ...] = ()  # never reach the tokens: dropped, so that no trainable tensor goes without gradient
-    convolutional: bool = False  # or another pyramid: one grid of tokens at its end, and none before
+    convolutional: bool = False
     norm_tokens: bool = False  # the model norms its pooled vector alone; here the tokens get the same final norm
 
     @property
