@@ -41,9 +41,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were decoded, in order."""
     calls: list[Path] = []
 
-    def counting(path: Path, size: int) -> np.ndarray:
+    def counting(path: Path, size: int, interpolation: str) -> np.ndarray:
         calls.append(Path(path))
-        return decode(path, size)
+        return decode(path, size, interpolation)
 
     monkeypatch.setattr(images, "decode", counting)
     return calls

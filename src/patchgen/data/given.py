@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchgen.data.images import decode, square
+from patchgen.data.images import BILINEAR, decode, square
 from patchgen.data.table import list_images
 
 
@@ -26,7 +26,7 @@ def check_images(images: Any) -> Sequence[Any]:
     return images
 
 
-def squares(images: Any, size: int) -> Iterator[np.ndarray]:
+def squares(images: Any, size: int, interpolation: str = BILINEAR) -> Iterator[np.ndarray]:
     """(size, size, 3) uint8 of each image: arrays, paths, open images, or all files below a folder.
 
     Raises:
@@ -36,9 +36,9 @@ def squares(images: Any, size: int) -> Iterator[np.ndarray]:
         images = image_paths(images)
     for image in check_images(images):
         if isinstance(image, (str, os.PathLike)):
-            yield decode(os.fspath(image), size)
+            yield decode(os.fspath(image), size, interpolation)
         else:
-            yield square(opened(image), size)
+            yield square(opened(image), size, interpolation)
 
 
 def image_paths(path: str | os.PathLike[str]) -> list[Path]:

@@ -4,12 +4,13 @@
     pixels = store.load([3, 1, 4])                      # (3,3,224,224) uint8
     wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
-The cache is a pair of files per (list of files, size, decode version): `<digest>.pixels`, where slot i holds the
-size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's content, crc32 of
-its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full disk is an error
-that can be caught (a written mmap would kill the process), and writers need no locks because they write the same bytes.
-Images that keep their aspect have a cache of their own, whose slots are as long as the longest image and whose records
-hold height and width as well; what a slot does not use is a hole in the file and takes no space.
+The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
+holds the size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's
+content, crc32 of its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full
+disk is an error that can be caught (a written mmap would kill the process), and writers need no locks because they
+write the same bytes. Images that keep their aspect have a cache of their own, whose slots are as long as the longest
+image and whose records hold height and width as well; what a slot does not use is a hole in the file and takes no
+space.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixe
 SHAPE = struct.Struct("<II")  # height, width: behind the record of an image that keeps its aspect
 LONGEST = 4  # longer side / shorter side of an image that keeps its aspect; of a longer one the middle is kept
 FILLED = 0x50474331
+BILINEAR = "bilinear"
+INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 ENDINGS = (".pixels", ".slots")
 # What `IMAGE_EXTENSIONS` stands for, and GIF. Pillow reads more, some of it by starting other programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
@@ -60,7 +63,7 @@ class _Refused(ValueError):
     """A rule of ours that an image breaks; the text ends with its fix."""
 
 
-def decode(path: str | Path, size: int) -> np.ndarray:
+def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.ndarray:
     """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; aspect is not kept, as in the field.
 
     Transparency is laid on white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
@@ -72,7 +75,7 @@ def decode(path: str | Path, size: int) -> np.ndarray:
 
     def draw(image: Image.Image) -> np.ndarray:
         image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
-        return square(image, size)
+        return square(image, size, interpolation)
 
     return _decode(path, draw)
 
@@ -145,10 +148,17 @@ def _scans(image: Image.Image) -> int:
     return max(1, data.count(b"\xff\xda", at))  # within a scan the byte 255 is followed by 0 or a restart
 
 
-def square(image: Image.Image, size: int) -> np.ndarray:
+def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
     """(size,size,3) uint8 of an image that is open already, by the rules of `decode`."""
     upright = ImageOps.exif_transpose(image)
-    return np.array(_to_rgb(upright, image.format).resize((size, size), Image.Resampling.BILINEAR))
+    return np.array(_to_rgb(upright, image.format).resize((size, size), resampling(interpolation)))
+
+
+def resampling(interpolation: str) -> Image.Resampling:
+    """Pillow's filter of this name."""
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, not {interpolation!r}")
+    return Image.Resampling(INTERPOLATIONS.index(interpolation))
 
 
 def gray_bits(values: np.ndarray, kind: str | None) -> int:
@@ -210,15 +220,25 @@ class ImageStore:
 
     Args:
         size: Side of the square images; with `keep_aspect` the shorter side.
+        interpolation: How square images are resized: what the backbone expects. Those that keep their aspect are
+            always resized bicubically.
     """
 
     def __init__(
-        self, files: Sequence[Path], size: int, cache: Path | None, threads: int = 2, *, keep_aspect: bool = False
+        self,
+        files: Sequence[Path],
+        size: int,
+        cache: Path | None,
+        threads: int = 2,
+        *,
+        keep_aspect: bool = False,
+        interpolation: str = BILINEAR,
     ) -> None:
+        resampling(interpolation)  # raises on an unknown name
         if size < 1 or threads < 1:
             raise ValueError(f"size and threads must be at least 1, got size={size}, threads={threads}")
         self.files, self.size, self.threads = [Path(file) for file in files], size, threads
-        self.keep_aspect = keep_aspect
+        self.keep_aspect, self.interpolation = keep_aspect, interpolation
         self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
         self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
         self._verified: dict[int, _Slot] = {}  # row -> its record, where the source was hashed by this process
@@ -270,7 +290,8 @@ class ImageStore:
             return cached
         # the digest is taken before the pixels: a file that changes in between is seen as changed, never as cached
         digest = self._digest(row) if self._writable else b""
-        decoded = (decode_aspect if self.keep_aspect else decode)(self.files[row], self.size)
+        file = self.files[row]
+        decoded = decode_aspect(file, self.size) if self.keep_aspect else decode(file, self.size, self.interpolation)
         pixels = np.ascontiguousarray(decoded.transpose(2, 0, 1))
         if self._writable:
             self._write(row, digest, pixels)
@@ -278,7 +299,8 @@ class ImageStore:
 
     def _open(self, folder: Path) -> None:
         names = "\n".join(map(str, self.files))
-        size = f"{self.size} bicubic, aspect kept" if self.keep_aspect else f"{self.size}"
+        size = f"{self.size}" if self.interpolation == BILINEAR else f"{self.size} {self.interpolation}"
+        size = f"{self.size} bicubic, aspect kept" if self.keep_aspect else size
         key = hashlib.blake2b(f"{DECODE_VERSION}\n{size}\n{names}".encode("utf-8", "surrogateescape"))
         base = folder / key.hexdigest()[:32]
         try:

@@ -149,7 +149,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, images: Any) -> Iterator[Scores]:
         predictor = self.predictor
-        pixels = squares(images, predictor.config.image_size)
+        pixels = squares(images, predictor.config.image_size, predictor.interpolation)
         while batch := list(islice(pixels, BATCH)):
             yield from predictor.score(batch)
 

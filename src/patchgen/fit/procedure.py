@@ -115,7 +115,8 @@ def finish(run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = Fals
     predictor = load_run(run.path, checkpoint)
     whole = make_fold(replace(run.config, val_images=None), fold.table)  # every held-out image, not a sample of them
     files = [fold.table.file(i) for i in range(len(fold.table))]
-    store = ImageStore(files, run.config.image_size, cache_dir() if run.config.cache else None)
+    cache = cache_dir() if run.config.cache else None
+    store = ImageStore(files, run.config.image_size, cache, interpolation=predictor.interpolation)
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, report = calibrate(predictor, whole, store, bar.advance)
     header = load_tensors(run.checkpoint(checkpoint))[1]

@@ -14,22 +14,30 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.methods import Method
-from patchgen.model.backbone import IMAGENET, Backbone, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, load_backbone, set_tuning
 from patchgen.model.classifier import Classifier, trained_tensors
 
 
 def build_model(
-    config: Config, method: Method, num_classes: int, progress: Callable[[str], None] | None = None
+    config: Config,
+    method: Method,
+    num_classes: int,
+    progress: Callable[[str], None] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Classifier:
-    """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before."""
-    backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress)
+    """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before.
+
+    Args:
+        recorded: What the run has recorded of its backbone, where it is continued or used.
+    """
+    backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     return build_on(backbone, config, method, num_classes)
 
 
 def build_on(backbone: Backbone, config: Config, method: Method, num_classes: int) -> Classifier:
     """The same on a backbone that is at hand."""
     if config.normalization == "imagenet":
-        backbone.mean, backbone.std = IMAGENET
+        backbone.use_imagenet()
     set_tuning(backbone, method.chosen_tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -93,5 +101,5 @@ def describe(model: Classifier, classes: tuple[str, ...]) -> dict[str, Any]:
         "classes": list(classes),
         "pool": model.pool,
         "grid": list(model.grid),
-        "backbone": {"resolved": model.backbone.resolved, "digest": model.backbone.digest()},
+        "backbone": model.backbone.record(),
     }

@@ -109,7 +109,7 @@ def gaussian_nll(z: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 def tap_modules(backbone: Backbone) -> list[nn.Module]:
     """The stem, and the last block of each quarter; fewer where there are fewer blocks."""
     blocks = backbone.model.get_submodule(backbone.family.blocks)
-    if backbone.family.convolutional:
+    if hasattr(backbone.model, "embedder"):  # ResNet, RegNet
         stem = backbone.model.get_submodule("embedder")
     else:
         stem = next(module for module in backbone.modules() if isinstance(module, nn.Conv2d))

@@ -197,7 +197,7 @@ def channels_at(place: nn.Module, model: Classifier) -> int:
     with torch.no_grad():
         model.backbone(torch.zeros(1, 3, model.grid[0] * side, model.grid[1] * side, device=_device(model)))
     handle.remove()
-    return found[0].shape[1] if model.backbone.family.convolutional else found[0].shape[-1]
+    return found[0].shape[1] if found[0].ndim == 4 else found[0].shape[-1]
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -212,7 +212,7 @@ def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[T
         if not torch.is_grad_enabled():
             return None
         with torch.autocast(output.device.type, enabled=False):
-            if backbone.family.convolutional:  # (B, C, h, w)
+            if output.ndim == 4:  # (B, C, h, w)
                 changed = change(output.float().flatten(2).transpose(1, 2))
                 return changed.transpose(1, 2).reshape(output.shape).to(output.dtype)
             changed = change(output[:, prefix:].float())

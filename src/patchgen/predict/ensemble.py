@@ -134,7 +134,8 @@ def _subject(folder: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Subject:
             f"{', '.join(fold.classes)}; only runs with the same classes can be averaged"
         )
     files = [fold.table.file(i) for i in range(len(fold.table))]
-    store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+    cache = cache_dir() if config.cache else None
+    store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
     return Subject(config.method, folder.path.resolve().name, predictor, fold, store)
 
 

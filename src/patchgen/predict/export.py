@@ -103,8 +103,8 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
     size = predictor.config.image_size
     facts: dict[str, Any] = {
         "classes": json.dumps(list(predictor.classes)),
-        "preprocessing": f"RGB, upright, resized to {size} x {size} (bilinear, antialiased), divided by 255, as "
-        f"(N, 3, {size}, {size}) float32; mean and deviation are subtracted in the graph",
+        "preprocessing": f"RGB, upright, resized to {size} x {size} ({backbone.interpolation}, antialiased), divided "
+        f"by 255, as (N, 3, {size}, {size}) float32; mean and deviation are subtracted in the graph",
         "image_size": size,
         "temperature": predictor.confidence.temperature,
         "method": predictor.config.method,

@@ -33,6 +33,7 @@ from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.convert import Loaded, build
+from patchgen.model.pixels import recorded_pixels
 from patchgen.predict.confidence import Confidence, Familiar
 from patchgen.predict.predictor import Predictor
 from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
@@ -65,8 +66,7 @@ def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str,
         "digest": header["digest"],
         "family": backbone.model_type,
         "architecture": architecture,
-        "mean": list(backbone.mean),
-        "std": list(backbone.std),
+        **backbone.pixels.facts(),
     }
 
 
@@ -267,7 +267,7 @@ def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[st
         method.read = _clip_head(folder, under(tensors, CLIP))
     tensors = method.saved = under(tensors, MODEL)
     if not facts["backbone"]["included"]:
-        model = build_model(config, method, count)
+        model = build_model(config, method, count, recorded=facts["backbone"])
         if model.backbone.digest() != facts["backbone"]["digest"]:
             raise ValueError(
                 f"{folder} was made on {facts['backbone']['resolved']}, but {config.backbone!r} gives "
@@ -301,7 +301,7 @@ def _backbone(facts: dict[str, Any]) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         network = build(facts["family"], facts["architecture"])
     origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
-    return Backbone(Loaded(network, (tuple(facts["mean"]), tuple(facts["std"]))), origin)  # type: ignore[arg-type]
+    return Backbone(Loaded(network, recorded_pixels(facts)), origin)
 
 
 def _confidence(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Confidence:

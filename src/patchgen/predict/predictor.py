@@ -127,7 +127,7 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
     folder.require_plugins()
     method = make_method(config)
     method.class_names, method.saved = classes, tensors
-    model = build_model(config, method, len(classes))
+    model = build_model(config, method, len(classes), recorded=facts.get("backbone") or {})
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
     return Predictor(model, classes, config)
@@ -181,6 +181,11 @@ class Predictor:
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
 
+    @property
+    def interpolation(self) -> str:
+        """How an image is resized to the square that the model reads."""
+        return self.model.backbone.interpolation
+
     def predict(
         self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
@@ -209,7 +214,7 @@ class Predictor:
                     tick(len(current))
 
     def _decode(self, pool: ThreadPoolExecutor, paths: Iterable[Path]) -> list[tuple[Path, Future[Pixels]]]:
-        return [(path, pool.submit(_pixels, path, self.config.image_size)) for path in paths]
+        return [(path, pool.submit(_pixels, path, self.config.image_size, self.interpolation)) for path in paths]
 
     def _predict(self, decoded: list[tuple[Path, Pixels]]) -> Iterator[Prediction | Unreadable]:
         scores = iter(self.score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
@@ -254,7 +259,7 @@ class Predictor:
             ValueError: the run's method has no mask, or (`UnreadableImage`) the file is no image.
         """
         self.require_mask()
-        [pixels] = squares([image], self.config.image_size)
+        [pixels] = squares([image], self.config.image_size, self.interpolation)
         [(probabilities, mask, _)] = self.score([pixels])
         assert mask is not None  # require_mask has seen to it
         order = np.argsort(-probabilities, kind="stable")[:TOP]
@@ -262,8 +267,8 @@ class Predictor:
         return Explanation(Path(image) if isinstance(image, (str, os.PathLike)) else None, pixels, mask, top)
 
 
-def _pixels(path: Path, size: int) -> Pixels:
+def _pixels(path: Path, size: int, interpolation: str) -> Pixels:
     try:
-        return decode(path, size)
+        return decode(path, size, interpolation)
     except UnreadableImage as error:
         return Unreadable.because(path, error)

@@ -93,9 +93,8 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
         predictor = load_run(folder.path, checkpoint)
         _check_classes(folder, predictor, fold)
         config = _config(folder, data)
-        store = ImageStore(
-            [fold.table.file(i) for i in range(len(fold.table))], config.image_size, _cache(config.cache)
-        )
+        files, cache = [fold.table.file(i) for i in range(len(fold.table))], _cache(config.cache)
+        store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store))
     return subjects
 

@@ -255,6 +255,14 @@ class RunFolder:
             facts["plugins"] = used
         self.write_json("env.json", environment(torch.get_num_threads()) | facts)
 
+    def recorded_backbone(self) -> dict[str, Any] | None:
+        """What the run wrote down of its backbone when it began; None where it has not begun."""
+        try:
+            found = read_json(self.path / "env.json").get("backbone")
+        except (OSError, ValueError):  # not there yet, or damaged: then it says nothing
+            return None
+        return found if isinstance(found, dict) else None
+
     def require_plugins(self) -> None:
         """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
         try:

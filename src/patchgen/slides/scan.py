@@ -81,7 +81,7 @@ def scan(
     size = predictor.config.image_size
 
     def read(place: Place) -> np.ndarray:
-        return slide.read(grid.corner(place.column, place.row), grid.step, (size, size))
+        return slide.read(grid.corner(place.column, place.row), grid.step, (size, size), predictor.interpolation)
 
     with file.open("a", newline="", encoding="utf-8") as stream, ThreadPoolExecutor(DECODERS) as pool:
         for part, pixels in _ahead(pool, read, batches):

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from patchgen.common.files import regular
+from patchgen.data.images import BILINEAR, resampling
 
 if TYPE_CHECKING:
     from openslide import OpenSlide
@@ -122,7 +123,13 @@ class Slide:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.handle.close()
 
-    def read(self, corner: tuple[float, float], extent: tuple[float, float], size: tuple[int, int]) -> np.ndarray:
+    def read(
+        self,
+        corner: tuple[float, float],
+        extent: tuple[float, float],
+        size: tuple[int, int],
+        interpolation: str = BILINEAR,
+    ) -> np.ndarray:
         """An area of level 0 as (size[1], size[0], 3) uint8; white where the slide has no pixels.
 
         The coarsest level that is still fine enough is read and, antialiased, resized once.
@@ -145,4 +152,4 @@ class Slide:
             raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
         white = Image.new("RGB", region.size, "white")
         white.paste(region, mask=region.getchannel("A"))
-        return np.array(white.resize(size, Image.Resampling.BILINEAR) if taken != size else white)
+        return np.array(white.resize(size, resampling(interpolation)) if taken != size else white)

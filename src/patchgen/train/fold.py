@@ -101,7 +101,7 @@ class FoldTrainer(Trainer):
         self.writes = fabric.is_global_zero
         self.method = make_method(config)
         self.method.class_names = fold.classes
-        self.model = build_model(config, self.method, len(fold.classes), self.say)
+        self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
         self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
@@ -114,7 +114,8 @@ class FoldTrainer(Trainer):
 
         table = fold.table
         files = [table.file(i) for i in range(len(table))]
-        store = ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+        cache, backbone = cache_dir() if config.cache else None, self.model.backbone
+        store = ImageStore(files, config.image_size, cache, interpolation=backbone.interpolation)
         self.batches = DomainBatches(
             store,
             fold.target,

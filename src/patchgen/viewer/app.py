@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -24,6 +25,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from patchgen.data.images import UnreadableImage
 from patchgen.draw.overlay import NOTICE
+from patchgen.predict.predictor import Predictor
 from patchgen.viewer import answers, runs
 from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
 from patchgen.viewer.library import Library, hide_paths
@@ -177,7 +179,7 @@ class Viewer:
         except UnreadableImage as error:
             return {"name": clean_name(name), "error": error.reason}
         try:
-            return self._answer(model, picture, answers.scored(predictor, picture.pixels(predictor.config.image_size)))
+            return self._answer(model, picture, answers.scored(predictor, _pixels(picture, predictor)))
         except UnreadableImage as error:  # a good header before damaged pixels
             self.uploads.drop(picture)
             return {"name": picture.name, "error": error.reason}
@@ -222,7 +224,11 @@ class Viewer:
 
     def _with(self, ask: ImageRequest, answer: Callable[..., dict[str, Any]], *more: Any) -> dict[str, Any]:
         picture, predictor = self.uploads.get(ask.image), self.library.predictor(ask.model)
-        return answer(predictor, picture.pixels(predictor.config.image_size), *more)
+        return answer(predictor, _pixels(picture, predictor), *more)
+
+
+def _pixels(picture: Upload, predictor: Predictor) -> np.ndarray:
+    return picture.pixels(predictor.config.image_size, predictor.interpolation)
 
 
 async def _files(form: FormData) -> list[tuple[str, bytes]]:

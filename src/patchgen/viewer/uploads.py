@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.data.images import UnreadableImage, decode
+from patchgen.data.images import BILINEAR, UnreadableImage, decode
 from patchgen.draw.overlay import original
 from patchgen.viewer.guard import Limits, Refused, megabytes
 
@@ -27,14 +27,14 @@ class Upload:
     name: str
     data: bytes  # the file as it came
     truth: str | None = None  # the true class, where it is known
-    _pixels: dict[int, np.ndarray] = field(default_factory=dict)
+    _pixels: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
     _preview: bytes | None = None
 
-    def pixels(self, size: int) -> np.ndarray:
+    def pixels(self, size: int, interpolation: str = BILINEAR) -> np.ndarray:
         """(size, size, 3) uint8, exactly what `patchgen predict` would decode from the file."""
-        if size not in self._pixels:
-            self._pixels[size] = decode(_as_file(self.data), size)
-        return self._pixels[size]
+        if (size, interpolation) not in self._pixels:
+            self._pixels[size, interpolation] = decode(_as_file(self.data), size, interpolation)
+        return self._pixels[size, interpolation]
 
     def preview(self) -> bytes:
         """A JPEG of our own making, upright and at its own aspect: what the page shows."""

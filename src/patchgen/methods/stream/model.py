@@ -7,7 +7,8 @@ model.classify(seen.features, 80)       # (B, 80) cosines with the first 80 lear
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from patchgen.config.stream import StreamConfig
 from patchgen.discovery.prompts import prompted
 from patchgen.methods.stream.contrastive import ProjectionHead
-from patchgen.model.backbone import IMAGENET, Backbone, Tokens, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, Tokens, load_backbone, set_tuning
 from patchgen.model.classifier import Output
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
@@ -86,12 +87,20 @@ def _output(features: Tensor, mask: Tensor | None = None, complementary: Tensor 
 
 
 def build_stream_model(
-    config: StreamConfig, pool: str, prototypes: int, progress: Callable[[str], None] | None = None
+    config: StreamConfig,
+    pool: str,
+    prototypes: int,
+    progress: Callable[[str], None] | None = None,
+    recorded: Mapping[str, Any] | None = None,
 ) -> StreamModel:
-    """The model before the first stage; the same seed gives the same weights whatever was drawn before."""
-    backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress)
+    """The model before the first stage; the same seed gives the same weights whatever was drawn before.
+
+    Args:
+        recorded: What the run has recorded of its backbone, where it is continued or used.
+    """
+    backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     if config.normalization == "imagenet":
-        backbone.mean, backbone.std = IMAGENET
+        backbone.use_imagenet()
     set_tuning(backbone, config.tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -2,9 +2,9 @@
 
 A view is a random crop of the working size, mirrored half of the time, and what is scored is the centre crop. Images
 are kept at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, and crops are
-whole pixels anywhere in the image, as in PromptCCD; without, images are squashed to a square, bilinearly. Which images
-a step gets and how they are cropped is a pure function of (seed, stage, epoch, step): a resumed run sees what the
-unbroken one saw.
+whole pixels anywhere in the image, as in PromptCCD; without, images are squashed to a square with the interpolation of
+the backbone. Which images a step gets and how they are cropped is a pure function of (seed, stage, epoch, step): a
+resumed run sees what the unbroken one saw.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class StreamImages:
     ) -> None:
         self.size, self.kept = size, int(size / CROP)
         files = [table.file(i) for i in range(len(table))]
-        self.store = ImageStore(files, self.kept, cache, keep_aspect=keep_aspect)
+        interpolation = backbone.interpolation
+        self.store = ImageStore(files, self.kept, cache, keep_aspect=keep_aspect, interpolation=interpolation)
         self.mean, self.std, self.device = backbone.mean, backbone.std, device
         self.augment = Augment(
             scale=((size / self.kept) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,

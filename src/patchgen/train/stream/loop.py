@@ -76,7 +76,8 @@ class StreamTrainer(Trainer):
         self.method: Gcd = make_stream_method(config)
         total = len(stream.stages.entered(len(stream.stages) - 1))
         pool = config.pool or self.method.pool
-        self.model = build_stream_model(config, pool, total if self.method.prototypes else 0, self.say)
+        prototypes = total if self.method.prototypes else 0
+        self.model = build_stream_model(config, pool, prototypes, self.say, run.recorded_backbone())
         if self.method.prompts:
             check_promptable(self.model.backbone)
         self.device = _device(config)
@@ -102,7 +103,7 @@ class StreamTrainer(Trainer):
             "known_classes": [classes[c] for c in self.stream.known],
             "pool": model.pool,
             "grid": list(model.grid),
-            "backbone": {"resolved": model.backbone.resolved, "digest": model.backbone.digest()},
+            "backbone": model.backbone.record(),
         }
 
     def classes(self, stage: int) -> int:

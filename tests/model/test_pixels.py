@@ -1,0 +1,196 @@
+"""Pixels of every family against the image processor of transformers that reads the same folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.encoders import EXAMPLES, Example, pixel_difference, reference, write_processor, write_transformers
+from patchgen.data.augment import normalize
+from patchgen.data.images import ImageStore, decode
+from patchgen.model.backbone import Backbone, Origin, load_backbone
+from patchgen.model.convert import Loaded, build
+from patchgen.model.local import content
+from patchgen.model.pixels import CLIP, HALF, IMAGENET, RAW, Pixels, earlier_pixels, folder_pixels, recorded_pixels
+
+REFUSED = {"SigLIP 2 NaFlex", "Swin", "Swin V2", "Hiera"}
+LOADED = [example for example in EXAMPLES if example.name not in REFUSED]
+ROUNDING = 1e-6
+TYPES = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}  # of two towers, the one for images
+
+
+def tiny() -> Backbone:
+    config = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8, "image_size": 16}
+    return Backbone(Loaded(build("dinov2", config)), Origin("small", "small"))
+
+
+def expecting(pixels: Pixels) -> Backbone:
+    backbone = tiny()
+    backbone.expect(pixels)
+    return backbone
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
+@pytest.mark.parametrize("example", LOADED, ids=[example.name for example in LOADED])
+def test_pixels_are_those_of_the_reference_processor(example: Example, nested: bool, tmp_path: Path) -> None:
+    write_processor(example, tmp_path, nested)
+    pixels = folder_pixels(tmp_path, TYPES.get(example.model_type, example.model_type))
+    assert pixels.assumed == ""
+    assert pixel_difference(expecting(pixels), reference(example, tmp_path), tmp_path) <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("change", "least"),
+    [
+        ({"interpolation": "bilinear"}, 0.1),
+        ({"mean": IMAGENET[0], "std": IMAGENET[1]}, 0.1),
+        ({"mean": (0.4816,) * 3}, 1e-4),
+    ],
+)
+def test_wrong_pixels_would_show(change: dict[str, Any], least: float, tmp_path: Path) -> None:
+    """The comparison above is exact because both sides are; it must not be so because nothing is compared."""
+    [clip] = [example for example in EXAMPLES if example.name == "CLIP"]
+    write_processor(clip, tmp_path, nested=False)
+    right = folder_pixels(tmp_path, "clip_vision_model")
+    assert pixel_difference(expecting(right._replace(**change)), reference(clip, tmp_path), tmp_path) > least
+
+
+@pytest.mark.parametrize("name", ["SigLIP, SigLIP 2", "RADIO"])
+def test_a_loaded_folder_has_its_processors_pixels(name: str, tmp_path: Path) -> None:
+    """What was silently wrong: a nested file that was not read, and `do_normalize: false` that was ignored."""
+    [example] = [one for one in EXAMPLES if one.name == name]
+    write_transformers(example, tmp_path)
+    write_processor(example, tmp_path, nested=True)
+    backbone = load_backbone(str(tmp_path))
+    assert (backbone.mean, backbone.std) == (HALF if name.startswith("SigLIP") else RAW)
+    assert backbone.interpolation == "bicubic" and backbone.assumed == ""
+    assert pixel_difference(backbone, reference(example, tmp_path), tmp_path) <= ROUNDING
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"do_rescale": False, "image_mean": [120.0, 110.0, 100.0], "image_std": [60.0, 50.0, 40.0]},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1.0, 1.0, 1.0], "image_std": [1.0, 1.0, 1.0]},
+        {"rescale_factor": 0.5, "do_normalize": False},
+        {"resample": 0}, {"resample": 1}, {"resample": 4}, {"resample": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_scale_and_interpolation_are_followed(said: dict[str, Any], tmp_path: Path) -> None:
+    example = Example("odd", "vit", {}, "ViTImageProcessor", said)
+    write_processor(example, tmp_path, nested=False)
+    pixels = folder_pixels(tmp_path, "vit")
+    scale = 1 if "resample" in said else 1 / min(pixels.std)
+    assert pixel_difference(expecting(pixels), reference(example, tmp_path), tmp_path) <= ROUNDING * max(1.0, scale)
+
+
+def test_a_nested_file_comes_before_a_flat_one(tmp_path: Path) -> None:
+    flat = {"image_mean": [0.1] * 3, "image_std": [0.2] * 3, "resample": 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(flat))
+    (tmp_path / "processor_config.json").write_text(json.dumps({"processor_class": "CLIPProcessor"}))
+    assert folder_pixels(tmp_path, "vit") == Pixels((0.1,) * 3, (0.2,) * 3, "bicubic")
+    nested = {"image_processor": {"image_mean": 0.3, "image_std": 0.4, "resample": 2}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(nested))
+    assert folder_pixels(tmp_path, "vit") == Pixels((0.3,) * 3, (0.4,) * 3, "bilinear")
+
+
+def test_defaults_are_named(tmp_path: Path) -> None:
+    assert folder_pixels(tmp_path, "dinov2").assumed == "ImageNet's mean and std and bilinear resizing by default"
+    assert folder_pixels(tmp_path, "clip_vision_model")[:2] == CLIP
+    assert folder_pixels(tmp_path, "siglip_vision_model").assumed.startswith("mean and std 0.5")
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"resample": 3}))
+    found = folder_pixels(tmp_path, "dinov2")
+    assert (found.interpolation, found.assumed) == ("bicubic", "ImageNet's mean and std by default")
+    said = {"image_mean": [0.1] * 3, "image_std": [0.2] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    assert folder_pixels(tmp_path, "dinov2").assumed == "bilinear resizing by default"
+
+
+def test_the_backbone_line_and_record_say_what_was_assumed(tmp_path: Path) -> None:
+    [vit] = [example for example in EXAMPLES if example.name == "DINOv2"]
+    write_transformers(vit, tmp_path)
+    backbone = load_backbone(str(tmp_path))
+    assert "ImageNet's mean and std and bilinear resizing by default" in backbone.description
+    assert backbone.record()["assumed"] in backbone.description
+    write_processor(vit, tmp_path, nested=False)
+    backbone = load_backbone(str(tmp_path))
+    assert "default" not in backbone.description
+    assert backbone.record()["interpolation"] == "bicubic" and backbone.record()["assumed"] == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"resample": 9}, "resample"),
+        ({"rescale_factor": 0}, "rescale_factor"),
+        ({"rescale_factor": "1/255"}, "rescale_factor"),
+        ({"image_mean": [0.5], "image_std": [0.5] * 3}, "image_mean"),
+        ({"image_mean": [0.5] * 3, "image_std": [0.5, 0.5, 0]}, "image_std"),
+    ],
+)
+def test_values_that_cannot_be_followed_are_refused(said: dict[str, Any], field: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=rf"preprocessor_config\.json.*{field}"):
+        folder_pixels(tmp_path, "vit")
+
+
+def test_a_run_keeps_the_pixels_it_was_trained_on(tmp_path: Path) -> None:
+    """Runs that recorded none were trained on bilinear images and the mean of a flat file, whatever it said."""
+    [radio] = [example for example in EXAMPLES if example.name == "RADIO"]
+    write_transformers(radio, tmp_path)
+    write_processor(radio, tmp_path, nested=False)
+    now = load_backbone(str(tmp_path))
+    before = load_backbone(str(tmp_path), recorded={"resolved": "folder", "digest": "0"})
+    assert (before.mean, before.std, before.interpolation) == (*CLIP, "bilinear")
+    assert before.pixels == earlier_pixels(tmp_path, "radio")
+    again = load_backbone(str(tmp_path), recorded=now.record())
+    assert again.pixels == now.pixels == Pixels(*RAW, "bicubic")
+    assert before.digest() == now.digest()
+    assert recorded_pixels({"mean": [0.1] * 3, "std": [0.2] * 3}) == Pixels((0.1,) * 3, (0.2,) * 3, "bilinear")
+    with pytest.raises(ValueError, match="interpolation must be one of"):
+        recorded_pixels({"mean": [0.1] * 3, "std": [0.2] * 3, "interpolation": "magic"})
+
+
+def test_the_cache_tells_interpolations_apart(tmp_path: Path) -> None:
+    file = tmp_path / "image.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)).save(file)
+    for _ in range(2):  # decoded, then from the cache
+        for name in ("bilinear", "bicubic", "nearest"):
+            stored = ImageStore([file], 16, tmp_path / "cache", interpolation=name).load([0])[0]
+            assert np.array_equal(stored.permute(1, 2, 0).numpy(), decode(file, 16, name))
+    with pytest.raises(ValueError, match="interpolation must be one of"):
+        ImageStore([file], 16, None, interpolation="magic")
+
+
+def test_a_bilinear_cache_keeps_its_name(tmp_path: Path) -> None:
+    """Caches of earlier versions are found again."""
+    file = tmp_path / "image.png"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file)
+    ImageStore([file], 16, tmp_path / "plain").load([0])
+    ImageStore([file], 16, tmp_path / "named", interpolation="bilinear").load([0])
+    names = [sorted(part.name for part in (tmp_path / one / "pixels").iterdir()) for one in ("plain", "named")]
+    assert names[0] == names[1]
+
+
+def test_a_run_is_named_by_a_nested_file_only_where_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    before = content(str(tmp_path))
+    (tmp_path / "processor_config.json").write_text('{"processor_class": "CLIPProcessor"}')
+    assert content(str(tmp_path)) == before
+    (tmp_path / "processor_config.json").write_text('{"image_processor": {"image_mean": [0.5, 0.5, 0.5]}}')
+    assert content(str(tmp_path)) != before
+
+
+def test_imagenets_pixels_are_those_of_the_protocols() -> None:
+    backbone = expecting(Pixels(*HALF, "bicubic", "something"))
+    backbone.use_imagenet()
+    assert backbone.pixels == Pixels(*IMAGENET)
+    black = normalize(torch.zeros(1, 3, 1, 1), backbone.mean, backbone.std).flatten()
+    torch.testing.assert_close(black, -torch.tensor(IMAGENET[0]) / torch.tensor(IMAGENET[1]))
