@@ -13,15 +13,13 @@ import re
 from ctypes import ArgumentError
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from PIL import Image
 
 from patchgen.common.files import regular
-
-if TYPE_CHECKING:
-    from openslide import OpenSlide
+from patchgen.slides.child import SlideChild, SlideCrashed
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
 TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
@@ -56,7 +54,7 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         UnreadableSlide: no such file, no slide, or a slide of unknown scale.
     """
     require_openslide()
-    from openslide import OpenSlide, OpenSlideError
+    from openslide import OpenSlideError
 
     if mpp is not None and not 0 < mpp < math.inf:
         raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
@@ -65,7 +63,9 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     if not regular(path):
         raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
     try:
-        handle = OpenSlide(str(path))
+        handle = SlideChild(path)
+    except SlideCrashed as error:
+        raise UnreadableSlide(path, str(error)) from error
     except (OpenSlideError, OSError) as error:
         raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
     try:
@@ -76,8 +76,8 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         raise
 
 
-def _check_tiles(path: str | Path, handle: OpenSlide) -> None:
-    """OpenSlide ends the whole process where a tile, whatever size the file claims, does not fit into memory."""
+def _check_tiles(path: str | Path, handle: SlideChild) -> None:
+    """OpenSlide ends its process where a tile, whatever size the file claims, does not fit into memory: say why."""
     for name, value in handle.properties.items():
         if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
             raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
@@ -86,7 +86,7 @@ def _check_tiles(path: str | Path, handle: OpenSlide) -> None:
         raise UnreadableSlide(path, f"it claims {size} pixels, at most {MOST_SIDE:,} on a side: damaged or forged")
 
 
-def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
+def _stated_mpp(path: str | Path, handle: SlideChild) -> tuple[float, float]:
     words = [handle.properties.get(f"openslide.mpp-{axis}", "") for axis in "xy"]
     try:
         x, y = (float(word) for word in words)
@@ -103,7 +103,7 @@ def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
 class Slide:
     """An open slide; `open_slide` makes one."""
 
-    def __init__(self, path: Path, handle: OpenSlide, mpp: tuple[float, float]) -> None:
+    def __init__(self, path: Path, handle: SlideChild, mpp: tuple[float, float]) -> None:
         self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns a pixel of level 0, in x and y
         self.size: tuple[int, int] = handle.dimensions  # (width, height)
 
