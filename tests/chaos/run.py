@@ -71,9 +71,12 @@ def main() -> int:
         ground = Path(folder)
         ground.chmod(0o755)
         prepare(ground)
-        kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
-        all_faults(ground, arguments.faults, arguments.seed, ledger)
-        all_inputs(ground, arguments.inputs, arguments.seed, ledger, arguments.only)
+        try:
+            kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
+            all_faults(ground, arguments.faults, arguments.seed, ledger)
+            all_inputs(ground, arguments.inputs, arguments.seed, ledger, arguments.only)
+        except KeyboardInterrupt:
+            print("stopped; the table has what was tried until then", file=sys.stderr)
         os.chdir("/")
     print(ledger.table(), ledger.limits, sep="\n\n")
     for text in ledger.wrong:

@@ -60,7 +60,8 @@ def all_inputs(ground: Path, count: int, number: int, ledger: Ledger, only: str 
     for name, (strategy, attempt, share) in (KINDS | HOSTILE).items():
         if only not in ("", name):
             continue
-        part = count * share // 100
+        if not (part := count * share // 100):
+            continue
         line = ledger.line("inputs", name)
         drawn = draw(strategy, part, number)
         for start in range(0, len(drawn), AT_ONCE):

@@ -160,6 +160,8 @@ def shares(kills: int, all_of_them: dict[str, Scenario], small: bool) -> dict[st
 
 def kill_all(ground: Path, kills: int, seed: int, ledger: Ledger, small: bool = False) -> None:
     """Every scenario with its share of the kills."""
+    if not kills:
+        return
     known = scenarios(ground)
     for name, count in shares(kills, known, small).items():
         if count:

@@ -49,7 +49,7 @@ class Ledger:
     def limits(self) -> str:
         """The slowest input and the most memory, in words."""
         lines = [line for lines in self.rooms.values() for line in lines]
-        slowest, peak = max(line.slowest for line in lines), max(line.peak for line in lines)
+        slowest, peak = (max((getattr(line, name) for line in lines), default=0) for name in ("slowest", "peak"))
         return f"slowest input {slowest:.1f} s, most memory of a process {peak / 2**30:.2f} GB"
 
     @property
