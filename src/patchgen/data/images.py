@@ -25,14 +25,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
 from patchgen.data.limits import Refused, check_limits, too_large
+
+if TYPE_CHECKING:
+    import torch
 
 DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
@@ -208,6 +210,8 @@ class ImageStore:
             list(pool.map(fill, unique.tolist(), first.tolist()))
         again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows that were asked for more than once
         images[again] = images[first[inverse][again]]
+        import torch  # here: a process that only decodes does without
+
         return torch.from_numpy(images)
 
     def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from ctypes import ArgumentError
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,8 +17,9 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
+from patchgen.common.answering import ChildDied, ChildError
 from patchgen.common.files import regular
-from patchgen.slides.child import SlideChild, SlideCrashed
+from patchgen.slides.child import SlideChild
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
 TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
@@ -54,8 +54,6 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         UnreadableSlide: no such file, no slide, or a slide of unknown scale.
     """
     require_openslide()
-    from openslide import OpenSlideError
-
     if mpp is not None and not 0 < mpp < math.inf:
         raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
     if not Path(path).exists():
@@ -64,10 +62,10 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
     try:
         handle = SlideChild(path)
-    except SlideCrashed as error:
-        raise UnreadableSlide(path, str(error)) from error
-    except (OpenSlideError, OSError) as error:
+    except ChildError as error:
         raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
+    except ChildDied as error:
+        raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
     try:
         _check_tiles(path, handle)
         return Slide(Path(path), handle, (mpp, mpp) if mpp else _stated_mpp(path, handle))
@@ -127,8 +125,6 @@ class Slide:
 
         The coarsest level that is still fine enough is read and, antialiased, resized once.
         """
-        from openslide import OpenSlideError
-
         wanted = min(extent[0] / size[0], extent[1] / size[1])
         level = self.handle.get_best_level_for_downsample(wanted * SLACK)
         scale = self.handle.level_downsamples[level]
@@ -140,7 +136,7 @@ class Slide:
             )
         try:
             region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
-        except (OpenSlideError, OSError, MemoryError, OverflowError, ArgumentError) as error:
+        except (ChildError, ChildDied) as error:
             place = f"x {corner[0]:.0f}, y {corner[1]:.0f}"
             raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
         white = Image.new("RGB", region.size, "white")
