@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import refuse_pipe
 from patchgen.common.text import csv_cell
 from patchgen.config import Config
 from patchgen.data.table import write_csv
@@ -72,6 +73,7 @@ def read_rows(file: Path) -> list[Row]:
     Raises:
         ValueError: it has other columns.
     """
+    refuse_pipe(file)
     with file.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         if tuple(reader.fieldnames or ()) != COLUMNS:
