@@ -224,6 +224,9 @@ def _backbone(place: Path, drawn: dict[str, Any]) -> str:
     elif drawn["change"] == "pickle":
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Touches(str(place / "touched"))}))
+    elif drawn["change"] == "pipe":
+        (folder / "model.safetensors").unlink()
+        os.mkfifo(folder / "model.safetensors")
     elif drawn["change"] == "normalisation":
         (folder / "preprocessor_config.json").write_text(json.dumps(drawn["normalisation"]))
     else:
