@@ -1,4 +1,4 @@
-"""Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 200 --inputs 2000`.
+"""Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000`.
 
 Prints a table, and with --json writes it with every case that went wrong. Exit code 1 when any did.
 """
@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"  # before torch is imported: a pool of threads would not survive a fork
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow, where installed: its allocator starts one
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
 
 
 def prepare(ground: Path) -> None:
     """Images, settings and one finished run to work on."""
     from chaos.children import command, run, warm
-    from chaos.ground import RUN, words_of, write_photos, write_stream
+    from chaos.ground import FIT, RUN, words_of, write_photos, write_stream
 
     os.environ["PATCHGEN_CACHE"] = str(ground / "cache")
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")  # of a sweep's workers
@@ -39,14 +41,21 @@ def prepare(ground: Path) -> None:
     ended = run(command("train", str(photos), *words_of(RUN), "--quiet", "--out", str(ground / "model")))
     if ended.code:
         raise SystemExit(f"the plain run failed: {ended.said}")
+    for name, seed in (("older", "7"), ("newer", "0")):
+        words = ["fit", str(photos), *words_of(FIT), "--seed", seed, "--no-expect", "--quiet"]
+        ended = run(command(*words, "--runs", str(ground / "fitted" / "runs"), "--out", str(ground / "fitted" / name)))
+        if ended.code:
+            raise SystemExit(f"no model was fitted: {ended.said}")
+    shutil.copytree(ground / "fitted" / "older", ground / "fitted" / "before" / "model")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--faults", type=int, default=120, help="damaged files, besides the other faults")
-    parser.add_argument("--inputs", type=int, default=2000)
+    parser.add_argument("--inputs", type=int, default=5000)
+    parser.add_argument("--only", default="", help="one kind of inputs by its name in the table, such as 'image bombs'")
     parser.add_argument("--small", action="store_true", help="leave out what starts slowly (sweep, export)")
     parser.add_argument("--json", type=Path, help="write the table and what went wrong here")
     parser.add_argument("--quiet", action="store_true")
@@ -62,11 +71,14 @@ def main() -> int:
         ground = Path(folder)
         ground.chmod(0o755)
         prepare(ground)
-        kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
-        all_faults(ground, arguments.faults, arguments.seed, ledger)
-        all_inputs(ground, arguments.inputs, arguments.seed, ledger)
+        try:
+            kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
+            all_faults(ground, arguments.faults, arguments.seed, ledger)
+            all_inputs(ground, arguments.inputs, arguments.seed, ledger, arguments.only)
+        except KeyboardInterrupt:
+            print("stopped; the table has what was tried until then", file=sys.stderr)
         os.chdir("/")
-    print(ledger.table())
+    print(ledger.table(), ledger.limits, sep="\n\n")
     for text in ledger.wrong:
         print(f"WRONG: {text}")
     if target:

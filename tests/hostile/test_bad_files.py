@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,13 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.common.reading import read_json, read_yaml, shortly
+from patchgen.common.tensors import read_tensors
 from patchgen.config import load_settings
+from patchgen.data.cifar import load_pickle
 from patchgen.data.stages import read_schedule
+from patchgen.data.table import read_csv
+from patchgen.model.architecture import folder_tensors
+from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs
 from patchgen.runs.folder import is_model_folder
 
@@ -45,6 +51,19 @@ def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
             read(tmp_path / "a.yaml")
         assert len(str(caught.value)) < 1000
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json, read_tensors, read_csv, read_rows, load_pickle, folder_tensors])
+def test_pipes_are_no_files(read: Callable[[Path], object], tmp_path: Path) -> None:
+    """Without the check each of these waits for a writer."""
+    os.mkfifo(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin is a pipe or device, and must be a file"):
+        read(tmp_path if read is folder_tensors else tmp_path / "pytorch_model.bin")
+    zero = tmp_path / "pytorch_model.bin"
+    zero.unlink()
+    zero.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="is a pipe or device"):
+        read(tmp_path if read is folder_tensors else zero)
 
 
 def test_plain_aliases_are_read(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ MODULES = (
     "queue",
     "logging",
     "sitecustomize",
+    "numpy",
+    "PIL",
+    "openslide",
 )
 
 
@@ -93,6 +96,20 @@ def test_processes_of_a_run_on_two_devices(trap: Path, tmp_path: Path, tiny_sett
 
     settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False, "threads": 1}
     assert train(Config(**settings, devices=2, accelerator="cpu"), tmp_path / "runs", quiet=True).done  # type: ignore[arg-type]
+    assert not trap.exists()
+
+
+def test_a_reader_of_slides_and_a_decoder_of_uploads(trap: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openslide")
+    from patchgen.common.answering import ChildError
+    from patchgen.data.images import UnreadableImage
+    from patchgen.slides.child import SlideChild
+    from patchgen.viewer.decoding import Decoder
+
+    with pytest.raises(ChildError, match="Unsupported or missing image file"):
+        SlideChild(tmp_path / "none.svs")
+    with pytest.raises(UnreadableImage, match="cannot identify"):
+        Decoder().decode(b"no image", 8)
     assert not trap.exists()
 
 

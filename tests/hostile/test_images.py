@@ -126,9 +126,33 @@ def strip(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", b"".join(parts)) + chunk(b"IEND", b"")
 
 
+def flat(scans: int, side: int) -> bytes:
+    """A progressive JPEG of one colour, whose scans are a few bytes each."""
+    buffer = io.BytesIO()
+    Image.new("L", (side, side), 77).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * scans + data[-2:]
+
+
+def tiff(part: bytes, side: int, compression: int, *more: tuple[int, int]) -> bytes:
+    """A gray TIFF of one part, with further (tag, number)s; tags 322 and 323 make the part a tile."""
+    place = ((324, 8), (325, len(part))) if 322 in dict(more) else ((273, 8), (278, side), (279, len(part)))
+    tags = [(256, side), (257, side), (258, 8), (259, compression), (262, 1), (277, 1), *place, *more]
+    part += b"\0" * (len(part) % 2)
+    rows = b"".join(struct.pack("<HHLL", tag, 4, 1, number) for tag, number in sorted(tags, key=lambda row: row[0]))
+    return struct.pack("<2sHL", b"II", 42, 8 + len(part)) + part + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "scans.jpg": (lambda: progressive(2000), "a JPEG of 20[01][0-9] scans, at most 100"),
     "large scans.jpg": (lambda: progressive(90, 6000), "scans, at most 100, and fewer where it is large"),
+    "scans.tif": (lambda: tiff(flat(80, 8000), 8000, 7), "a JPEG of 8[0-9] scans, at most 100, and fewer where"),
+    "tall scans.tif": (lambda: tiff(flat(90, 8000), 16, 7), "a JPEG of 9[0-9] scans"),
+    "hidden scans.tif": (lambda: tiff(flat(80, 8000), 8000, 7, (259, 5)), "gives one of its tags twice"),
+    "tile.tif": (
+        lambda: tiff(zlib.compress(bytes(10**6)), 10, 8, (322, 29_984), (323, 29_984)),
+        "tiles have 899,040,256",
+    ),
     "strip.png": (lambda: strip(1, 89_000_000), "1 x 89000000 pixels, at most 65,535 on a side"),
     "program.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
 }
@@ -147,6 +171,15 @@ def test_bombs_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
         original(file)
     assert time.monotonic() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000  # kB
+
+
+def test_usual_tiffs_are_read(tmp_path: Path) -> None:
+    pixels = Image.fromarray(np.random.default_rng(0).integers(0, 255, (300, 300, 3), dtype=np.uint8))
+    for name in ("jpeg", "tiff_lzw", "tiff_adobe_deflate", "raw"):
+        pixels.save(tmp_path / "a.tif", compression=name)
+        assert decode(tmp_path / "a.tif", 32).shape == (32, 32, 3)
+    (tmp_path / "b.tif").write_bytes(tiff(flat(5, 256), 256, 7, (322, 256), (323, 256)))
+    assert (decode(tmp_path / "b.tif", 8) == 77).all()
 
 
 def test_every_command_refuses_them(photos: Path, tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import struct
 import subprocess
 from pathlib import Path
@@ -45,19 +46,76 @@ def forge(path: Path, side: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("side", [1 << 15, 1 << 20, 1 << 24])
-def test_a_forged_slide_does_not_lose_the_good_one_after_it(side: int, fitted_model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("openslide")
+def write_slide(path: Path) -> Path:
     from patchgen.slides.pyramid import write_pyramid
 
     pixels = np.full((600, 600, 3), 244, np.uint8)
     pixels[100:500, 100:500] = np.random.default_rng(0).integers(90, 190, (400, 400, 3))
-    for name in ("forged", "good"):
-        write_pyramid(tmp_path / f"{name}.tif", pixels, (0.5, 0.5))
-    forge(tmp_path / "forged.tif", side)
-    words = ["slide", str(fitted_model), str(tmp_path / "forged.tif"), str(tmp_path / "good.tif"), "--tile", "64",
-             "--out", str(tmp_path / "out")]  # fmt: skip
+    write_pyramid(path, pixels, (0.5, 0.5))
+    return path
+
+
+@pytest.fixture
+def slides(tmp_path: Path) -> list[str]:
+    pytest.importorskip("openslide")
+    return [str(write_slide(tmp_path / f"{name}.tif")) for name in ("forged", "good")]
+
+
+@pytest.mark.parametrize("side", [1 << 15, 1 << 20, 1 << 24])
+def test_a_forged_slide_does_not_lose_the_good_one_after_it(
+    side: int, slides: list[str], fitted_model: Path, tmp_path: Path
+) -> None:
+    forge(Path(slides[0]), side)
+    words = ["slide", str(fitted_model), *slides, "--tile", "64", "--out", str(tmp_path / "out")]
     done = subprocess.run(python("-m", "patchgen", *words), env=child_environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "forged.tif: openslide.level[0].tile-" in done.stderr and "damaged or forged" in done.stderr
     assert (tmp_path / "out" / "good" / "tiles.csv").is_file() and "Traceback" not in done.stderr
+
+
+def test_a_crash_inside_openslide_costs_one_slide(
+    slides: list[str], fitted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Without the check of tile sizes OpenSlide aborts its process: that of the first slide alone."""
+    from patchgen.cli import main
+    from patchgen.slides import slide
+
+    monkeypatch.setattr(slide, "_check_tiles", lambda path, handle: None)
+    forge(Path(slides[0]), 1 << 20)
+    assert main(["slide", str(fitted_model), *slides, "--tile", "64", "--out", str(tmp_path / "out")]) == 0
+    errors = capfd.readouterr().err
+    assert "1 of 2 slides" in errors and "crash with exit code -6" in errors and "Traceback" not in errors
+    assert (tmp_path / "out" / "good" / "tiles.csv").is_file()
+
+
+def test_a_reader_that_hangs_or_dies_is_one_unreadable_slide(slides: list[str]) -> None:
+    from patchgen.slides.slide import UnreadableSlide, open_slide
+
+    for number, reason in ((signal.SIGSTOP, "no answer within 1 s"), (signal.SIGSEGV, "a crash with exit code -11")):
+        with open_slide(slides[1]) as slide:
+            slide.handle.child.seconds = 1
+            assert slide.read((0, 0), (64, 64), (64, 64)).shape == (64, 64, 3)
+            slide.handle.child.process.send_signal(number)
+            for _ in range(2):
+                with pytest.raises(
+                    UnreadableSlide, match=rf"good.tif: the area at x 0, y 0 cannot be read: .*{reason}"
+                ):
+                    slide.read((0, 0), (64, 64), (64, 64))
+
+
+def test_a_child_reads_the_same_pixels(slides: list[str]) -> None:
+    import openslide
+
+    from patchgen.slides.child import SlideChild
+
+    child = SlideChild(slides[1])
+    with openslide.OpenSlide(slides[1]) as plain:
+        assert (child.dimensions, child.level_downsamples) == (plain.dimensions, plain.level_downsamples)
+        assert child.properties == dict(plain.properties)
+        for scale in (0.1, 0.99, 1.0, 1.5, 2.0, 2.02, 3.9, 4.0, 99.0):
+            level = plain.get_best_level_for_downsample(scale)
+            assert child.get_best_level_for_downsample(scale) == level
+            for corner, size in (((90, 95), (70, 50)), ((-20, 550), (130, 130))):
+                one, other = (slide.read_region(corner, level, size) for slide in (child, plain))
+                assert one.mode == other.mode and one.tobytes() == other.tobytes()
+    child.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -135,6 +136,23 @@ def test_predict_writes_no_formula_and_still_resumes(
     assert [row["path"] for row in rows] == ["'=cmd.png", str(source)]
 
 
+def test_collected_runs_hold_no_formula_and_stay_one_row(tmp_path: Path, tiny_run: Any) -> None:
+    shutil.copytree(tiny_run("lp").path, tmp_path / "runs" / '=cmd|"x",1')
+    for _ in range(2):
+        assert main(["runs", "collect", str(tmp_path / "runs"), "--csv", str(tmp_path / "a.csv")]) == 0
+    with (tmp_path / "a.csv").open(newline="") as stream:
+        assert [row["run"] for row in csv.DictReader(stream)] == ['\'=cmd|"x",1']
+
+
+def test_every_table_of_text_goes_through_one_writer() -> None:
+    """CSV is written by `write_csv`, and line by line where a stopped command resumes: names as they are or inert."""
+    import patchgen
+
+    source = Path(str(patchgen.__file__)).parent
+    writers = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if "csv.writer" in file.read_text()}
+    assert writers == {"data/table.py", "commands/predict_lines.py", "slides/scan.py"}
+
+
 def test_a_report_holds_no_html_of_a_name() -> None:
     from patchgen.report.render import _inert, _plain
 
@@ -143,8 +161,6 @@ def test_a_report_holds_no_html_of_a_name() -> None:
 
 
 def test_a_broken_run_puts_no_html_into_the_report(tmp_path: Path, tiny_run: Any) -> None:
-    import shutil
-
     home = tmp_path / "runs"
     shutil.copytree(tiny_run("lp").path, home / "good")
     shutil.copytree(tiny_run("lp").path, home / "<img src=x>")

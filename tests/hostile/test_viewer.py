@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("fastapi", reason="the viewer needs patchgen[viewer]")
@@ -90,6 +91,24 @@ def test_errors_name_no_path(client: TestClient, model_folder: Path, tmp_path: P
         hide_paths("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b")
         == "no file 'b c/d.txt', nor z: but 3/4 and a/b"
     )
+
+
+def test_a_picture_that_hangs_or_crashes_its_decoder_is_refused_alone(image_folder: Path) -> None:
+    from patchgen.data.images import UnreadableImage, decode
+    from patchgen.draw.overlay import original
+    from patchgen.viewer.decoding import Decoder
+
+    file = image_folder / "clinic" / "circle" / "00.png"
+    decoder, data = Decoder(), file.read_bytes()
+    assert np.array_equal(decoder.decode(data, 28), decode(file, 28))
+    for number, reason in ((signal.SIGSTOP, "no answer within 0.5 s"), (signal.SIGSEGV, "a crash with exit code -11")):
+        assert np.array_equal(decoder.original(data), original(file)) and decoder._child is not None
+        decoder._child.seconds = 0.5
+        decoder._child.process.send_signal(number)
+        with pytest.raises(UnreadableImage, match=reason):
+            decoder.decode(data, 28)
+    with pytest.raises(UnreadableImage, match="cannot identify image file"):
+        decoder.decode(b"no image", 28)
 
 
 def test_a_client_that_does_not_read_is_cut() -> None:

@@ -210,6 +210,17 @@ def regular(path: str | Path) -> bool:
         return False
 
 
+def refuse_pipe(path: str | Path) -> None:
+    """Refuse a pipe or device where a file is read: it could wait for ever, or never end; `<(...)` is asked for.
+
+    Raises:
+        ValueError: names it.
+    """
+    asked = os.path.abspath(path).startswith(("/dev/", "/proc/"))
+    if os.path.exists(path) and not os.path.isdir(path) and not regular(path) and not asked:
+        raise ValueError(f"{path} is a pipe or device, and must be a file; remove it, or name another")
+
+
 def refuse_links(*paths: Path, within: Path | None = None) -> None:
     """Refuse folders that hold links, pipes or devices: written through, they would change files elsewhere.
 

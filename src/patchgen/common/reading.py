@@ -13,6 +13,8 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.files import refuse_pipe
+
 MOST_BYTES = 1 << 26  # of a file
 MOST_YAML = 1 << 22  # characters of a file, with its aliases written out
 MOST_DEPTH = 50
@@ -66,6 +68,7 @@ def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
 
 
 def _read(path: str | Path, most: int) -> bytes:
+    refuse_pipe(path)
     with open(path, "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

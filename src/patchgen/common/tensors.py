@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from patchgen.common.files import refuse_pipe
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -21,6 +23,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Raises:
         ValueError: it is no readable .safetensors file.
     """
+    refuse_pipe(path)
     return parse_tensors(path.read_bytes(), str(path))
 
 

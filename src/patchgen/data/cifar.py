@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from patchgen.common.files import cache_dir, replacing_folder
+from patchgen.common.files import cache_dir, refuse_pipe, replacing_folder
 from patchgen.data.plain_pickle import MOST_BYTES, RefusedPickle, read_plain
 from patchgen.data.table import Table
 
@@ -62,6 +62,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
         RefusedPickle: it names a function or class that plain data does not need.
         ValueError: it is damaged, or holds something else than a dict.
     """
+    refuse_pipe(path)
     try:
         with path.open("rb") as file:
             content = read_plain(file.read(MOST_BYTES + 1))

@@ -16,7 +16,6 @@ space.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import struct
 import threading
@@ -27,13 +26,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
+from patchgen.data.limits import Refused, check_limits, too_large
+
+if TYPE_CHECKING:
+    import torch
 
 DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
@@ -45,10 +47,6 @@ INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  
 ENDINGS = (".pixels", ".slots")
 # What `IMAGE_EXTENSIONS` stands for, and GIF. Pillow reads more, some of it by starting other programs.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
-BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
-MOST_SIDE = 65_535
-MOST_DECODED = 1 << 29  # bytes of pixels in memory
-MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
 
 
 class UnreadableImage(ValueError):
@@ -57,10 +55,6 @@ class UnreadableImage(ValueError):
     def __init__(self, path: str | Path, reason: str, fix: str = "; repair, replace or remove the file") -> None:
         super().__init__(f"cannot read image {path}: {reason}{fix}")
         self.reason = reason
-
-
-class _Refused(ValueError):
-    """A rule of ours that an image breaks; the text ends with its fix."""
 
 
 def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.ndarray:
@@ -85,10 +79,10 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
     try:
         with open_image(path) as image:
             return draw(image)
-    except _Refused as error:
+    except Refused as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(path, _too_large(_size_in_header(path)), fix="") from error
+        raise UnreadableImage(path, too_large(_size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
 
@@ -121,31 +115,10 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
         ValueError: a limit is broken, in words; a pipe or device.
     """
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
-        raise _Refused("it is a folder, pipe or device, and an image is a file: remove it")
+        raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
     with Image.open(path, formats=FORMATS) as image:
-        pixels = image.width * image.height
-        if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
-            raise _Refused(_too_large(image.size))  # up to twice of its limit Pillow only warns
-        if pixels * BYTES.get(image.mode, 4) > MOST_DECODED:
-            raise _Refused(_too_large(image.size))
-        scans = _scans(image) if image.format in ("JPEG", "MPO") else 1
-        if scans > MOST_SCANS or scans * pixels > MOST_SCANNED:
-            raise _Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
+        check_limits(image)
         yield image
-
-
-def _scans(image: Image.Image) -> int:
-    """How often a JPEG runs over its pixels: a file of kilobytes can do so thousands of times."""
-    file: BinaryIO = image.fp  # type: ignore[attr-defined]
-    place = file.tell()
-    file.seek(0)
-    data = file.read()
-    file.seek(place)
-    at = 2
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and at < len(data):
-        filler = data[at + 1 : at + 2] == b"\xff"
-        at += 1 if filler else 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
-    return max(1, data.count(b"\xff\xda", at))  # within a scan the byte 255 is followed by 0 or a restart
 
 
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
@@ -170,14 +143,6 @@ def gray_bits(values: np.ndarray, kind: str | None) -> int:
     return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
 
 
-def _too_large(size: tuple[int, int] | None) -> str:
-    if size and max(size) > MOST_SIDE:
-        return f"image too large ({size[0]} x {size[1]} pixels, at most {MOST_SIDE:,} on a side): cut it into tiles"
-    limit = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,}"
-    pixels = f"{size[0]} x {size[1]} pixels, at most {limit} in all" if size else f"more than {limit} pixels"
-    return f"image too large ({pixels}): cut it into tiles, or save it smaller"
-
-
 def _size_in_header(path: str | Path) -> tuple[int, int] | None:
     """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
     with open(path, "rb") as file:
@@ -196,11 +161,11 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grays: I;16, I;16B, and I from PGM; convert() would clip them at 255
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise _Refused(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
+            raise Refused(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
         top = 2 ** gray_bits(values, kind) - 1
         return Image.fromarray(((2 * 255 * values + top) // (2 * top)).astype(np.uint8)).convert("RGB")  # rounded
     if image.mode == "F":
-        raise _Refused("float pixels have no known range; save it with 8 or 16 bits")
+        raise Refused("float pixels have no known range; save it with 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
@@ -265,6 +230,8 @@ class ImageStore:
             list(pool.map(fill, unique.tolist(), first.tolist()))
         again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows that were asked for more than once
         images[again] = images[first[inverse][again]]
+        import torch  # here: a process that only decodes does without
+
         return torch.from_numpy(images)
 
     def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:

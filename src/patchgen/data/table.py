@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from patchgen.common.files import replacing
+from patchgen.common.files import refuse_pipe, replacing
 from patchgen.common.text import csv_cell, did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
 
@@ -193,6 +193,7 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[s
 def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """Header (stripped, lower case) and rows as (line number, cells) of a UTF-8 CSV file."""
     rows: list[tuple[int, dict[str, str]]] = []
+    refuse_pipe(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream, strict=True)

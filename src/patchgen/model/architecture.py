@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchgen.common.files import refuse_pipe
 from patchgen.common.reading import read_json
 from patchgen.common.tensors import read_tensors
 
@@ -94,5 +95,6 @@ def folder_tensors(folder: Path) -> dict[str, Tensor]:
         files = sorted(folder.glob("model*.safetensors"))
     if files:
         return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
+    refuse_pipe(folder / PICKLE)
     state = torch.load(io.BytesIO((folder / PICKLE).read_bytes()), weights_only=True, map_location="cpu")
     return {str(name): tensor for name, tensor in dict(state).items() if isinstance(tensor, Tensor)}

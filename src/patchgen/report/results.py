@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchgen.common.files import write_text
+from patchgen.common.files import refuse_pipe
+from patchgen.common.text import csv_cell
 from patchgen.config import Config
+from patchgen.data.table import write_csv
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import label_of, paper_backbone, read_runs, score_record
 
@@ -57,12 +59,11 @@ def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
     """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
     kept = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
     runs, _ = read_runs(folders)
-    rows = {run.path.name: _row(run) for run in runs if run.config.task != "ccd"}
+    rows = {row["run"]: row for row in (_row(run) for run in runs if run.config.task != "ccd")}
     new = len(rows.keys() - kept.keys())
     every = sorted((kept | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
-    lines = [COLUMNS, *([row[name] for name in COLUMNS] for row in every)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, "".join(",".join(map(_quoted, line)) + "\n" for line in lines))
+    write_csv(file, COLUMNS, ([row[name] for name in COLUMNS] for row in every), people=True)
     return new, len(every)
 
 
@@ -72,6 +73,7 @@ def read_rows(file: Path) -> list[Row]:
     Raises:
         ValueError: it has other columns.
     """
+    refuse_pipe(file)
     with file.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -133,11 +135,8 @@ def _row(run: Any) -> Row:
     plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
     texts = {name: "" if value is None else f"{value:g}" for name, value in plain.items()}
     numbers = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
-    return settings | texts | numbers | {"run": run.path.name}
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"' if "," in text else text
+    cells = settings | texts | numbers | {"run": run.path.name}
+    return {name: csv_cell(cell) for name, cell in cells.items()}  # as the file will give them back
 
 
 def _table(rows: Sequence[Row], score: str) -> str:

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import math
 import re
-from ctypes import ArgumentError
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from PIL import Image
 
+from patchgen.common.answering import ChildDied, ChildError
 from patchgen.common.files import regular
 from patchgen.data.images import BILINEAR, resampling
-
-if TYPE_CHECKING:
-    from openslide import OpenSlide
+from patchgen.slides.child import SlideChild
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
 TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
@@ -57,8 +55,6 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         UnreadableSlide: no such file, no slide, or a slide of unknown scale.
     """
     require_openslide()
-    from openslide import OpenSlide, OpenSlideError
-
     if mpp is not None and not 0 < mpp < math.inf:
         raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
     if not Path(path).exists():
@@ -66,9 +62,11 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     if not regular(path):
         raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
     try:
-        handle = OpenSlide(str(path))
-    except (OpenSlideError, OSError) as error:
+        handle = SlideChild(path)
+    except ChildError as error:
         raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
+    except ChildDied as error:
+        raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
     try:
         _check_tiles(path, handle)
         return Slide(Path(path), handle, (mpp, mpp) if mpp else _stated_mpp(path, handle))
@@ -77,8 +75,8 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         raise
 
 
-def _check_tiles(path: str | Path, handle: OpenSlide) -> None:
-    """OpenSlide ends the whole process where a tile, whatever size the file claims, does not fit into memory."""
+def _check_tiles(path: str | Path, handle: SlideChild) -> None:
+    """OpenSlide ends its process where a tile, whatever size the file claims, does not fit into memory: say why."""
     for name, value in handle.properties.items():
         if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
             raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
@@ -87,7 +85,7 @@ def _check_tiles(path: str | Path, handle: OpenSlide) -> None:
         raise UnreadableSlide(path, f"it claims {size} pixels, at most {MOST_SIDE:,} on a side: damaged or forged")
 
 
-def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
+def _stated_mpp(path: str | Path, handle: SlideChild) -> tuple[float, float]:
     words = [handle.properties.get(f"openslide.mpp-{axis}", "") for axis in "xy"]
     try:
         x, y = (float(word) for word in words)
@@ -104,7 +102,7 @@ def _stated_mpp(path: str | Path, handle: OpenSlide) -> tuple[float, float]:
 class Slide:
     """An open slide; `open_slide` makes one."""
 
-    def __init__(self, path: Path, handle: OpenSlide, mpp: tuple[float, float]) -> None:
+    def __init__(self, path: Path, handle: SlideChild, mpp: tuple[float, float]) -> None:
         self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns a pixel of level 0, in x and y
         self.size: tuple[int, int] = handle.dimensions  # (width, height)
 
@@ -134,8 +132,6 @@ class Slide:
 
         The coarsest level that is still fine enough is read and, antialiased, resized once.
         """
-        from openslide import OpenSlideError
-
         wanted = min(extent[0] / size[0], extent[1] / size[1])
         level = self.handle.get_best_level_for_downsample(wanted * SLACK)
         scale = self.handle.level_downsamples[level]
@@ -147,7 +143,7 @@ class Slide:
             )
         try:
             region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
-        except (OpenSlideError, OSError, MemoryError, OverflowError, ArgumentError) as error:
+        except (ChildError, ChildDied) as error:
             place = f"x {corner[0]:.0f}, y {corner[1]:.0f}"
             raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
         white = Image.new("RGB", region.size, "white")

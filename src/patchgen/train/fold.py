@@ -22,6 +22,7 @@ import torch
 from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
+from patchgen.common.bf16 import require_bf16
 from patchgen.common.children import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
@@ -51,9 +52,12 @@ SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM
 
 def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     """Train and score a fold, in this process or in several."""
+    fabric = _fabric(config)
+    if config.precision == "bf16-mixed" and fabric.device.type == "cpu":
+        require_bf16()
     try:
         with safe_children():
-            _fabric(config).launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
+            fabric.launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
     except ProcessRaisedException as error:  # a process of several failed: its last line says why
         raise ValueError(str(error).strip().splitlines()[-1]) from error
     except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail

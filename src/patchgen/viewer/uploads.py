@@ -7,13 +7,12 @@ import secrets
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.data.images import BILINEAR, UnreadableImage, decode
-from patchgen.draw.overlay import original
+from patchgen.data.images import BILINEAR, UnreadableImage
+from patchgen.viewer.decoding import Decoder
 from patchgen.viewer.guard import Limits, Refused, megabytes
 
 # What `patchgen.data.table.IMAGE_EXTENSIONS` stands for. Pillow reads more, some of it through other programs.
@@ -26,6 +25,7 @@ class Upload:
     id: str  # drawn at random: what requests name it by
     name: str
     data: bytes  # the file as it came
+    decoder: Decoder
     truth: str | None = None  # the true class, where it is known
     _pixels: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
     _preview: bytes | None = None
@@ -33,14 +33,14 @@ class Upload:
     def pixels(self, size: int, interpolation: str = BILINEAR) -> np.ndarray:
         """(size, size, 3) uint8, exactly what `patchgen predict` would decode from the file."""
         if (size, interpolation) not in self._pixels:
-            self._pixels[size, interpolation] = decode(_as_file(self.data), size, interpolation)
+            self._pixels[size, interpolation] = self.decoder.decode(self.data, size, interpolation)
         return self._pixels[size, interpolation]
 
     def preview(self) -> bytes:
         """A JPEG of our own making, upright and at its own aspect: what the page shows."""
         if self._preview is None:
             buffer = io.BytesIO()
-            Image.fromarray(original(_as_file(self.data))).save(buffer, "JPEG", quality=92)
+            Image.fromarray(self.decoder.original(self.data)).save(buffer, "JPEG", quality=92)
             self._preview = buffer.getvalue()
         return self._preview
 
@@ -51,7 +51,7 @@ class UploadStore:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._pictures: OrderedDict[str, Upload] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._decoder = threading.Lock(), Decoder()
 
     def add(self, name: str, data: bytes, truth: str | None = None) -> Upload:
         """Check a file and keep it.
@@ -61,7 +61,7 @@ class UploadStore:
         """
         shown = clean_name(name)
         check_image(shown, data, self.limits)
-        picture = Upload(secrets.token_urlsafe(12), shown, data, truth)
+        picture = Upload(secrets.token_urlsafe(12), shown, data, self._decoder, truth)
         with self._lock:
             self._pictures[picture.id] = picture
             while len(self._pictures) > self.limits.kept_images or self._bytes() > self.limits.kept_bytes:
@@ -115,8 +115,3 @@ def check_image(name: str, data: bytes, limits: Limits) -> None:
     if width * height > limits.pixels:
         reason = f"image too large ({width} x {height} pixels, at most {limits.pixels:,} in all): cut it into tiles"
         raise UnreadableImage(name, reason)
-
-
-def _as_file(data: bytes) -> Any:
-    """`decode` and `original` say path but hand it to Pillow, which also reads what lies in memory."""
-    return cast(Any, io.BytesIO(data))

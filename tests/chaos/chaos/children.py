@@ -42,6 +42,7 @@ class Ended:
     said: str  # what it wrote to stdout and stderr
     seconds: float
     late: bool  # it had to be ended because its time was over
+    peak: int = 0  # bytes of memory, at most
 
 
 def run(
@@ -63,12 +64,12 @@ def run(
         late = not _wait(pid, min(kill_after if kill_after is not None else limit, limit))
         if late:
             _kill_group(pid)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         _kill_group(pid)  # whatever it has started
         output.seek(0)
         said = output.read().decode("utf-8", "replace")
     code = os.waitstatus_to_exitcode(status)
-    return Ended(code, said, time.monotonic() - began, late and kill_after is None)
+    return Ended(code, said, time.monotonic() - began, late and kill_after is None, 1024 * used.ru_maxrss)
 
 
 def command(*words: str) -> Work:
@@ -141,7 +142,8 @@ def _watch(kill_at: int | None) -> list[int]:
     seen = [0]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in FILE_EVENTS or (event == "open" and not _writes(arguments)):
+        exchange = event == "ctypes.dlsym" and arguments[1] == "renameat2"  # it comes right before the call
+        if not exchange and (event not in FILE_EVENTS or (event == "open" and not _writes(arguments))):
             return
         seen[0] += 1
         if seen[0] == kill_at:

@@ -15,6 +15,7 @@ RUN: dict[str, Any] = {
     "unseen": "studio", "backbone": "tiny", "image_size": 28, "steps": 13, "eval_every": 3, "batch_per_domain": 2,
     "val_images": 4, "lr": 1e-3, "swad": True, "threads": 1, "accelerator": "cpu",
 }  # fmt: skip
+FIT: dict[str, Any] = {name: value for name, value in RUN.items() if name not in ("unseen", "swad")} | {"swad": False}
 STREAM: dict[str, Any] = {
     "task": "ccd", "backbone": "tiny", "image_size": 28, "epochs": 3, "batch": 6, "lr": 0.05, "warm_up": 1,
     "refit_every": 1, "val_every": 2, "projection_hidden": 16, "projection_bottleneck": 8, "projection_out": 32,

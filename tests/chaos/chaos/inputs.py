@@ -16,6 +16,7 @@ import random
 import re
 import shutil
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,11 +29,13 @@ from chaos import pictures, texts
 from chaos.children import problem, run
 from chaos.faults import damage
 from chaos.ground import RUN, words_of
-from chaos.ledger import Ledger
+from chaos.ledger import Ledger, Line
 
 Try = Callable[[Path, Any], str]  # a folder of its own, an input -> what went wrong, or "" or REFUSED
 REFUSED = "refused"
-AT_ONCE = 12
+AT_ONCE = 25
+SLOWEST = 10.0  # seconds of an input; one that took longer among others is tried again alone
+MOST_MEMORY = 3 << 30  # bytes of a process
 
 
 def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
@@ -50,23 +53,28 @@ def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
     return found[:count]
 
 
-def all_inputs(ground: Path, count: int, number: int, ledger: Ledger) -> None:
-    """`count` inputs in all."""
-    for name, (strategy, attempt, share) in KINDS.items():
-        part = count * share // 100
+def all_inputs(ground: Path, count: int, number: int, ledger: Ledger, only: str = "") -> None:
+    """`count` inputs in all, or those of them that are of one kind."""
+    from chaos.hostile import HOSTILE
+
+    for name, (strategy, attempt, share) in (KINDS | HOSTILE).items():
+        if only not in ("", name):
+            continue
+        if not (part := count * share // 100):
+            continue
         line = ledger.line("inputs", name)
         drawn = draw(strategy, part, number)
         for start in range(0, len(drawn), AT_ONCE):
             some = drawn[start : start + AT_ONCE]
-            for text in _tried(ground, attempt, some):
+            for text in _tried(ground, attempt, some, line):
                 line.tried += 1
                 line.hit += text == REFUSED
                 line.wrong += [text] if text not in ("", REFUSED) else []
             ledger.tell(line, len(drawn))
 
 
-def _tried(ground: Path, attempt: Try, some: Sequence[Any]) -> list[str]:
-    """What came of each input."""
+def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line) -> list[str]:
+    """What came of each input; also time and memory are bounded."""
     place = ground / "inputs"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
@@ -76,19 +84,24 @@ def _tried(ground: Path, attempt: Try, some: Sequence[Any]) -> list[str]:
         for i, one in enumerate(some):
             (place / str(i)).mkdir()
             os.chdir(place / str(i))
-            for name in ("photos", "model", "recipe.yaml", "shapes", "stages.yaml", "backbone"):
+            for name in ("photos", "model", "recipe.yaml", "shapes", "stages.yaml", "backbone", "fitted"):
                 os.symlink(ground / name, name)
+            began = time.monotonic()
             answer = attempt(place / str(i), one)
             with open(answers, "a") as file:
-                file.write(answer.replace("\n", " | ") + "\n")
+                file.write(f"{time.monotonic() - began:.2f} " + answer.replace("\n", " | ") + "\n")
 
     ended = run(work, limit=20.0 * len(some) + 60)
-    found = answers.read_text().split("\n")[:-1] if answers.exists() else []
-    if ended.code == 0 and len(found) == len(some):
-        return found
-    if len(some) == 1:
-        return [f"{some[0]!r:.300}: {problem(ended, codes=(0,))}"]
-    return [text for one in some for text in _tried(ground, attempt, [one])]
+    lines = answers.read_text().split("\n")[:-1] if answers.exists() else []
+    seconds = max((float(text.split(" ", 1)[0]) for text in lines), default=0.0)
+    good = ended.code == 0 and len(lines) == len(some) and seconds <= SLOWEST and ended.peak <= MOST_MEMORY
+    if len(some) > 1 and not good:
+        return [text for one in some for text in _tried(ground, attempt, [one], line)]
+    line.slowest, line.peak = max(line.slowest, seconds), max(line.peak, ended.peak)
+    if good:
+        return [text.split(" ", 1)[1] for text in lines]
+    said = problem(ended, codes=(0,)) or f"{seconds:.0f} s and {ended.peak / 2**30:.1f} GB"
+    return [f"{some[0]!r:.300}: {said}"]
 
 
 def _command(*words: str) -> tuple[int, str, str]:
@@ -124,8 +137,11 @@ def _run_folder() -> str:
 
 
 def _picture(place: Path, description: dict[str, Any]) -> str:
+    return _predicted(place, description, *pictures.build(description))
+
+
+def _predicted(place: Path, description: dict[str, Any], name: str, content: bytes) -> str:
     """Beside a good image, which must be predicted whatever the other one is."""
-    name, content = pictures.build(description)
     (place / "given").mkdir()
     (place / "given" / name).write_bytes(content)
     shutil.copy(Path("photos/studio/circle/00.png").resolve(), place / "given" / "good.png")
@@ -208,6 +224,9 @@ def _backbone(place: Path, drawn: dict[str, Any]) -> str:
     elif drawn["change"] == "pickle":
         (folder / "model.safetensors").unlink()
         (folder / "pytorch_model.bin").write_bytes(pickle.dumps({"x": _Touches(str(place / "touched"))}))
+    elif drawn["change"] == "pipe":
+        (folder / "model.safetensors").unlink()
+        os.mkfifo(folder / "model.safetensors")
     elif drawn["change"] == "normalisation":
         (folder / "preprocessor_config.json").write_text(json.dumps(drawn["normalisation"]))
     else:
@@ -273,16 +292,16 @@ def _tensors(place: Path, drawn: dict[str, Any]) -> str:
 
 
 KINDS: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
-    "images to predict": (pictures.pictures, _picture, 30),
-    "images before the doctor": (pictures.pictures, _doctor, 6),
+    "images to predict": (pictures.pictures, _picture, 20),
+    "images before the doctor": (pictures.pictures, _doctor, 5),
     "images as true masks": (pictures.pictures, _mask, 4),
     "backbone folders": (texts.backbones, _backbone, 4),
-    "manifests": (texts.manifests(), _manifest, 12),
-    "settings files": (texts.setting_files, _settings, 12),
-    "command lines": (texts.command_lines(), _words, 10),
-    "recipes": (texts.recipes, _recipe, 6),
+    "manifests": (texts.manifests(), _manifest, 10),
+    "settings files": (texts.setting_files, _settings, 10),
+    "command lines": (texts.command_lines(), _words, 9),
+    "recipes": (texts.recipes, _recipe, 5),
     "schedules": (texts.schedules, _schedule, 4),
     "known classes": (texts.known_names, _known, 2),
-    "label sets": (texts.label_sets, _labels, 6),
-    "mask and feature values": (texts.masks, _tensors, 4),
+    "label sets": (texts.label_sets, _labels, 5),
+    "mask and feature values": (texts.masks, _tensors, 2),
 }

@@ -1,7 +1,8 @@
 """kill -9 at random moments, then the same command again: the result must be that of an unbroken run.
 
 A life is a fresh folder in which a command is killed some times and then let go to its end. Half of the kills come
-after a random time, half right before a random file operation (an open for writing, a rename, a truncation).
+after a random time, half right before a random file operation (an open for writing, a rename, an exchange of folders, a
+truncation). At the end nothing hidden may be left over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.children import Work, command, count_file_events, problem, run
-from chaos.ground import RUN, STREAM, broken_files, files_result, run_result, words_of
+from chaos.ground import FIT, RUN, STREAM, broken_files, files_result, run_result, words_of
 from chaos.ledger import Ledger, Line
 
 MOST_KILLS = 4  # in a life
@@ -50,6 +51,36 @@ def _broken_runs(place: Path, _: Result) -> list[str]:
 
 def _files(place: Path) -> Result:
     return files_result(place / "made")
+
+
+def _hidden(place: Path) -> set[str]:
+    """Hidden files and folders; those that a whole command does not leave are left-overs."""
+    found = (path.relative_to(place) for path in place.rglob("*"))
+    return {path.as_posix() for path in found if any(part.startswith(".") for part in path.parts)} - {".result"}
+
+
+def _fit(ground: Path) -> Callable[[Path], Work]:
+    """`fit` whose runs are finished: what is left to do is to replace an older model folder."""
+    words = ["fit", str(ground / "photos"), *words_of(FIT), "--quiet", "--no-expect", "--runs"]
+
+    def work_in(place: Path) -> Work:
+        if not (place / "runs").exists():
+            shutil.copytree(ground / "fitted" / "runs", place / "runs")
+            shutil.copytree(ground / "fitted" / "older", place / "made" / "model")
+        return command(*words, str(place / "runs"), "--out", str(place / "made" / "model"))
+
+    return work_in
+
+
+def _broken_model(ground: Path) -> Callable[[Path, Result], list[str]]:
+    """There is a whole model at any moment: the older one or the new one, and nothing of both."""
+
+    def broken(place: Path, unbroken: Result) -> list[str]:
+        found = _files(place)
+        whole = found in (unbroken, files_result(ground / "fitted" / "before"))
+        return [] if whole else [f"the model folder holds {', '.join(found) or 'nothing'}"]
+
+    return broken
 
 
 def _broken_files(place: Path, unbroken: Result) -> list[str]:
@@ -105,10 +136,11 @@ def scenarios(ground: Path) -> dict[str, Scenario]:
         return work_in
 
     return {
-        "train with SWAD": Scenario(into(train), _runs, _broken_runs, 50),
-        "train a stream of stages": Scenario(into([*stream, "--out"]), _runs, _broken_runs, 12),
-        "fill the image cache": Scenario(_cache(photos), _pixels(photos), lambda place, _: [], 10),
-        "predict to CSV": Scenario(making(*made, "--csv", name="found.csv"), _files, _broken_files, 10),
+        "train with SWAD": Scenario(into(train), _runs, _broken_runs, 40),
+        "train a stream of stages": Scenario(into([*stream, "--out"]), _runs, _broken_runs, 10),
+        "fill the image cache": Scenario(_cache(photos), _pixels(photos), lambda place, _: [], 8),
+        "predict to CSV": Scenario(making(*made, "--csv", name="found.csv"), _files, _broken_files, 8),
+        "replace a model folder": Scenario(_fit(ground), _files, _broken_model(ground), 16),
         "report": Scenario(making("report", str(ground / "model"), "--out", name=""), _files, _broken_files, 8),
         "sweep, launcher and worker": Scenario(into(sweep), _runs, _broken_runs, 6, forks=False),
         "export to ONNX": Scenario(
@@ -128,6 +160,8 @@ def shares(kills: int, all_of_them: dict[str, Scenario], small: bool) -> dict[st
 
 def kill_all(ground: Path, kills: int, seed: int, ledger: Ledger, small: bool = False) -> None:
     """Every scenario with its share of the kills."""
+    if not kills:
+        return
     known = scenarios(ground)
     for name, count in shares(kills, known, small).items():
         if count:
@@ -145,7 +179,7 @@ class _Lives:
         if whole.code:
             self.line.wrong.append(f"the unbroken command failed: {whole.said[-300:]}")
             return
-        self.unbroken, self.seconds = self._result(place), whole.seconds
+        self.unbroken, self.seconds, self.hidden = self._result(place), whole.seconds, _hidden(place)
         self.events = count_file_events(self.scenario.work(self._fresh())) if self.scenario.forks else 0
         while self.line.hit < self.kills and self.line.tried < 3 * self.kills:  # a kill that comes too late is no kill
             self._life(min(self.kills - self.line.hit, self.rng.randint(1, MOST_KILLS)))
@@ -172,6 +206,8 @@ class _Lives:
         odd = sorted(name for name in found.keys() | self.unbroken.keys() if found.get(name) != self.unbroken.get(name))
         if odd:
             self.line.wrong.append(f"other results after {kills} kills: {', '.join(odd[:5])}")
+        if left := _hidden(place) - self.hidden:
+            self.line.wrong.append(f"left over after {kills} kills: {', '.join(sorted(left)[:5])}")
         shutil.rmtree(place)
 
     def _result(self, place: Path) -> Result:

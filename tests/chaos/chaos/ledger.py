@@ -18,6 +18,8 @@ class Line:
     hit: int = 0  # kills that met a living process, inputs that were refused, damages that were noticed
     wrong: list[str] = field(default_factory=list)  # what a user should never see
     seconds: float = 0.0
+    slowest: float = 0.0  # seconds of one input
+    peak: int = 0  # bytes of memory of a process
 
 
 class Ledger:
@@ -42,6 +44,13 @@ class Ledger:
             text = f"[{passed:5.0f} s] {line.name}: {line.tried} of {total}, {len(line.wrong)} wrong"
             new, self._told = line.wrong[self._told.get(id(line), 0) :], self._told | {id(line): len(line.wrong)}
             print(text, *(f"  WRONG: {one}" for one in new), sep="\n", file=sys.stderr, flush=True)
+
+    @property
+    def limits(self) -> str:
+        """The slowest input and the most memory, in words."""
+        lines = [line for lines in self.rooms.values() for line in lines]
+        slowest, peak = (max((getattr(line, name) for line in lines), default=0) for name in ("slowest", "peak"))
+        return f"slowest input {slowest:.1f} s, most memory of a process {peak / 2**30:.2f} GB"
 
     @property
     def wrong(self) -> list[str]:

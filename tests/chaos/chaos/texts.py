@@ -218,7 +218,7 @@ _architecture = st.sampled_from(
 )  # fmt: skip
 _files = ("config.json", "config.json", "model.safetensors", "model.safetensors", "settings", "settings", "pickle")
 backbones = st.fixed_dictionaries(
-    {"change": st.sampled_from([*_files, "normalisation"]), "seed": st.integers(0, 2**32 - 1),
+    {"change": st.sampled_from([*_files, "normalisation", "pipe"]), "seed": st.integers(0, 2**32 - 1),
      "settings": st.dictionaries(_architecture, st.one_of(wrong, st.integers(-2, 99)), min_size=1, max_size=2),
      "normalisation": st.dictionaries(st.sampled_from(["image_mean", "image_std"]),
                                       st.one_of(value, st.lists(share, min_size=3, max_size=3)))}

@@ -39,7 +39,7 @@ def write_assignments(path: Path, images: StageImages) -> None:
         (images.paths[i], images.name(cluster), "yes" if cluster < len(images.known) else "no", f"{distance:.4f}")
         for i, (cluster, distance) in enumerate(zip(images.cluster.tolist(), images.distance.tolist(), strict=True))
     )
-    write_csv(path, COLUMNS, rows)
+    write_csv(path, COLUMNS, rows, people=True)
 
 
 def write_sheets(

@@ -1,0 +1,123 @@
+"""A child process that reads files of others: where one crashes or hangs it, this process loses an answer and no more.
+
+    child = Child("patchgen.slides.child", seconds=60)
+    facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed, or its time was over
+
+and in the module of that name, under `if __name__ == "__main__":`
+
+    serve(answer)                                            # answer({"open": ...}, b"") -> ({...}, b"...")
+
+A message is a line of JSON and bytes; neither process runs what the other one sends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
+
+from patchgen.common.children import child_environment, python
+
+Message = tuple[dict[str, Any], bytes]
+
+
+class ChildDied(OSError):
+    """The child crashed or gave no answer in time; the text says which. It answers no more."""
+
+
+class ChildError(ValueError):
+    """What the child says it cannot do."""
+
+
+class Child:
+    """Requests from several threads wait for one another.
+
+    Args:
+        module: What the child runs.
+        seconds: For one answer; then the child is ended.
+    """
+
+    def __init__(self, module: str, seconds: float) -> None:
+        self.seconds, self._lock, self._late = seconds, threading.Lock(), False
+        self.process = subprocess.Popen(
+            python("-m", module),
+            env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def ask(self, request: dict[str, Any], data: bytes = b"") -> Message:
+        """The child's answer.
+
+        Raises:
+            ChildDied: there is none.
+            ChildError: it is an error.
+        """
+        with self._lock:
+            clock = threading.Timer(self.seconds, self._stop)
+            clock.daemon = True
+            clock.start()
+            try:
+                assert self.process.stdin and self.process.stdout
+                _send(self.process.stdin, request, data)
+                answer, found = _receive(self.process.stdout)
+            except (OSError, ValueError, EOFError) as error:
+                raise ChildDied(self._reason()) from error
+            finally:
+                clock.cancel()
+        if "error" in answer:
+            raise ChildError(answer["error"])
+        return answer, found
+
+    def close(self) -> None:
+        """End the child."""
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            with suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+        self.process.wait()
+
+    def _stop(self) -> None:
+        self._late = True
+        self.process.kill()
+
+    def _reason(self) -> str:
+        self.process.kill()
+        code = self.process.wait()
+        return f"no answer within {self.seconds:g} s" if self._late else f"a crash with exit code {code}"
+
+
+def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> None:
+    """Answer requests, in a child of at most so many bytes of address space, until the parent has gone."""
+    if os.name == "posix":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    while True:
+        try:
+            request, data = _receive(sys.stdin.buffer)
+        except (ValueError, EOFError):
+            return
+        try:
+            found, pixels = answer(request, data)
+        except Exception as error:  # whatever a library raises: the parent says it
+            found, pixels = {"error": str(error) or type(error).__name__}, b""
+        _send(answers, found, pixels)
+
+
+def _send(stream: IO[bytes], message: dict[str, Any], data: bytes) -> None:
+    stream.write(json.dumps({**message, "bytes": len(data)}).encode() + b"\n" + data)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> Message:
+    message = dict(json.loads(stream.readline()))  # an empty line, where the other process has gone, is no JSON
+    data = stream.read(message["bytes"])
+    if len(data) != message["bytes"]:
+        raise EOFError
+    return message, data

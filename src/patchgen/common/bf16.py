@@ -1,0 +1,45 @@
+"""Whether products in bfloat16 work on this machine's CPU.
+
+Some virtual machines announce AMX, the unit for such products, and stop a process that uses it: without a word, and in
+the middle of a training. A child process tries it first.
+
+    if not bf16_works(): ...        # take --precision 32-true
+"""
+
+from __future__ import annotations
+
+import subprocess
+from functools import cache
+from pathlib import Path
+
+from patchgen.common.children import child_environment, python
+
+CPU = Path("/proc/cpuinfo")
+SECONDS = 120  # for the child, on a busy machine
+PRODUCT = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); raise SystemExit(float((a @ a)[0, 0]) != 256)"
+ADVICE = (
+    "--precision bf16-mixed ends a process on this machine: its CPU announces AMX and does not let it be used; take "
+    "--precision 32-true, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, which leaves AMX aside"
+)
+
+
+@cache
+def bf16_works() -> bool:
+    """False where a product in bfloat16 kills its process; tried once a process, and only on CPUs that announce AMX."""
+    try:
+        if "amx_bf16" not in CPU.read_text():
+            return True
+    except OSError:  # another system, where this is not known to happen
+        return True
+    try:
+        command = python("-c", PRODUCT)
+        done = subprocess.run(command, env=child_environment(), capture_output=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def require_bf16() -> None:
+    """ValueError with the fix where products in bfloat16 do not work."""
+    if not bf16_works():
+        raise ValueError(ADVICE)

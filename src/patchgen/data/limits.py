@@ -1,0 +1,135 @@
+"""What an image of others may cost, checked by its header and markers before a pixel is decoded.
+
+    with Image.open(path) as image:
+        check_limits(image)             # ValueError: too large, or run over too often
+
+A JPEG of kilobytes can run over its pixels thousands of times, also inside a TIFF; a TIFF of a few pixels can have
+tiles of gigabytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import BinaryIO
+
+from PIL import Image
+
+BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
+MOST_SIDE = 65_535
+MOST_DECODED = 1 << 29  # bytes of pixels in memory
+MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers that give a JPEG's height and width
+COMPRESSION, TILE_WIDTH, TILE_HEIGHT = 259, 322, 323  # tags of TIFF
+STRIPS, TILES = (273, 279), (324, 325)  # offsets and lengths of the parts
+OLD_JPEG, JPEG = 6, 7
+
+
+class Refused(ValueError):
+    """A rule of ours that an image breaks; the text ends with its fix."""
+
+
+def check_limits(image: Image.Image) -> None:
+    """Refuse an open, not yet decoded image that would cost too much.
+
+    Raises:
+        Refused: names the limit.
+    """
+    pixels = image.width * image.height
+    if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
+        raise Refused(too_large(image.size))  # up to twice of its limit Pillow only warns
+    size = BYTES.get(image.mode, 4)
+    if pixels * size > MOST_DECODED:
+        raise Refused(too_large(image.size))
+    if image.format == "TIFF" and _padded(image) * size > MOST_DECODED:
+        raise Refused(
+            f"its tiles have {_padded(image):,} pixels, at most {MOST_DECODED // size:,}: save it without tiles"
+        )
+    streams = _jpeg_streams(image)
+    scans, scanned = max((s for s, _ in streams), default=1), sum(s * pixels for s, pixels in streams)
+    if scans > MOST_SCANS or scanned > MOST_SCANNED:
+        raise Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
+
+
+def too_large(size: tuple[int, int] | None) -> str:
+    """The sentence about an image of too many pixels."""
+    if size and max(size) > MOST_SIDE:
+        return f"image too large ({size[0]} x {size[1]} pixels, at most {MOST_SIDE:,} on a side): cut it into tiles"
+    limit = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,}"
+    pixels = f"{size[0]} x {size[1]} pixels, at most {limit} in all" if size else f"more than {limit} pixels"
+    return f"image too large ({pixels}): cut it into tiles, or save it smaller"
+
+
+def _jpeg_streams(image: Image.Image) -> list[tuple[int, int]]:
+    """(scans, pixels) of each JPEG that decoding this image runs through."""
+    file: BinaryIO = image.fp  # type: ignore[attr-defined]
+    place = file.tell()
+    try:
+        file.seek(0)
+        if image.format in ("JPEG", "MPO"):
+            return [_runs(file.read(), image.width * image.height)]
+        return _tiff_streams(image, file.read()) if image.format == "TIFF" else []
+    finally:
+        file.seek(place)
+
+
+def _runs(data: bytes, pixels: int) -> tuple[int, int]:
+    """How often a JPEG runs over its pixels, and how many it has; `pixels` where it does not say."""
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and at < len(data):
+        if data[at + 1] in FRAMES and len(data) >= at + 9:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            pixels = max(pixels, height * width)
+        filler = data[at + 1 : at + 2] == b"\xff"
+        at += 1 if filler else 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+    return max(1, data.count(b"\xff\xda", at)), pixels  # within a scan the byte 255 is followed by 0 or a restart
+
+
+# TIFF
+
+
+def _padded(image: Image.Image) -> int:
+    """Pixels of a TIFF with what its tiles have beyond its edges."""
+    width, height = image.size
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    if TILE_WIDTH in tags:
+        across, down = int(tags[TILE_WIDTH]), int(tags.get(TILE_HEIGHT, height))
+        if across < 1 or down < 1:
+            raise Refused("its tiles have no pixels: the file is damaged or forged, save it again")
+        width, height = -(-width // across) * across, -(-height // down) * down
+    return width * height
+
+
+def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
+    """The JPEGs in the parts of a TIFF; none where it is compressed in another way."""
+    _refuse_repeated_tags(data)
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    pixels = _padded(image)
+    if tags.get(COMPRESSION) == OLD_JPEG:  # its stream may begin anywhere
+        return [(max(1, data.count(b"\xff\xda")), pixels)]
+    if tags.get(COMPRESSION) != JPEG:
+        return []
+    starts, sizes = ((_numbers(tags.get(tag, ()))) for tag in (TILES if TILES[0] in tags else STRIPS))
+    sizes += [0] * (len(starts) - len(sizes))
+    if sum(sizes) > len(data):
+        raise Refused("its parts are longer than the file: it is damaged or forged, save it again")
+    share = pixels // max(1, len(starts))
+    parts = zip(starts, sizes[: len(starts)], strict=True)
+    return [_runs(data[start : start + size if size else None], share) for start, size in parts]
+
+
+def _numbers(values: int | tuple[int, ...]) -> list[int]:
+    return [int(value) for value in (values if isinstance(values, tuple) else (values,))]
+
+
+def _refuse_repeated_tags(data: bytes) -> None:
+    """Of a tag that is given twice, Pillow believes the last and libtiff, which decodes, the first."""
+    order = "<" if data[:2] == b"II" else ">"
+    big = 43 in data[2:4]
+    (offset,) = struct.unpack_from(order + ("Q" if big else "L"), data, 8 if big else 4)
+    (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, offset)
+    first, step = offset + (8 if big else 2), 20 if big else 12
+    last = min(first + count * step, len(data) - 1)
+    found = [struct.unpack_from(order + "H", data, at)[0] for at in range(first, last, step)]
+    if len(found) != len(set(found)):
+        raise Refused("a TIFF that gives one of its tags twice: it is damaged or forged, save it again")

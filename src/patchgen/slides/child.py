@@ -1,0 +1,74 @@
+"""OpenSlide in a process of its own: where a forged slide crashes or hangs it, that slide alone is lost.
+
+handle = SlideChild("biopsy.svs")                    # the part of `openslide.OpenSlide` that `Slide` uses
+region = handle.read_region((0, 0), 0, (256, 256))   # the same pixels
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from patchgen.common.answering import Child, Message, serve
+
+if TYPE_CHECKING:
+    from openslide import OpenSlide
+
+SECONDS = 120.0  # for one answer; slides may be on a slow disk
+MEMORY = 8 << 30  # bytes of the child's address space
+
+
+class SlideChild:
+    """A slide that is open in a child process.
+
+    Raises:
+        ChildError: what OpenSlide says of the file.
+        ChildDied: it crashed, or gave no answer in time.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.child = Child(__name__, SECONDS)
+        try:
+            facts, _ = self.child.ask({"open": os.fspath(path)})
+        except BaseException:
+            self.close()
+            raise
+        self.dimensions: tuple[int, int] = (facts["dimensions"][0], facts["dimensions"][1])
+        self.level_downsamples: tuple[float, ...] = tuple(facts["level_downsamples"])
+        self.properties: dict[str, str] = facts["properties"]
+
+    def get_best_level_for_downsample(self, downsample: float) -> int:
+        """The coarsest level that is at least as fine, by OpenSlide's rule."""
+        finer = [level for level, own in enumerate(self.level_downsamples) if own <= downsample]
+        return finer[-1] if finer else 0
+
+    def read_region(self, corner: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
+        """RGBA of an area; the corner is in pixels of level 0, the size in those of the level."""
+        _, pixels = self.child.ask({"corner": corner, "level": level, "size": size})
+        return Image.frombytes("RGBA", size, pixels)
+
+    def close(self) -> None:
+        """End the child."""
+        self.child.close()
+
+
+class _Reader:
+    """What the child does."""
+
+    handle: OpenSlide
+
+    def __call__(self, request: dict[str, Any], _: bytes) -> Message:
+        from openslide import OpenSlide
+
+        if "open" in request:
+            self.handle = OpenSlide(request["open"])
+            sizes = {"dimensions": self.handle.dimensions, "level_downsamples": self.handle.level_downsamples}
+            return {**sizes, "properties": dict(self.handle.properties)}, b""
+        region = self.handle.read_region(tuple(request["corner"]), request["level"], tuple(request["size"]))
+        return {}, region.tobytes()
+
+
+if __name__ == "__main__":
+    serve(_Reader(), MEMORY)
