@@ -1,0 +1,315 @@
+"""How good a model is on labelled images: every number with what it rests on, and None where it is undefined.
+
+    found = evaluate(collect(predictor, table, rows), positive="tumour")
+    found["metrics"]["balanced_accuracy"], found["intervals"]["balanced_accuracy"], found["sites"]["lyon"]
+
+Images of classes that the model does not know, unlabelled ones and broken ones are counted and left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from patchgen.common.text import did_you_mean
+from patchgen.predict.answers import UNKNOWN, Answers
+from patchgen.predict.bootstrap import LEVEL, bootstrap
+from patchgen.tasks.metrics import RANKED, class_ranking, probability_scores, ranking, reliability, scores
+from patchgen.train.patients import PatientTally
+
+RESAMPLES = 1000
+WORK = 100_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
+FEWEST = 100  # resamples that an interval needs
+FEW_PATIENTS = 10
+METRICS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC (one against rest)",
+    "average_precision": "average precision (one against rest)",
+    "calibration_error": "calibration error",
+    "mean_confidence": "mean confidence",
+}
+
+
+def evaluate(
+    answers: Answers,
+    positive: str | None = None,
+    resamples: int = RESAMPLES,
+    trained_on: Sequence[str] = (),
+    tick: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """All metrics of a model's answers, ready for JSON.
+
+    Args:
+        answers: Of `collect`.
+        positive: A class of the model; adds the scores of this class against all others.
+        resamples: Draws of the bootstrap; 0 leaves the intervals out.
+        trained_on: Names of the sites of training, to warn of those that occur again.
+        tick: Called with 1 after each draw.
+
+    Raises:
+        ValueError: `positive` is no class of the model.
+    """
+    check_options(positive, resamples, answers.classes)
+    whole, known = answers, answers.known()
+    unit, name = units(known)
+    found: dict[str, Any] = {
+        "images": _counts(whole),
+        "classes": list(known.classes),
+        "metrics": metrics(known),
+        "undefined": _undefined(known),
+        "intervals": _intervals(known, unit, resamples, tick),
+        "bootstrap": _bootstrap_facts(known, unit, name, resamples),
+        "positive": positive,
+        "binary": _binary(known, positive) if positive else None,
+        "per_class": _per_class(known),
+        "confusion": confusion(known).tolist(),
+        "reliability": [one._asdict() for one in reliability(known.confidence, known.right)],
+        "sites": _sites(known, resamples, trained_on),
+        "patients": _patients(known),
+    }
+    return {**found, "notes": _notes(whole, known, found, trained_on)}
+
+
+def check_options(positive: str | None, resamples: int, classes: Sequence[str]) -> None:
+    """Refuse before any image is read."""
+    if positive is not None and positive not in classes:
+        hint = did_you_mean(positive, classes)
+        raise ValueError(f"--positive {positive!r} is not a class of the model{hint} (classes: {', '.join(classes)})")
+    if resamples < 0 or 0 < resamples < FEWEST:
+        raise ValueError(f"--resamples must be 0 (no intervals) or at least {FEWEST}, not {resamples}")
+
+
+def bootstrap_draws(answers: Answers, resamples: int) -> int:
+    """How often `evaluate` will call `tick`."""
+    known = answers.known()
+    return (resamples + _ranked_draws(known, resamples)) if units(known)[0].max() > 0 else 0
+
+
+# Parts
+
+
+def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
+    """(C, C) true x predicted, each image counting `weights` times."""
+    side = len(answers.classes)
+    return np.bincount(answers.label * side + answers.predicted, weights, side * side).astype(np.int64).reshape(side, side)
+
+
+def metrics(answers: Answers) -> dict[str, Any]:
+    """The headline numbers, by name as in METRICS."""
+    counted = scores(confusion(answers))
+    ranked = probability_scores(answers.label, answers.probabilities)
+    found = {**counted, **ranked, "mean_confidence": float(answers.confidence.mean())}
+    return {name: found[name] for name in METRICS}
+
+
+def units(answers: Answers) -> tuple[np.ndarray, str]:
+    """(N,) what is drawn in the bootstrap, as 0 .. K-1, and its name: patients, or images where no group is known."""
+    group = answers.table.group
+    if group is None:
+        return np.arange(len(answers.rows)), "images"
+    return np.unique([group[row] for row in answers.rows], return_inverse=True)[1], "patients"
+
+
+def _ranked_draws(answers: Answers, resamples: int) -> int:
+    draws = min(resamples, WORK // answers.probabilities.size)
+    return draws if draws >= FEWEST else 0
+
+
+def _intervals(
+    answers: Answers, unit: np.ndarray, resamples: int, tick: Callable[[int], None] | None
+) -> dict[str, list[float] | None]:
+    right = answers.right
+
+    def counted(weights: np.ndarray) -> dict[str, float | None]:
+        found = scores(confusion(answers, weights))
+        images, hits = np.bincount(unit, weights), np.bincount(unit, weights * right)
+        times = np.zeros(len(images))
+        times[unit] = weights  # of each patient
+        found["patient_accuracy"] = float((hits[images > 0] / images[images > 0]) @ times[images > 0] / times.sum())
+        return {name: found[name] for name in ("accuracy", "balanced_accuracy", "macro_f1", "patient_accuracy")}
+
+    def ranked(weights: np.ndarray) -> dict[str, float | None]:
+        return ranking(answers.label, answers.probabilities, weights)
+
+    found = bootstrap(counted, unit, resamples, tick) | bootstrap(
+        ranked, unit, _ranked_draws(answers, resamples), tick
+    )
+    if answers.table.group is None:
+        found.pop("patient_accuracy", None)
+    return {name: list(value) if value else None for name, value in found.items()}
+
+
+def _bootstrap_facts(answers: Answers, unit: np.ndarray, name: str, resamples: int) -> dict[str, Any]:
+    return {
+        "unit": name,
+        "units": int(unit.max()) + 1,
+        "resamples": resamples if unit.max() > 0 else 0,
+        "resamples_ranked": _ranked_draws(answers, resamples) if unit.max() > 0 else 0,
+        "level": LEVEL,
+    }
+
+
+def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
+    """Each class against the rest; None where a number is undefined."""
+    return {name: one_against_rest(answers, i) for i, name in enumerate(answers.classes)}
+
+
+def one_against_rest(answers: Answers, index: int) -> dict[str, Any]:
+    """Images, precision, recall, F1, AUROC and average precision of one class."""
+    from sklearn.metrics import f1_score, precision_score, recall_score
+
+    true, said = answers.label == index, answers.predicted == index
+    return {
+        "images": int(true.sum()),
+        "precision": float(precision_score(true, said)) if said.any() else None,
+        "recall": float(recall_score(true, said)) if true.any() else None,
+        "f1": float(f1_score(true, said, zero_division=0)) if true.any() or said.any() else None,
+        **class_ranking(true, answers.probabilities[:, index]),
+    }
+
+
+def _binary(answers: Answers, positive: str) -> dict[str, Any]:
+    """The positive class against all others: predicted where it is the likeliest class."""
+    from sklearn.metrics import recall_score
+
+    index = answers.classes.index(positive)
+    true, said = answers.label == index, answers.predicted == index
+    own = one_against_rest(answers, index)
+    specificity = None if true.all() else float(recall_score(true, said, pos_label=False))
+    return {
+        "positive": positive,
+        "prevalence": float(true.mean()),
+        "sensitivity": own["recall"],
+        "specificity": specificity,
+        **{name: own[name] for name in ("precision", "f1", *RANKED)},
+    }
+
+
+def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The headline numbers of each site, with an interval of its accuracy over its own patients."""
+    found = {}
+    for index in np.unique(answers.site):
+        part, name = answers.take(answers.site == index), answers.table.domains[index]
+        unit, _ = units(part)
+        interval = bootstrap(_accuracy_of(part.right), unit, resamples).get("accuracy")
+        found[name] = {
+            "images": len(part.rows),
+            "units": int(unit.max()) + 1,
+            **metrics(part),
+            "accuracy_interval": list(interval) if interval else None,
+            "unlike_training": None if part.unlike is None else float(part.unlike.mean()),
+            "in_training": name in trained_on,
+        }
+    return found
+
+
+def _accuracy_of(right: np.ndarray) -> Callable[[np.ndarray], dict[str, float | None]]:
+    return lambda weights: {"accuracy": float(weights @ right / weights.sum())}
+
+
+def _patients(answers: Answers) -> dict[str, Any] | None:
+    """Results per patient, as a run's test record has them, and a line for each patient; None without groups."""
+    group = answers.table.group
+    if group is None:
+        return None
+    tally = PatientTally(group, answers.rows, len(answers.classes))
+    logits = torch.from_numpy(answers.probabilities).clamp(min=1e-30).log()
+    tally.add(answers.rows, logits, torch.from_numpy(answers.label))
+    images = tally.truth.sum(1)
+    lines = {
+        name: {
+            "images": int(images[i]),
+            "accuracy": float(tally.hits[i] / images[i]),
+            "labels": [answers.classes[c] for c in tally.truth[i].nonzero()[:, 0].tolist()],
+            "label": answers.classes[int(tally.probability[i].argmax())],  # by the mean probability
+        }
+        for i, name in enumerate(tally.names)
+    }
+    return {**tally.record(), "each": lines}
+
+
+# What a reader must know
+
+
+def _counts(answers: Answers) -> dict[str, Any]:
+    unknown = answers.label == UNKNOWN
+    of = {answers.table.label_name(row) for row in answers.rows[unknown]}
+    return {
+        "scored": int((~unknown).sum()),
+        "unknown_class": int(unknown.sum()),
+        "unknown_classes": sorted(of),
+        "unlabelled": answers.unlabelled,
+        "unreadable": len(answers.unreadable),
+    }
+
+
+def _undefined(answers: Answers) -> dict[str, str]:
+    present = np.unique(answers.label)
+    if len(present) > 1:
+        return {}
+    why = f"all scored images are of class {answers.classes[present[0]]!r}; it needs images of two classes"
+    return dict.fromkeys(RANKED, why)
+
+
+def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
+    """Sentences for the page, the terminal and the JSON file."""
+    counts, notes = found["images"], []
+    if counts["unknown_class"]:
+        with_them = float(whole.right.mean())
+        notes.append(
+            f"{counts['unknown_class']:,} images are of classes that the model does not know "
+            f"({', '.join(counts['unknown_classes'])}) and are left out; counted as wrong, they make the accuracy "
+            f"{with_them:.3f}."
+        )
+    if counts["unlabelled"]:
+        notes.append(f"{counts['unlabelled']:,} images have no label and are left out.")
+    if counts["unreadable"]:
+        notes.append(f"{counts['unreadable']:,} images cannot be read and are left out; they are named below.")
+    missing = [name for name, one in found["per_class"].items() if not one["images"]]
+    if missing:
+        notes.append(
+            f"No image is of class {', '.join(missing)}: its recall, AUROC and average precision are empty, and means "
+            "over classes leave it out."
+        )
+    notes += [f"{METRICS[name]} is undefined: {why}." for name, why in found["undefined"].items()]
+    notes += _interval_notes(known, found["bootstrap"])
+    again = [site for site in found["sites"] if site in trained_on]
+    if again:
+        notes.append(
+            f"The model was trained on sites of the same name ({', '.join(again)}): where the images are the same, "
+            "their scores are too good."
+        )
+    return notes
+
+
+def _interval_notes(known: Answers, facts: dict[str, Any]) -> list[str]:
+    units_, name = facts["units"], facts["unit"]
+    if units_ < 2:
+        alone = "All scored images are of one patient" if name == "patients" else "Only one image was scored"
+        return [f"{alone}: there is no interval."]
+    if not facts["resamples"]:
+        return ["No intervals: --resamples 0."]
+    notes = [f"Intervals are 95 % percentile intervals of {facts['resamples']:,} resamples over {units_:,} {name}."]
+    if name == "images":
+        notes.append(
+            "No patient or slide is known, so images are drawn as if each were independent; where several show one "
+            "patient, the true intervals are wider. A manifest's column group names patients."
+        )
+    elif units_ < FEW_PATIENTS:
+        notes.append(f"{units_} patients are few: the intervals are rough, and rather too narrow.")
+    if not facts["resamples_ranked"]:
+        notes.append("AUROC and average precision have no interval: too many images and classes to draw again.")
+    elif facts["resamples_ranked"] < facts["resamples"]:
+        notes.append(f"Those of AUROC and average precision rest on {facts['resamples_ranked']:,} resamples.")
+    return notes
+
+
+def most_wrong(answers: Answers, count: int) -> np.ndarray:
+    """Positions (K,) of the wrong answers with the highest confidence, the surest first; among known classes."""
+    wrong = np.flatnonzero(~answers.right)
+    return wrong[np.argsort(-answers.confidence[wrong], kind="stable")[:count]]
