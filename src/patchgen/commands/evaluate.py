@@ -71,6 +71,8 @@ def main(argv: list[str]) -> int:
         answers = collect(predictor, table, rows, arguments.batch, ticker(bar))
     sites = sorted(training_sites(arguments.run))
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
+        if bar.total > 1:
+            bar.say(f"drawing {arguments.resamples:,} times for the intervals")
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance)
     found = {**_facts(arguments, predictor), **scored}
     _write(found, answers, predictor, out, arguments.wrong)
@@ -172,7 +174,12 @@ def _lines(answers: Answers) -> Iterator[list[str]]:
         flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
         note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
         about = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else ""]
-        said = [table.label_name(row), answers.classes[predicted[i]], str(bool(right[i])).lower(), f"{confidence[i]:.6f}"]
+        said = [
+            table.label_name(row),
+            answers.classes[predicted[i]],
+            str(bool(right[i])).lower(),
+            f"{confidence[i]:.6f}",
+        ]
         cells = [*about, *said, *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]
         yield [printable(cell) for cell in cells]
     empty = len(_header(answers)) - 2
@@ -180,18 +187,26 @@ def _lines(answers: Answers) -> Iterator[list[str]]:
         yield [printable(one.path), *[""] * empty, printable(f"not scored: {one.reason}")]
 
 
-def _print(found: dict[str, Any]) -> None:
-    from patchgen.predict.evaluate import METRICS
+def _sites(found: dict[str, Any]) -> Iterator[list[str]]:
     from patchgen.report.evaluation import shown, span
 
-    rows = [(METRICS[name], shown(value), span(found["intervals"].get(name))) for name, value in found["metrics"].items()]
+    for name, one in found["sites"].items():
+        accuracy = [shown(one["accuracy"]), span(one["accuracy_interval"])]
+        yield [name, f"{one['images']:,}", *accuracy, shown(one["balanced_accuracy"]), shown(one["auroc"])]
+
+
+def _print(found: dict[str, Any]) -> None:
+    from patchgen.predict.evaluate import METRICS
+    from patchgen.report.evaluation import BINARY, shown, span
+
+    rows = [
+        (METRICS[name], shown(value), span(found["intervals"].get(name))) for name, value in found["metrics"].items()
+    ]
     if found["binary"]:
-        rows += [(f"{found['positive']}: {name}", shown(found["binary"][name]), "–")
-                 for name in ("sensitivity", "specificity", "f1", "auroc", "average_precision")]  # fmt: skip
+        own, spans = found["binary"], found["binary_intervals"]
+        rows += [(f"{found['positive']}: {t}", shown(own[n]), span(spans.get(n))) for n, t in BINARY.items()]
     print_table((f"{found['images']['scored']:,} images", "value", "95 % interval"), rows)
     if len(found["sites"]) > 1:
-        sites = [(name, f"{one['images']:,}", shown(one["accuracy"]), span(one["accuracy_interval"]),
-                  shown(one["balanced_accuracy"]), shown(one["auroc"])) for name, one in found["sites"].items()]  # fmt: skip
-        print_table(("site", "images", "accuracy", "95 % interval", "balanced accuracy", "AUROC"), sites)
+        print_table(("site", "images", "accuracy", "95 % interval", "balanced accuracy", "AUROC"), _sites(found))
     for note in found["notes"]:
         print(printable(note))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,9 @@ class Answers:
     unlabelled: int
     unreadable: tuple[Unreadable, ...]
 
-    @property
+    @cached_property
     def predicted(self) -> np.ndarray:
+        """(N,) the likeliest class."""
         return self.probabilities.argmax(1)
 
     @property
@@ -44,12 +46,12 @@ class Answers:
         """(N,) into table.domains."""
         return self.table.domain[self.rows]
 
-    @property
+    @cached_property
     def confidence(self) -> np.ndarray:
         """(N,) the probability of what was predicted."""
         return self.probabilities.max(1).astype(float)
 
-    @property
+    @cached_property
     def right(self) -> np.ndarray:
         """(N,) bool; never for a class that the model does not have."""
         return self.predicted == self.label
@@ -119,11 +121,12 @@ def collect(
         raise ValueError(f"none of the {len(labelled):,} labelled images can be read ({unreadable[0].path}: "
                          f"{unreadable[0].reason}); `patchgen doctor` lists what is wrong")  # fmt: skip
     kept = labelled[read]
-    answers = Answers(table, classes, kept, own[table.label[kept]], probabilities[read], unlike[read] if tells else None,
-                      len(rows) - len(labelled), tuple(unreadable))  # fmt: skip
-    if (answers.label == UNKNOWN).all():
+    label = own[table.label[kept]]
+    if (label == UNKNOWN).all():
         raise ValueError(f"all {len(kept):,} images that can be read are of classes that the model does not know")
-    return answers
+    flags = unlike[read] if tells else None
+    left = len(rows) - len(labelled), tuple(unreadable)
+    return Answers(table, classes, kept, label, probabilities[read], flags, *left)
 
 
 def training_sites(model: str | Path) -> set[str]:

@@ -17,13 +17,24 @@ import torch
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
 from patchgen.predict.bootstrap import LEVEL, bootstrap
-from patchgen.tasks.metrics import RANKED, class_ranking, probability_scores, ranking, reliability, scores
+from patchgen.predict.resampled import Ranking, counted
+from patchgen.tasks.metrics import (
+    RANKED,
+    accuracy,
+    class_counts,
+    class_ranking,
+    mean,
+    probability_scores,
+    reliability,
+    scores,
+)
 from patchgen.train.patients import PatientTally
 
 RESAMPLES = 1000
-WORK = 100_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
+WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
 FEWEST = 100  # resamples that an interval needs
 FEW_PATIENTS = 10
+OWN = "positive: "  # before the names of the positive class's draws
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -57,16 +68,17 @@ def evaluate(
     check_options(positive, resamples, answers.classes)
     whole, known = answers, answers.known()
     unit, name = units(known)
+    per_class = _per_class(known)
     found: dict[str, Any] = {
         "images": _counts(whole),
         "classes": list(known.classes),
         "metrics": metrics(known),
         "undefined": _undefined(known),
-        "intervals": _intervals(known, unit, resamples, tick),
+        **_intervals(known, unit, positive, resamples, tick),
         "bootstrap": _bootstrap_facts(known, unit, name, resamples),
         "positive": positive,
-        "binary": _binary(known, positive) if positive else None,
-        "per_class": _per_class(known),
+        "binary": _binary(per_class, positive) if positive else None,
+        "per_class": per_class,
         "confusion": confusion(known).tolist(),
         "reliability": [one._asdict() for one in reliability(known.confidence, known.right)],
         "sites": _sites(known, resamples, trained_on),
@@ -96,7 +108,9 @@ def bootstrap_draws(answers: Answers, resamples: int) -> int:
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
     """(C, C) true x predicted, each image counting `weights` times."""
     side = len(answers.classes)
-    return np.bincount(answers.label * side + answers.predicted, weights, side * side).astype(np.int64).reshape(side, side)
+    return (
+        np.bincount(answers.label * side + answers.predicted, weights, side * side).astype(np.int64).reshape(side, side)
+    )
 
 
 def metrics(answers: Answers) -> dict[str, Any]:
@@ -121,27 +135,50 @@ def _ranked_draws(answers: Answers, resamples: int) -> int:
 
 
 def _intervals(
-    answers: Answers, unit: np.ndarray, resamples: int, tick: Callable[[int], None] | None
-) -> dict[str, list[float] | None]:
-    right = answers.right
+    answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Callable[[int], None] | None
+) -> dict[str, dict[str, list[float] | None]]:
+    """Intervals of the headline numbers, of each patient counting once, and of the positive class."""
+    right, index = answers.right, answers.classes.index(positive) if positive else None
 
-    def counted(weights: np.ndarray) -> dict[str, float | None]:
-        found = scores(confusion(answers, weights))
-        images, hits = np.bincount(unit, weights), np.bincount(unit, weights * right)
-        times = np.zeros(len(images))
-        times[unit] = weights  # of each patient
-        found["patient_accuracy"] = float((hits[images > 0] / images[images > 0]) @ times[images > 0] / times.sum())
-        return {name: found[name] for name in ("accuracy", "balanced_accuracy", "macro_f1", "patient_accuracy")}
+    def counts(weights: np.ndarray) -> dict[str, float | None]:
+        square = confusion(answers, weights)
+        each = counted(square)
+        found = {
+            "accuracy": accuracy(square),
+            "balanced_accuracy": mean(each["recall"]),
+            "macro_f1": mean(each["f1"]),
+            "patient_accuracy": _patient_accuracy(unit, weights, right),
+        }
+        return found | ({} if index is None else _of_class(each, index))
 
-    def ranked(weights: np.ndarray) -> dict[str, float | None]:
-        return ranking(answers.label, answers.probabilities, weights)
+    def ranks(weights: np.ndarray) -> dict[str, float | None]:
+        each = rank(weights)
+        found = {name: mean(values) for name, values in each.items()}
+        return found | ({} if index is None else _of_class(each, index))
 
-    found = bootstrap(counted, unit, resamples, tick) | bootstrap(
-        ranked, unit, _ranked_draws(answers, resamples), tick
-    )
-    if answers.table.group is None:
-        found.pop("patient_accuracy", None)
-    return {name: list(value) if value else None for name, value in found.items()}
+    drawn = bootstrap(counts, unit, resamples, tick)
+    if ranked := _ranked_draws(answers, resamples):
+        rank = Ranking(answers.label, answers.probabilities)
+        drawn |= bootstrap(ranks, unit, ranked, tick)
+    spans = {name: list(value) if value else None for name, value in drawn.items()}
+    own = [*METRICS, *(["patient_accuracy"] if answers.table.group else [])]
+    return {
+        "intervals": {name: spans[name] for name in own if name in spans},
+        "binary_intervals": {name[len(OWN) :]: span for name, span in spans.items() if name.startswith(OWN)},
+    }
+
+
+def _of_class(each: dict[str, list[float | None]], index: int) -> dict[str, float | None]:
+    return {OWN + name: values[index] for name, values in each.items()}
+
+
+def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) -> float:
+    """Mean over the drawn patients of the share of their images that are right."""
+    images, hits = np.bincount(unit, weights), np.bincount(unit, weights * right)
+    times = np.zeros(len(images))
+    times[unit] = weights
+    drawn = times > 0
+    return float(hits[drawn] / images[drawn] @ times[drawn] / times.sum())
 
 
 def _bootstrap_facts(answers: Answers, unit: np.ndarray, name: str, resamples: int) -> dict[str, Any]:
@@ -156,38 +193,18 @@ def _bootstrap_facts(answers: Answers, unit: np.ndarray, name: str, resamples: i
 
 def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
     """Each class against the rest; None where a number is undefined."""
-    return {name: one_against_rest(answers, i) for i, name in enumerate(answers.classes)}
-
-
-def one_against_rest(answers: Answers, index: int) -> dict[str, Any]:
-    """Images, precision, recall, F1, AUROC and average precision of one class."""
-    from sklearn.metrics import f1_score, precision_score, recall_score
-
-    true, said = answers.label == index, answers.predicted == index
+    square = confusion(answers)
+    each = {**class_counts(square), **class_ranking(answers.label, answers.probabilities)}
     return {
-        "images": int(true.sum()),
-        "precision": float(precision_score(true, said)) if said.any() else None,
-        "recall": float(recall_score(true, said)) if true.any() else None,
-        "f1": float(f1_score(true, said, zero_division=0)) if true.any() or said.any() else None,
-        **class_ranking(true, answers.probabilities[:, index]),
+        name: {"images": int(square[i].sum()), **{key: values[i] for key, values in each.items()}}
+        for i, name in enumerate(answers.classes)
     }
 
 
-def _binary(answers: Answers, positive: str) -> dict[str, Any]:
+def _binary(per_class: dict[str, Any], positive: str) -> dict[str, Any]:
     """The positive class against all others: predicted where it is the likeliest class."""
-    from sklearn.metrics import recall_score
-
-    index = answers.classes.index(positive)
-    true, said = answers.label == index, answers.predicted == index
-    own = one_against_rest(answers, index)
-    specificity = None if true.all() else float(recall_score(true, said, pos_label=False))
-    return {
-        "positive": positive,
-        "prevalence": float(true.mean()),
-        "sensitivity": own["recall"],
-        "specificity": specificity,
-        **{name: own[name] for name in ("precision", "f1", *RANKED)},
-    }
+    own, total = per_class[positive], sum(one["images"] for one in per_class.values())
+    return {**own, "prevalence": own["images"] / total}
 
 
 def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,15 @@ from patchgen.report import page
 
 SIDE = 256  # pixels of a picture's longer side
 MOST_LINES = 200  # of patients or broken images on the page; the JSON file has all of them
+BINARY = {
+    "prevalence": "share of images",
+    "recall": "sensitivity (recall)",
+    "specificity": "specificity",
+    "precision": "precision",
+    "f1": "F1",
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+}
 LIMITS = (
     "These numbers describe these images. They hold for other images as far as those are like these: the same "
     "site, patients and classes in the same shares. A selection map is not an annotation, and nothing here is "
@@ -40,7 +49,7 @@ def render(found: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Map
     sections = [
         ("Scores", _headline(found)),
         ("What they rest on", "<ul>" + "".join(f"<li>{_text(note)}</li>" for note in found["notes"]) + "</ul>"),
-        *([(f"{printable(found['positive'])} against the rest", _binary(found["binary"]))] if found["binary"] else []),
+        *([(f"{printable(found['positive'])} against the rest", _binary(found))] if found["binary"] else []),
         ("Classes", _figure(figures["confusion"]) + _classes(found["per_class"])),
         ("Calibration", _calibration(found, figures["reliability"])),
         ("Sites", _sites(found)),
@@ -86,10 +95,11 @@ def _few(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more sites" if len(names) > most else "")
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True) -> str:
+    """A table of ready cells; `numbers`: all columns but the first hold numbers, which are not broken."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="wide{" numbers" * numbers}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _figure(drawn: Drawn) -> str:
@@ -105,11 +115,11 @@ def _headline(found: Mapping[str, Any]) -> str:
     return _table(("", "value", "95 % interval"), rows)
 
 
-def _binary(binary: Mapping[str, Any]) -> str:
-    names = {"prevalence": "share of images", "sensitivity": "sensitivity (recall)", "specificity": "specificity",
-             "precision": "precision", "f1": "F1", "auroc": "AUROC", "average_precision": "average precision"}  # fmt: skip
-    text = f"{printable(binary['positive'])} is predicted where it is the likeliest class."
-    return _table(("", "value"), [(text, shown(binary[name])) for name, text in names.items()]) + _note(text)
+def _binary(found: Mapping[str, Any]) -> str:
+    rows = [(text, shown(found["binary"][name]), span(found["binary_intervals"].get(name)))
+            for name, text in BINARY.items()]  # fmt: skip
+    text = f"{printable(found['positive'])} is predicted where it is the likeliest class."
+    return _table(("", "value", "95 % interval"), rows) + _note(text)
 
 
 def _classes(per_class: Mapping[str, Mapping[str, Any]]) -> str:
@@ -147,7 +157,8 @@ def _sites(found: Mapping[str, Any]) -> str:
 
 def _patients(found: Mapping[str, Any]) -> str:
     patients = found["patients"]
-    text = f"Mean accuracy over {patients['patients']:,} patients {patients['accuracy']:.3f}, worst {patients['worst']:.3f}."
+    text = f"Mean accuracy over {patients['patients']:,} patients {patients['accuracy']:.3f}, "
+    text += f"worst {patients['worst']:.3f}."
     if "one_label" in patients:
         vote = patients["one_label"]
         text += (
@@ -158,8 +169,10 @@ def _patients(found: Mapping[str, Any]) -> str:
     rows = [(name, f"{one['images']:,}", shown(one["accuracy"]), ", ".join(one["labels"]), one["label"])
             for name, one in lines[:MOST_LINES]]  # fmt: skip
     cut = f"The {MOST_LINES} with the lowest accuracy; metrics.json has all. " if len(lines) > MOST_LINES else ""
-    table = _table(("patient", "images", "accuracy", "true", "by mean probability"), rows)
-    return f"<p>{escape(text)}</p><details><summary>Each patient, the worst first</summary>{_note(cut)}{table}</details>"
+    table = _table(("patient", "images", "accuracy", "true", "by mean probability"), rows, numbers=False)
+    return (
+        f"<p>{escape(text)}</p><details><summary>Each patient, the worst first</summary>{_note(cut)}{table}</details>"
+    )
 
 
 def _wrong(wrong: Sequence[Mapping[str, Any]], pictures: Mapping[str, str]) -> str:
@@ -182,7 +195,7 @@ def _wrong(wrong: Sequence[Mapping[str, Any]], pictures: Mapping[str, str]) -> s
 def _unreadable(unreadable: Sequence[Mapping[str, str]]) -> str:
     rows = [(one["path"], one["reason"]) for one in unreadable[:MOST_LINES]]
     cut = f"The first {MOST_LINES} of {len(unreadable):,}." if len(unreadable) > MOST_LINES else ""
-    return _table(("image", "reason"), rows) + _note(cut)
+    return _table(("image", "reason"), rows, numbers=False) + _note(cut)
 
 
 def _note(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from patchgen.common.text import printable
-from patchgen.draw.plots import PALETTE, Drawn, new_figure, plain
+from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, plain
 
 MOST_NUMBERS, MOST_NAMES = 25, 60  # classes up to which cells have numbers, and rows and columns their names
 LONGEST = 24  # characters of a class name in a figure
@@ -26,7 +26,7 @@ def confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     figure.colorbar(drawn, ax=axes, shrink=0.8, label="share of the true class's images")
     if len(classes) <= MOST_NUMBERS:
         for (row, column), count in np.ndenumerate(matrix.astype(int)):
-            colour = "white" if share[row, column] > 0.5 else "#1c2024"
+            colour = "white" if share[row, column] > 0.65 else "#1c2024"
             axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
     axes.set(xlabel="predicted", ylabel="true", xticks=[], yticks=[])
     if len(classes) <= MOST_NAMES:
@@ -36,7 +36,9 @@ def confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
         turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if steep else {}
         axes.set_xticks(places, names, parse_math=False, fontsize=9, **turn)
     axes.spines[:].set_visible(False)
-    rows = [(true, said, int(matrix[i, j])) for i, true in enumerate(classes) for j, said in enumerate(classes)]
+    rows: list[Row] = [
+        (true, said, int(matrix[i, j])) for i, true in enumerate(classes) for j, said in enumerate(classes)
+    ]
     return Drawn("confusion", "Confusion matrix: true classes down, predicted classes across", figure,
                  ("true", "predicted", "images"), rows)  # fmt: skip
 
@@ -58,7 +60,7 @@ def reliability_figure(bins: Sequence[Mapping[str, Any]]) -> Drawn:
     for axes in (upper, lower):
         plain(axes)
     header = ("low", "high", "images", "confidence", "accuracy")
-    rows = [["" if one[name] is None else one[name] for name in header] for one in bins]
+    rows: list[Row] = [["" if one[name] is None else one[name] for name in header] for one in bins]
     return Drawn("reliability", "Accuracy of the answers in bins of their confidence", figure, header, rows)
 
 

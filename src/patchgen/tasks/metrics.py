@@ -9,12 +9,12 @@ A score that is undefined is None, never NaN: the AUROC of a class needs images 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 BINS = 15  # of the expected calibration error
-COUNTED = ("accuracy", "balanced_accuracy", "macro_f1")  # what a confusion matrix gives
 RANKED = ("auroc", "average_precision")  # what the order of probabilities gives
 
 
@@ -30,57 +30,80 @@ def per_class_accuracy(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[
     return {name: float(confusion[i, i] / total[i]) for i, name in enumerate(classes) if total[i]}
 
 
+def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
+    """Precision, recall, specificity and F1 of each class of a confusion matrix (C, C); None where undefined."""
+    from sklearn.metrics import precision_recall_fscore_support
+
+    true, predicted = np.nonzero(confusion)  # cells that hold images, each weighted by their number
+    precision, recall, f1, images = precision_recall_fscore_support(
+        true,
+        predicted,
+        labels=range(len(confusion)),
+        sample_weight=confusion[true, predicted],
+        zero_division=np.nan,  # type: ignore[arg-type]
+    )
+    total, said = confusion.sum(), confusion.sum(0)
+    with np.errstate(invalid="ignore"):
+        specificity = 1 - (said - np.diag(confusion)) / (total - images)  # of the other images, those not called so
+    found = {"precision": precision, "recall": recall, "specificity": specificity, "f1": f1}
+    return {name: [None if np.isnan(v) else float(v) for v in values] for name, values in found.items()}
+
+
 def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, float]:
     """Accuracy, balanced accuracy, macro F1 and F1 of a confusion matrix (C, C); all 0 where nothing was scored.
 
     Balanced accuracy is the mean recall of the classes that have images, macro F1 the mean over the classes that are
     true or predicted at least once. ``f1`` is that of the class `positive`, or the macro F1 where none is named.
     """
-    from sklearn.metrics import f1_score, recall_score
+    if not confusion.any():
+        return {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0, "f1": 0.0, "images": 0}
+    counts = class_counts(confusion)
+    macro = mean(counts["f1"])
+    return {
+        "accuracy": accuracy(confusion),
+        "balanced_accuracy": mean(counts["recall"]) or 0.0,
+        "macro_f1": macro or 0.0,
+        "f1": (macro if positive is None else counts["f1"][positive]) or 0.0,
+        "images": int(confusion.sum()),
+    }
 
-    true, predicted = np.nonzero(confusion)  # cells that hold images, each weighted by their number
-    weights = confusion[true, predicted]
-    found = {"accuracy": accuracy(confusion), "balanced_accuracy": 0.0, "macro_f1": 0.0}
-    if len(true):
-        kind = {"average": "macro", "sample_weight": weights, "zero_division": 0}
-        found["balanced_accuracy"] = float(recall_score(true, predicted, labels=np.unique(true), **kind))
-        found["macro_f1"] = float(f1_score(true, predicted, **kind))
-    f1 = found["macro_f1"]
-    if positive is not None and len(true):
-        hit = {"sample_weight": weights, "zero_division": 0}
-        f1 = float(f1_score(true == positive, predicted == positive, **hit))
-    return {**found, "f1": f1, "images": int(confusion.sum())}
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Over what is defined."""
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
 
 
 # Probabilities
 
 
-def class_ranking(is_class: np.ndarray, probability: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
-    """One class against the rest: AUROC and average precision of its probability (N,); None where undefined."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    counted = is_class if weights is None else is_class[weights > 0]
-    if not counted.any() or counted.all():
-        return dict.fromkeys(RANKED)
-    measures = {"auroc": roc_auc_score, "average_precision": average_precision_score}
-    return {name: float(measure(is_class, probability, sample_weight=weights)) for name, measure in measures.items()}
-
-
-def ranking(label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
-    """Macro AUROC and average precision, one class against the rest, over the classes for which they are defined.
+def class_ranking(
+    label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None
+) -> dict[str, list[float | None]]:
+    """AUROC and average precision of each class against the rest; None where undefined.
 
     Args:
         label: (N,) true class.
         probabilities: (N, C).
         weights: (N,) how often each image counts.
     """
-    classes = range(probabilities.shape[1])
-    found = [class_ranking(label == c, probabilities[:, c], weights) for c in classes]
-    means: dict[str, float | None] = {}
-    for name in RANKED:
-        defined = [value for one in found if (value := one[name]) is not None]
-        means[name] = float(np.mean(defined)) if defined else None
-    return means
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    found: dict[str, list[float | None]] = {name: [None] * probabilities.shape[1] for name in RANKED}
+    present = np.unique(label if weights is None else label[weights > 0])
+    for c in present if len(present) > 1 else ():
+        own, said = label == c, probabilities[:, c]
+        found["average_precision"][c] = float(average_precision_score(own, said, sample_weight=weights))
+        if probabilities.shape[1] == 2 and c == 1:  # the other class's, turned around twice
+            found["auroc"][1] = found["auroc"][0]
+        else:
+            found["auroc"][c] = float(roc_auc_score(own, said, sample_weight=weights))
+    return found
+
+
+def ranking(label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
+    """Macro AUROC and average precision: the means of `class_ranking` over the classes for which it is defined."""
+    return {name: mean(values) for name, values in class_ranking(label, probabilities, weights).items()}
 
 
 class Bin(NamedTuple):
@@ -100,14 +123,16 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> 
     images = np.bincount(which, minlength=bins)
     sums = [np.bincount(which, np.asarray(values, dtype=float), bins) for values in (confidence, right)]
     means = [[float(s / n) if n else None for s, n in zip(column, images, strict=True)] for column in sums]
-    return [Bin(*map(float, edges[i : i + 2]), int(images[i]), means[0][i], means[1][i]) for i in range(bins)]
+    return [Bin(float(edges[i]), float(edges[i + 1]), int(images[i]), means[0][i], means[1][i]) for i in range(bins)]
 
 
 def calibration_error(probabilities: np.ndarray, label: np.ndarray, bins: int = BINS) -> float:
     """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their images."""
     confidence = probabilities.max(1).astype(float)
     found = reliability(confidence, probabilities.argmax(1) == label, bins)
-    gaps = [b.images * abs(b.confidence - b.accuracy) for b in found if b.confidence is not None and b.accuracy is not None]
+    gaps = [
+        b.images * abs(b.confidence - b.accuracy) for b in found if b.confidence is not None and b.accuracy is not None
+    ]
     return float(sum(gaps) / len(label))
 
 

@@ -53,7 +53,12 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         mask = record.get("mask", {})
         step = record.get("step", f"{record.get('start_step')}-{record.get('end_step')}")
         numbers = [record["in"]["accuracy"], *(record["all"][name] for name in ("accuracy", *scores))]
-        cells = [record["checkpoint"], step, *("-" if number is None else f"{number:.4f}" for number in numbers), record["all"]["images"]]
+        cells = [
+            record["checkpoint"],
+            step,
+            *("-" if number is None else f"{number:.4f}" for number in numbers),
+            record["all"]["images"],
+        ]
         health = " | ".join(f"{mask[k]:.3f}" if k in mask else "" for k in ("mean", "spread"))
         lines.append(f"| {' | '.join(map(str, cells))} | {health} |")
         if "covered" in record:
