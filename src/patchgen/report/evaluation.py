@@ -99,7 +99,8 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool =
     """A table of ready cells; `numbers`: all columns but the first hold numbers, which are not broken."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide{" numbers" * numbers}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = "wide numbers" if numbers else "wide"
+    return f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _figure(drawn: Drawn) -> str:

@@ -79,7 +79,7 @@ class Score:
     """One number of one run, as a share of one."""
 
     domain: str  # the unseen domain, or the session of a stream
-    metric: str  # accuracy | a name of METRICS | all | known | unknown; "mask: auroc", ... where the predictive patches are known
+    metric: str  # accuracy | all | known | unknown | of METRICS; "mask: auroc", ... where the patches are known
     checkpoint: str  # selected | swad
     part: str  # in | all; transductive | held_out in a stream
     value: float
