@@ -279,14 +279,14 @@ def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Se
     if counts["unknown_class"]:
         with_them = float(whole.right.mean())
         notes.append(
-            f"{counts['unknown_class']:,} images are of classes that the model does not know "
-            f"({', '.join(counts['unknown_classes'])}) and are left out; counted as wrong, they make the accuracy "
+            f"{_images(counts['unknown_class'], 'is', 'are')} of classes that the model does not know "
+            f"({', '.join(counts['unknown_classes'])}) and left out; counted as wrong, they make the accuracy "
             f"{with_them:.3f}."
         )
     if counts["unlabelled"]:
-        notes.append(f"{counts['unlabelled']:,} images have no label and are left out.")
+        notes.append(f"Left out: {_images(counts['unlabelled'], 'has', 'have')} no label.")
     if counts["unreadable"]:
-        notes.append(f"{counts['unreadable']:,} images cannot be read and are left out; they are named below.")
+        notes.append(f"Left out, and named below: {_images(counts['unreadable'], 'cannot', 'cannot')} be read.")
     missing = [name for name, one in found["per_class"].items() if not one["images"]]
     if missing:
         notes.append(
@@ -302,6 +302,10 @@ def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Se
             "their scores are too good."
         )
     return notes
+
+
+def _images(count: int, one: str, many: str) -> str:
+    return f"1 image {one}" if count == 1 else f"{count:,} images {many}"
 
 
 def _interval_notes(known: Answers, facts: dict[str, Any]) -> list[str]:
