@@ -180,7 +180,7 @@ def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple
                 scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
                 print(f"\n{scores}, {what}, on {where} (%)\n")
                 print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, seeds))
-    if metrics := metrics_table(cells, arguments.methods, seeds):
+    if metrics := metrics_table(cells, arguments.methods, shown, seeds):
         print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")
     print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
     print(validation_table(cells, arguments.methods, shown, seeds))

@@ -52,20 +52,19 @@ def accuracy_table(
     return markdown(["method", *domains, "average"], rows)
 
 
-def metrics_table(cells: Sequence[Cell], methods: Sequence[str], seeds: int = 1) -> str:
+def metrics_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
     """Markdown: the other scores on the whole unseen domain, means over domains and seeds, in per cent.
 
-    Empty where no run has recorded them.
+    Of seeds that have every domain; empty where no run has recorded them.
     """
     mine = [c for c in cells if (c.checkpoint, c.part) == ("selected", "all")]
     names = [name for name in METRICS if any(name in cell.metrics for cell in mine)]
     rows = []
     for method in methods if names else ():
-        own = [c for c in mine if c.method == method]
-        by_seed = {seed: [c for c in own if c.seed == seed] for seed in sorted({c.seed for c in own})}
+        groups = _whole_seeds([c for c in mine if c.method == method], domains)
         row = []
         for name in names:
-            whole = [group for group in by_seed.values() if all(name in c.metrics for c in group)]
+            whole = [group for group in groups if all(name in c.metrics for c in group)]
             row.append(_mean([statistics.fmean(c.metrics[name] for c in group) for group in whole], seeds))
         rows.append([method, *row])
     return markdown(["method", *(METRICS[name] for name in names)], rows) if rows else ""
