@@ -143,17 +143,19 @@ def _calibration(found: Mapping[str, Any], drawn: Drawn) -> str:
 
 def _sites(found: Mapping[str, Any]) -> str:
     unit = found["bootstrap"]["unit"]
-    names = ("balanced_accuracy", "macro_f1", "auroc", "average_precision", "calibration_error", "unlike_training")
-    head = ("site", "images", *([unit] if unit == "patients" else []), "accuracy", "95 % interval", "balanced accuracy",
-            "macro F1", "AUROC", "average precision", "calibration error", "unlike training")  # fmt: skip
+    names = ("balanced_accuracy", "macro_f1", "auroc", "calibration_error", "unlike_training")
+    head = ["site", "images", *([unit] if unit == "patients" else []), "accuracy", "95 % interval", "balanced accuracy"]
+    head += ["macro F1", "AUROC", "calibration error", "unlike training"]
     rows = []
     for name, one in found["sites"].items():
         patients = [f"{one['units']:,}"] if unit == "patients" else []
-        label = name + " (trained on)" * one["in_training"]
-        rows.append([label, f"{one['images']:,}", *patients, shown(one["accuracy"]), span(one["accuracy_interval"]),
-                     *(shown(one[key]) for key in names)])  # fmt: skip
-    text = f"Intervals over the {unit} of a site. Unlike training: share of images that the model flags as unfamiliar"
-    return _table(head, rows) + _note(text + "; – where it cannot tell.")
+        first = [name + " *" * one["in_training"], f"{one['images']:,}", *patients]
+        rows.append([*first, shown(one["accuracy"]), span(one["accuracy_interval"]), *(shown(one[n]) for n in names)])
+    text = f"Intervals over the {unit} of a site. Unlike training: share of images that the model flags as unfamiliar; "
+    text += "– where it cannot tell."
+    if any(one["in_training"] for one in found["sites"].values()):
+        text += " *: a site of training has this name."
+    return _table(head, rows) + _note(text)
 
 
 def _patients(found: Mapping[str, Any]) -> str:
