@@ -24,6 +24,7 @@ COMMANDS = {
     "runs": "list run folders, compare two, clear some away, collect their scores in a CSV file and tabulate it",
     "fit": "your own images to a model folder to hand on, with what to expect at a new site",
     "predict": "class, confidence and CSV for images, with any model or run",
+    "evaluate": "score any model or run on labelled images: metrics with intervals, figures, its surest mistakes",
     "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",
     "explain": "overlay, mask and top classes for images, with any model or run",
     "export": "a model or run as ONNX, checked against the original",

@@ -52,7 +52,10 @@ def test_finished_runs_are_skipped(
     assert main(words(image_folder, runs)) == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out
-    assert text.count("| method ") == 5 and "not there yet" not in text  # 2 checkpoints x 2 parts, and validation
+    assert (
+        text.count("| method ") == 6 and "not there yet" not in text
+    )  # 2 checkpoints x 2 parts, other scores, validation
+    assert "balanced accuracy" in text.partition("Other scores")[2]
 
 
 def test_json_cells_are_the_records(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

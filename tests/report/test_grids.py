@@ -122,6 +122,18 @@ def test_other_setups_make_other_tables(fold: Make) -> None:
     assert "61 steps" in grids[0].setup and "99 steps" in grids[1].setup
 
 
+def test_other_scores_have_a_table_of_their_own(fold: Make) -> None:
+    photo = fold(0.7, unseen="photo", scores={"auroc": 0.8, "macro_f1": 0.6})
+    sketch = fold(0.7, unseen="sketch", scores={"auroc": 0.9})
+    old = fold(0.5, unseen="sketch", method="lp")  # a record of an earlier version
+    grids = fold_grids(read(photo, sketch, old), "in")
+    [grid] = [grid for grid in grids if grid.name.startswith("scores")]
+    assert [line.label for line in grid.lines] == ["lp-ln"] and "photo, sketch" in grid.notes[0]
+    found = {column.heading: entry.number for column, entry in zip(grid.columns, grid.lines[0].entries, strict=True)}
+    assert found["AUROC"] is not None and found["AUROC"].mean == pytest.approx(85)
+    assert found["macro F1"] is None  # sketch lacks it
+
+
 def test_unknown_classes(fold: Make) -> None:
     scores = {"known": 0.6, "unknown": 0.2}
     paths = [fold(0.5, unseen=name, task="mdg_gcd", scores=scores) for name in PACS]

@@ -8,7 +8,14 @@ from typing import Any
 
 from patchgen.common.text import markdown
 from patchgen.config import Config
-from patchgen.report.table import accuracy_table, backbone_line, best_by_validation, recovery_table, validation_table
+from patchgen.report.table import (
+    accuracy_table,
+    backbone_line,
+    best_by_validation,
+    metrics_table,
+    recovery_table,
+    validation_table,
+)
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import Cell, cells_of
 
@@ -32,6 +39,17 @@ def test_mean_and_standard_error_over_seeds() -> None:
     # averages of the seeds 80, 85, 87: mean 84; variance (16 + 1 + 9) / 2 = 13; error sqrt(13 / 3) = 2.082
     [row] = body(accuracy_table(cells, ["lp"], DOMAINS, "selected", "all"))
     assert row == ["lp", "78.0 ± 4.2", "90.0 ± 0.0", "84.0 ± 2.1"]
+
+
+def test_other_scores_are_means_over_domains_then_seeds() -> None:
+    values = {("art", 1): 0.5, ("photo", 1): 0.7, ("art", 2): 0.7, ("photo", 2): 0.9, ("art", 3): 0.1}
+    cells = [cell(unseen=d, seed=s, metrics={"auroc": v, "macro_f1": v / 2}) for (d, s), v in values.items()]
+    cells += [cell(method="old", unseen=domain) for domain in DOMAINS]  # records of an earlier version
+    cells += [cell(unseen="art", part="in", metrics={"auroc": 0.0})]
+    table = metrics_table(cells, ["lp", "old"], DOMAINS)
+    assert table.splitlines()[0].split() == ["|", "method", "|", "macro", "F1", "|", "AUROC", "|"]
+    assert body(table)[0] == ["lp", "35.0 ± 5.0", "70.0 ± 10.0"]  # seed 3 lacks a domain
+    assert body(table)[1][0] == "old" and metrics_table(cells[-3:-1], ["old"], DOMAINS) == ""
 
 
 def test_one_seed_has_no_error() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning_fabric import Fabric
-from sklearn.metrics import f1_score
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from patchgen.config import Config
 from patchgen.data.augment import normalize
@@ -70,6 +70,8 @@ def test_scores_equal_a_plain_loop(method: str, batch: int, image_folder: Path) 
     assert sum(ticks) == len(ROWS) and max(ticks) <= batch
     assert found.record() == {
         "accuracy": pytest.approx(np.trace(confusion) / len(ROWS)),
+        "balanced_accuracy": pytest.approx(balanced_accuracy_score(*zip(*answers, strict=True))),
+        "macro_f1": pytest.approx(f1_score(*zip(*answers, strict=True), average="macro")),
         "f1": pytest.approx(f1_score(*zip(*answers, strict=True), average="macro")),
         "images": len(ROWS), "loss": found.loss, **({"mask": found.mask} if found.mask else {}),
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,18 @@ def summary_of(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_the_summary_says_which_f1_it_is(summary_of: Callable[..., str]) -> None:
-    assert "- F1: of class 'tumour', the positive one" in summary_of(a_table(("normal", "tumour")))
+    table = a_table(("non-tumour", "tumour"))
+    assert "- F1: mean over the classes that occur" in summary_of(table)
+
+
+def test_f1_of_a_benchmark_with_a_positive_class_is_that_of_this_class(summary_of: Callable[..., str]) -> None:
+    table = replace(a_table(("non-tumour", "tumour")), benchmark="histopantum")
+    assert "- F1: of class 'tumour', the benchmark's positive one" in summary_of(table)
+
+
+def test_undefined_scores_are_a_dash(summary_of: Callable[..., str]) -> None:
+    score = {**SCORE, "balanced_accuracy": 0.5, "macro_f1": 0.25, "auroc": None}
+    assert "| 0.5000 | 0.2500 | - | 20 |" in summary_of(a_table(("cat", "dog")), **score)
 
 
 def test_f1_of_several_classes_is_a_mean(summary_of: Callable[..., str]) -> None:

@@ -162,7 +162,14 @@ def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, .
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import CHECKPOINTS, accuracy_table, backbone_line, recovery_table, validation_table
+    from patchgen.report.table import (
+        CHECKPOINTS,
+        accuracy_table,
+        backbone_line,
+        metrics_table,
+        recovery_table,
+        validation_table,
+    )
     from patchgen.runs.scores import PARTS
 
     seeds = len(set(arguments.seeds))
@@ -173,6 +180,8 @@ def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple
                 scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
                 print(f"\n{scores}, {what}, on {where} (%)\n")
                 print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, seeds))
+    if metrics := metrics_table(cells, arguments.methods, shown, seeds):
+        print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")
     print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
     print(validation_table(cells, arguments.methods, shown, seeds))
     if masks := recovery_table(cells, arguments.methods, seeds):

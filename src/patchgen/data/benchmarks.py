@@ -53,6 +53,7 @@ class Benchmark:
     group_pattern: str | None = None  # its match in the file name is the patient
     licence: str | None = None  # None: not known, ask the data's owner
     metric: str = "accuracy"
+    positive: str | None = None  # the class whose F1 the protocol reports; None: the mean over classes
     swad_ratio: float = 1.3
     steps: int = 5001
     checkpoint_every: int = 100
@@ -233,6 +234,7 @@ _ENTRIES = (
         citation="Zamanitajeddin et al., Benchmarking DG Algorithms in Computational Pathology, 2024",
         source="Zenodo record 14555794",
         metric="f1",
+        positive="tumour",
         checkpoint_every=200,
         notes="140,569 tiles of 224 px from TCGA slides. Tiles of a patient share its look: split by group.",
     ),

@@ -97,7 +97,13 @@ class Table:
         write_csv(path, list(columns), zip(*columns.values(), strict=True))
 
 
-def read_table(data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None) -> Table:
+def read_table(
+    data: str | Path,
+    *,
+    benchmark: str | None = None,
+    options: Mapping[str, str] | None = None,
+    for_scoring: bool = False,
+) -> Table:
     """Read a data set folder or a CSV manifest; whatever is wrong with it is a ValueError that says how to mend it.
 
     Args:
@@ -105,7 +111,9 @@ def read_table(data: str | Path, *, benchmark: str | None = None, options: Mappi
             With `benchmark`, also the folder that contains its folder.
         benchmark: a registered name; otherwise a folder called like a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
+        for_scoring: one domain and one class suffice, and a folder `class/image` is one domain of its own name.
     """
+    least = 1 if for_scoring else 2
     where = Path(os.path.abspath(os.path.expanduser(data)))
     entry = get_benchmark(benchmark) if benchmark else None
     if str(data).startswith("oracle-") and not os.path.exists(where):
@@ -118,10 +126,10 @@ def read_table(data: str | Path, *, benchmark: str | None = None, options: Mappi
         there = [p.name for p in parent.iterdir()] if parent.is_dir() else []
         raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}'){did_you_mean(lost, there)}")
     if where.is_dir():
-        return _read_folder(where, entry, options)
+        return _read_folder(where, entry, options, least)
     if where.suffix.lower() != ".csv":
         raise ValueError(f"'{where}' is neither a folder nor a .csv file. {LAYOUT}; archives must be unpacked first.")
-    return _read_manifest(where, entry, options)
+    return _read_manifest(where, entry, options, least)
 
 
 def is_image(name: str) -> bool:
@@ -210,7 +218,7 @@ def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     return header, rows
 
 
-def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None) -> Table:
+def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     root, entry = (_benchmark_root(root, entry), entry) if entry else (root, match_benchmark(root))
     parents: dict[str, list[Path]] = {}  # domain -> the folders that hold its class folders
     used: dict[str, str] = {}
@@ -222,7 +230,9 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     elif options:
         raise ValueError(f"Reading options {sorted(options)} belong to a benchmark, and '{root}' is read as none.")
     else:
-        parents = {folder.name: [folder] for folder in visible_folders(root)}
+        folders = visible_folders(root)
+        flat = least == 1 and folders and all(_is_flat(folder) for folder in folders)
+        parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
     first: dict[str, str] = {}
@@ -230,7 +240,12 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     for path, *_ in rows:  # through links a picture could stand in two domains or classes
         if (other := first.setdefault(find(path)[0], path)) != path:
             raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
-    return _build(root, rows, None, entry, used)
+    return _build(root, rows, None, entry, used, least)
+
+
+def _is_flat(folder: Path) -> bool:
+    """Whether a folder holds images and no folders, as that of a class does."""
+    return not visible_folders(folder) and any(is_image(path.name) for path in folder.iterdir())
 
 
 def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
@@ -296,7 +311,7 @@ def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[st
         raise ValueError(f"No images in the folders of '{root}'. {LAYOUT}.")
 
 
-def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None) -> Table:
+def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     if options:
         raise ValueError(f"Reading options {sorted(options)} choose folders; a manifest already names its files.")
     header, raw = read_csv(path)
@@ -310,7 +325,7 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     _check_cells(path, lines)
     rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
-    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)))
+    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least)
 
 
 def _check_columns(path: Path, header: Sequence[str]) -> None:
@@ -394,9 +409,14 @@ def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benc
 
 
 def _build(
-    root: Path, rows: Sequence[Row], group: tuple[str, ...] | None, entry: Benchmark | None, options: dict[str, str]
+    root: Path,
+    rows: Sequence[Row],
+    group: tuple[str, ...] | None,
+    entry: Benchmark | None,
+    options: dict[str, str],
+    least: int = 2,
 ) -> Table:
-    """Names to ids, with the checks that hold for folders and manifests alike."""
+    """Names to ids, with the checks that hold for folders and manifests alike; `least` domains and classes."""
     paths, domain_names, labels = zip(*rows, strict=True)
     for names in (paths, set(domain_names), set(labels)):
         if odd := [name for name in names if not _is_utf8(name)]:
@@ -409,10 +429,11 @@ def _build(
             f"'{root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} domains and "
             f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
         )
-    if len(domains) < 2:
+    if len(domains) < least:
         raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}.")
-    if len(named) < 2:
-        raise ValueError(f"'{root}' has fewer than two classes ({', '.join(named) or 'no labels'}). {LAYOUT}.")
+    if len(named) < least:
+        few = "fewer than two classes" if least == 2 else "no labelled image"
+        raise ValueError(f"'{root}' has {few} ({', '.join(named) or 'no labels'}). {LAYOUT}.")
     domain_id, class_id = {d: i for i, d in enumerate(domains)}, {c: i for i, c in enumerate(classes)}
     domain = np.array([domain_id[d] for d in domain_names], dtype=np.int64)
     label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)

@@ -23,10 +23,10 @@ from patchgen.predict.confidence import Confidence, Familiar
 from patchgen.predict.predictor import Predictor
 from patchgen.tasks import Fold
 from patchgen.tasks.mdg import at_most
+from patchgen.tasks.metrics import calibration_error
 
 IMAGES = 2000  # at most so many of the training and of the validation images are read
 COLDEST, HOTTEST = 0.05, 20.0
-BINS = 15  # of the expected calibration error
 QUANTILE = 0.99
 BATCH = 64
 
@@ -60,8 +60,8 @@ def calibrate(
     report = Calibration(
         images=len(label),
         accuracy=float((logits.argmax(1) == label).double().mean()),
-        ece_before=calibration_error(plain, label),
-        ece_after=calibration_error(cooled, label),
+        ece_before=calibration_error(plain.numpy(), label.numpy()),
+        ece_after=calibration_error(cooled.numpy(), label.numpy()),
         nll_before=negative_log_likelihood(logits, label, 1.0),
         nll_after=negative_log_likelihood(logits, label, temperature),
     )
@@ -115,15 +115,6 @@ def fit_temperature(logits: Tensor, label: Tensor) -> float:
         options={"xatol": 1e-6},
     )
     return float(np.exp(found.x))
-
-
-def calibration_error(probabilities: Tensor, label: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: |accuracy - confidence| in equal bins of confidence, weighted by their images."""
-    confidence, predicted = probabilities.double().max(1)
-    right = (predicted == label).double()
-    which = (confidence * bins).ceil().clamp(1, bins).long() - 1  # bins are (a, b]
-    gap = torch.zeros(bins, dtype=torch.double).index_add_(0, which, confidence - right)
-    return float(gap.abs().sum() / len(label))
 
 
 def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor, quantile: float = QUANTILE) -> Familiar:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,8 @@ from patchgen.draw.overlay import Explanation
 from patchgen.fit.expect import Expected
 from patchgen.fit.source import as_data
 from patchgen.methods.presets import preset_settings
+from patchgen.predict.answers import chosen_rows, collect
+from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.hub import fetch_model, push_model
 from patchgen.predict.model_folder import Model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
@@ -139,11 +141,14 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     @property
     def predictor(self) -> Predictor:
         """The model behind the estimator: files in, predictions out, one batch in memory at a time."""
+        return self._fitted().predictor
+
+    def _fitted(self) -> Model:
         if not hasattr(self, "model_"):
             from sklearn.exceptions import NotFittedError
 
             raise NotFittedError("this PatchGenClassifier is not fitted yet; call fit, or load a model folder")
-        return self.model_.predictor
+        return self.model_
 
     # Using
 
@@ -185,6 +190,30 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         table = read_table(os.fspath(data))
         rows = [i for i in range(len(table)) if table.label[i] >= 0]
         return [table.file(i) for i in rows], [table.label_name(i) for i in rows]
+
+    def evaluate(
+        self,
+        data: str | Path,
+        *,
+        positive: str | None = None,
+        sites: Sequence[str] = (),
+        resamples: int = RESAMPLES,
+        batch: int = BATCH,
+    ) -> dict[str, Any]:
+        """All metrics on a labelled folder or manifest, with intervals: what `patchgen evaluate` writes as JSON.
+
+        Args:
+            data: Folder `site/class/*.png` or `class/*.png`, or CSV manifest (path, domain, label, optional group).
+            positive: Also score this class against all others.
+            sites: Score these sites of the data alone.
+            resamples: Draws of the bootstrap; 0 leaves the intervals out.
+        """
+        from patchgen.data.table import read_table
+
+        table, facts = read_table(os.fspath(data), for_scoring=True), self._fitted().about["data"]
+        check_options(positive, resamples, self.predictor.classes)
+        answers = collect(self.predictor, table, chosen_rows(table, sites), batch)
+        return evaluate(answers, positive, resamples, sorted(set(facts["sites"]) - {facts.get("unseen")}))
 
     def explain(self, image: Any) -> Explanation:
         """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""

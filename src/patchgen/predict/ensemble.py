@@ -24,6 +24,7 @@ from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.predict.subjects import Subject, check_data
 from patchgen.runs.folder import RunFolder
 from patchgen.tasks import Fold, make_fold
+from patchgen.tasks.metrics import probability_scores
 
 BATCH = 128  # as in a run's own test: what a transductive method says depends on it
 
@@ -34,7 +35,7 @@ class Scored:
 
     name: str  # the method
     run: str  # name of the run folder
-    part: dict[str, Any]  # scores of the 80 % part: accuracy, f1, images, per_class
+    part: dict[str, Any]  # scores of the 80 % part: accuracy, f1, auroc, images, per_class, ...
     whole: dict[str, Any]  # the same of all images
 
 
@@ -105,10 +106,11 @@ def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[l
 
 def score(probabilities: np.ndarray, rows: np.ndarray, fold: Fold) -> tuple[dict[str, Any], dict[str, Any]]:
     """Scores of the 80 % part and of the whole, as a run's own test record has them."""
+    truth, inside = fold.truth[rows], np.isin(rows, fold.test["in"])
     confusion = np.zeros((2, fold.size, fold.size), dtype=np.int64)  # [the rest, the 80 % part]
-    inside = np.isin(rows, fold.test["in"]).astype(int)
-    np.add.at(confusion, (inside, fold.truth[rows], probabilities.argmax(1)), 1)
-    return fold.scores(confusion[1]), fold.scores(confusion.sum(0))
+    np.add.at(confusion, (inside.astype(int), truth, probabilities.argmax(1)), 1)
+    part = fold.scores(confusion[1]) | probability_scores(truth[inside], probabilities[inside])
+    return part, fold.scores(confusion.sum(0)) | probability_scores(truth, probabilities)
 
 
 def _finished(run: str | Path) -> RunFolder:

@@ -23,19 +23,25 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")  # Okabe-Ito: apart for every eye
 STYLE = """
-:root { font: 16px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff; }
-body { max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; }
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  --ink: #1c2024; --paper: #fff; --soft: #4b5560; --line: #dde1e6; --pale: #6b7280; --box: #f2f4f6;
+  --right: #00714f; --wrong: #b3400a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --paper: #16191c; --soft: #a9b2bb; --line: #363c42;
+  --pale: #939ca6; --box: #23282d; --right: #4cc79b; --wrong: #ff9a66; } }
+body { max-width: 62rem; margin: 2rem auto; padding: 0 1.2rem; overflow-wrap: break-word; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.4rem; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .35rem .8rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #1c2024; font-weight: 600; }
-tbody td { border-bottom: 1px solid #dde1e6; } .best { font-weight: 700; }
-.lead, .note { color: #4b5560; } .note { font-size: .88rem; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); gap: 1.2rem; padding: 0; }
-figure { margin: 0; } figure img { width: 100%; border-radius: 4px; } figcaption { font-size: .85rem; }
-.right { color: #00714f; } .wrong { color: #b3400a; } .paper, .paper td { color: #6b7280; } .wide { overflow-x: auto; }
-code, pre { font: .88rem ui-monospace, monospace; background: #f2f4f6; border-radius: 4px; }
+table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .35rem .7rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid; font-weight: 600; }
+tbody td { border-bottom: 1px solid var(--line); } .best { font-weight: 700; }
+.lead, .note { color: var(--soft); } .note { font-size: .88rem; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19rem, 100%), 1fr)); gap: 1.2rem; }
+figure { margin: 0; overflow-wrap: anywhere; } figure img { width: 100%; border-radius: 4px; }
+figcaption { font-size: .85rem; } summary { cursor: pointer; }
+.right { color: var(--right); } .wrong { color: var(--wrong); } .paper, .paper td { color: var(--pale); }
+.wide { overflow-x: auto; } .numbers td + td { white-space: nowrap; }
+code, pre { font: .88rem ui-monospace, monospace; background: var(--box); border-radius: 4px; }
 code { padding: .1rem .3rem; } pre { padding: .8rem 1rem; overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 """
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from patchgen.common.text import markdown
-from patchgen.runs.scores import Cell
+from patchgen.runs.scores import METRICS, Cell
 
 RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
 GIVEN = {"true": "true mask %", "random": "random mask %"}
@@ -50,6 +50,24 @@ def accuracy_table(
         row = [_scores([[c] for c in column], seeds) for column in columns]
         rows.append([method, *row, _scores(_whole_seeds(mine, domains), seeds)])
     return markdown(["method", *domains, "average"], rows)
+
+
+def metrics_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
+    """Markdown: the other scores on the whole unseen domain, means over domains and seeds, in per cent.
+
+    Of seeds that have every domain; empty where no run has recorded them.
+    """
+    mine = [c for c in cells if (c.checkpoint, c.part) == ("selected", "all")]
+    names = [name for name in METRICS if any(name in cell.metrics for cell in mine)]
+    rows = []
+    for method in methods if names else ():
+        groups = _whole_seeds([c for c in mine if c.method == method], domains)
+        row = []
+        for name in names:
+            whole = [group for group in groups if all(name in c.metrics for c in group)]
+            row.append(_mean([statistics.fmean(c.metrics[name] for c in group) for group in whole], seeds))
+        rows.append([method, *row])
+    return markdown(["method", *(METRICS[name] for name in names)], rows) if rows else ""
 
 
 def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from patchgen.report.grid import SPLITS, Column, Grid, Line, fill, gather
 from patchgen.report.paper import paper_lines
 from patchgen.report.reference import TABLES
-from patchgen.runs.scores import Run
+from patchgen.runs.scores import METRICS, Run
 
 NATURAL = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
 ORACLE = ("oracle-easy", "oracle-shortcut", "oracle-turned", "oracle-full", "oracle-tiny")
@@ -126,7 +126,24 @@ def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
             lines = method_lines(mine, columns, part, reference, recipe)
             title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
             grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "domains"))
+            grids += metric_grids(dataset, mine, part)
     return grids
+
+
+def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
+    """The other scores of a data set, means over the unseen domains that were run; none where no run has them."""
+    scored = [run for run in runs if any(score.metric in METRICS for score in run.scores)]
+    if not scored:
+        return []
+    domains = folds_of(scored)[dataset]
+    columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
+    lines = tuple(
+        Line(label, fill([run for run in scored if run.label == label], columns, part, lambda column: ""))
+        for label in labels_of(scored)
+    )
+    grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part, "", "")
+    first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}; ± is the standard error over seeds."
+    return [replace(grid, notes=(first, *grid.notes[1:]))]
 
 
 def dataset_grids(runs: Sequence[Run], part: str) -> list[Grid]:

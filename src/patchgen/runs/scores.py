@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,6 +38,14 @@ BACKBONES = (  # what the name of the weights holds -> the paper's (backbone, pr
 )  # fmt: skip
 
 
+# Beside accuracy, in records since they are made by scikit-learn: name -> heading
+METRICS = {
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "auroc": "AUROC",
+    "average_precision": "average precision",
+    "calibration_error": "calibration error",
+}
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
 ROW = ("path", "domain", "label", "group", "stage")  # what of splits.csv and stages.csv is the data's own
 
@@ -63,6 +71,7 @@ class Cell:
     select: str
     run: str
     backbone: str  # the weights that were taken
+    metrics: dict[str, float] = field(default_factory=dict)  # of METRICS, what the record has
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Score:
     """One number of one run, as a share of one."""
 
     domain: str  # the unseen domain, or the session of a stream
-    metric: str  # accuracy | all | known | unknown; "mask: auroc", ... where the predictive patches are known
+    metric: str  # accuracy | all | known | unknown | of METRICS; "mask: auroc", ... where the patches are known
     checkpoint: str  # selected | swad
     part: str  # in | all; transductive | held_out in a stream
     value: float
@@ -185,6 +194,7 @@ def cells_of(run: RunFolder, label: str) -> list[Cell]:
             select=config.select,
             run=run.path.name,
             backbone=backbone_of(run),
+            metrics={name: value for name in METRICS if (value := record[part].get(name)) is not None},
         )
         for record in run.records("test")
         for part in PARTS
@@ -239,6 +249,7 @@ def _read_fold(run: RunFolder, config: Any) -> Run:
         named = {"accuracy": cell.accuracy, "all": None, "known": cell.known, "unknown": cell.unknown}
         if cell.known is not None:  # classes are discovered
             named |= {"accuracy": None, "all": cell.accuracy}
+        named |= cell.metrics
         scores += [Score(cell.unseen, metric, cell.checkpoint, cell.part, value, cell.images)
                    for metric, value in named.items() if value is not None]  # fmt: skip
     chosen = next(cell for cell in cells if cell.checkpoint == "selected" and cell.part == "all")

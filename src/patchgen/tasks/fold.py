@@ -49,6 +49,12 @@ class Fold:
         return self.benchmark.metric if self.benchmark else "accuracy"
 
     @property
+    def positive(self) -> int | None:
+        """The class that the benchmark's F1 is about; None: F1 is the mean over classes."""
+        name = self.benchmark.positive if self.benchmark else None
+        return self.table.classes.index(name) if name in self.table.classes else None
+
+    @property
     def uncovered(self) -> list[str]:
         """Classes of the unseen domain that no source has: they cannot be learned and are reported separately."""
         return uncovered_classes(self.table, self.unseen) if self.test else []
@@ -70,10 +76,14 @@ class Fold:
 
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
         """What a test record says of a confusion matrix (true x predicted)."""
-        found: dict[str, Any] = {**scores(confusion), "per_class": per_class_accuracy(confusion, self.table.classes)}
+        found: dict[str, Any] = {
+            **scores(confusion, self.positive),
+            "per_class": per_class_accuracy(confusion, self.table.classes),
+        }
         if self.uncovered:
             covered = [name not in self.uncovered for name in self.table.classes]
-            found["covered"] = {"without": self.uncovered, **scores(confusion * np.array(covered)[:, None])}
+            rows = np.array(covered)[:, None]
+            found["covered"] = {"without": self.uncovered, **scores(confusion * rows, self.positive)}
         return found
 
 

@@ -35,6 +35,10 @@ class DiscoveryFold(Fold):
         return "accuracy"  # of known classes: the validation rows hold no others
 
     @property
+    def positive(self) -> None:
+        return None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         seen = " - BUT THIS METHOD IS GIVEN THEM: an upper bound" if (self.target == self.truth).all() else ""
         return (

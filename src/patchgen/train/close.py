@@ -18,6 +18,7 @@ from patchgen.runs.tensors import load_tensors
 from patchgen.train.evaluate import mask_record
 from patchgen.train.level import find_level
 from patchgen.train.patients import PatientTally
+from patchgen.train.ranks import ProbabilityTally
 from patchgen.train.summary import summarize
 
 if TYPE_CHECKING:
@@ -74,10 +75,13 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
     load_trained(trainer.model, tensors)
     total = sum(len(rows) for rows in fold.test.values())
     with Progress(f"scoring {fold.unseen} ({name})", total, quiet=trainer.quiet) as bar:
-        tally = _patients(trainer)
-        parts = {part: evaluate(rows, bar.advance, tally=tally) for part, rows in fold.test.items() if len(rows)}
+        patients, ranks = _patients(trainer), _ranks(trainer)
+        tallies = [tally for tally in (patients, ranks) if tally]
+        parts = {part: evaluate(rows, bar.advance, tallies=tallies) for part, rows in fold.test.items() if len(rows)}
     record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
     record["metric"] = fold.metric  # what the checkpoint was chosen by
+    if fold.positive is not None:
+        record["positive"] = fold.table.classes[fold.positive]  # what `f1` is about; else it is the macro F1
     whole = fold.scores(np.sum([part.confusion for part in parts.values()], axis=0))
     record |= {part: {**fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
     record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
@@ -87,10 +91,21 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
         for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
             found = fold.scores(evaluate(rows, mask=mask).confusion)
             record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
-    if tally:
-        tally.gather(trainer.fabric)
-        record["patients"] = tally.record()
+    if patients:
+        patients.gather(trainer.fabric)
+        record["patients"] = patients.record()
+    if ranks:
+        ranks.gather(trainer.fabric)
+        for part, rows in (*fold.test.items(), ("all", np.concatenate(list(fold.test.values())))):
+            record[part] |= ranks.record(rows)
     return record | mask_record(parts)
+
+
+def _ranks(trainer: FoldTrainer) -> ProbabilityTally | None:
+    """Where outputs are classes without a match."""
+    fold = trainer.fold
+    rows = np.concatenate(list(fold.test.values()))
+    return ProbabilityTally(rows, fold.size) if trainer.config.task == "mdg" else None
 
 
 def _patients(trainer: FoldTrainer) -> PatientTally | None:

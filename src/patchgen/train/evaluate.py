@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,11 +17,16 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
 from patchgen.tasks.metrics import mask_recovery, scores
-from patchgen.train.patients import PatientTally
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
 MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
+
+
+class Tally(Protocol):
+    """Whoever wants to hear of single rows while they are scored."""
+
+    def add(self, rows: np.ndarray, logits: Tensor, label: Tensor) -> None: ...
 
 
 @dataclass
@@ -34,8 +39,9 @@ class Evaluation:
         """What is averaged over images rather than counted."""
         return {"loss": self.loss, **({"mask": self.mask} if self.mask else {})}
 
-    def record(self) -> dict[str, Any]:
-        return {**scores(self.confusion), **self.means()}
+    def record(self, positive: int | None = None) -> dict[str, Any]:
+        """What an evaluation says of a domain; `positive` is the class that its F1 is about."""
+        return {**scores(self.confusion, positive), **self.means()}
 
 
 class FeatureCache(dict[int, Tensor]):
@@ -113,9 +119,9 @@ class Evaluator:
         rows: np.ndarray,
         tick: Callable[[int], None] | None = None,
         mask: str | None = None,
-        tally: PatientTally | None = None,
+        tallies: Sequence[Tally] = (),
     ) -> Evaluation:
-        """Score rows; several devices take every n-th row and add up. A `tally` is told of each row by this rank."""
+        """Score rows; several devices take every n-th row and add up. `tallies` are told of each row by this rank."""
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
@@ -129,7 +135,7 @@ class Evaluator:
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
             broken += (~out.logits.isfinite()).any()
-            if tally:
+            for tally in tallies:
                 tally.add(part, out.logits, label)
             values = torch.stack(self._values(out, label, part))  # (names, B)
             totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)

@@ -260,7 +260,7 @@ class FoldTrainer(Trainer):
             found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
             unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
         record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
-        record["validation"] = {name: result.record() for name, result in found.items()}
+        record["validation"] = {name: result.record(self.fold.positive) for name, result in found.items()}
         record |= mask_record(found)
         if unseen is not None:
             record["oracle"] = self.fold.scores(unseen.confusion)

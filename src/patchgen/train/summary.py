@@ -14,7 +14,13 @@ from patchgen.runs.selection import best
 if TYPE_CHECKING:
     from patchgen.tasks.fold import Fold
 
-SCORES = {"f1": "F1, whole", "known": "known classes", "unknown": "new classes"}  # beside accuracy, where recorded
+SCORES = {
+    "balanced_accuracy": "balanced accuracy",
+    "f1": "F1, whole",
+    "auroc": "AUROC",
+    "known": "known classes",
+    "unknown": "new classes",
+}  # beside accuracy, where recorded
 
 
 def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
@@ -47,7 +53,12 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         mask = record.get("mask", {})
         step = record.get("step", f"{record.get('start_step')}-{record.get('end_step')}")
         numbers = [record["in"]["accuracy"], *(record["all"][name] for name in ("accuracy", *scores))]
-        cells = [record["checkpoint"], step, *(f"{number:.4f}" for number in numbers), record["all"]["images"]]
+        cells = [
+            record["checkpoint"],
+            step,
+            *("-" if number is None else f"{number:.4f}" for number in numbers),
+            record["all"]["images"],
+        ]
         health = " | ".join(f"{mask[k]:.3f}" if k in mask else "" for k in ("mean", "spread"))
         lines.append(f"| {' | '.join(map(str, cells))} | {health} |")
         if "covered" in record:
@@ -101,9 +112,10 @@ def _unlabelled(fold: Fold) -> str:
 
 
 def _f1_of(fold: Fold) -> str:
-    """Which F1 it is: `patchgen.tasks.metrics.f1` takes the second of two classes."""
-    classes = fold.table.classes
-    return f"of class {classes[1]!r}, the positive one" if len(classes) == 2 else "mean over the classes that occur"
+    """Which F1 it is."""
+    if fold.positive is None:
+        return "mean over the classes that occur"
+    return f"of class {fold.table.classes[fold.positive]!r}, the benchmark's positive one"
 
 
 def progress_line(record: dict[str, Any]) -> str:

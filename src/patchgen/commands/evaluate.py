@@ -1,0 +1,212 @@
+"""patchgen evaluate MODEL DATA --out DIR: score a model or run on labelled images; a page, a CSV and a JSON file."""
+
+from __future__ import annotations
+
+import json as to_json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from patchgen.commands import announce, parse, print_table, require_data
+from patchgen.commands.predict import report_unreadable, ticker
+from patchgen.common.files import expanded, write_text
+from patchgen.common.text import printable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from patchgen.predict.answers import Answers
+    from patchgen.predict.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    """Score a trained model on labelled images: metrics with intervals, per site and per patient, and its mistakes."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
+    data: Annotated[str, tyro.conf.Positional]
+    """Folder `site/class/*.jpg` or `class/*.jpg`, or CSV manifest (path, domain, label, optional group)."""
+    out: str = "evaluation"
+    """Folder for index.html, images.csv, metrics.json and the figures; files of the same name are replaced."""
+    sites: tuple[str, ...] = ()
+    """Score these sites of the data alone; all when left out."""
+    positive: str | None = None
+    """Also score this class against all others: sensitivity, specificity, precision, F1, AUROC."""
+    checkpoint: Literal["selected", "swad"] = "selected"
+    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
+    resamples: int = 1000
+    """Draws of the bootstrap, over patients where the data names groups, else over images; 0: no intervals."""
+    wrong: int = 12
+    """Show so many of the most confidently wrong images."""
+    json: bool = False
+    """Print metrics.json instead of a table."""
+    strict: bool = False
+    """Exit with code 1 when any image could not be read."""
+    batch: int = 64
+    """Images a forward pass."""
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(EvaluateArguments, "evaluate", argv)
+    out = _check(arguments)
+    announce()
+    from patchgen.common.progress import Progress
+    from patchgen.data.table import read_table
+    from patchgen.predict.answers import check_classes, chosen_rows, collect, training_sites
+    from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
+    from patchgen.predict.predictor import load_predictor
+
+    table = read_table(arguments.data, for_scoring=True)
+    rows = chosen_rows(table, arguments.sites)
+    predictor = load_predictor(arguments.run, arguments.checkpoint)
+    check_options(arguments.positive, arguments.resamples, predictor.classes)
+    check_classes(table, rows, predictor.classes)
+    out.mkdir(parents=True, exist_ok=True)
+    with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
+        answers = collect(predictor, table, rows, arguments.batch, ticker(bar))
+    sites = sorted(training_sites(arguments.run))
+    with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
+        if bar.total > 1:
+            bar.say(f"drawing {arguments.resamples:,} times for the intervals")
+        scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance)
+    found = {**_facts(arguments, predictor), **scored}
+    _write(found, answers, predictor, out, arguments.wrong)
+    if arguments.json:
+        print((out / "metrics.json").read_text(encoding="utf-8"), end="")
+    else:
+        _print(found)
+        print(out / "index.html")
+    return report_unreadable(answers.unreadable, len(answers.rows) + len(answers.unreadable), arguments.strict)
+
+
+def _check(arguments: EvaluateArguments) -> Path:
+    """Refuse before any work what could only fail at its end."""
+    require_data(arguments.data)
+    out = expanded(arguments.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder, but {out} is a file")
+    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"--out {out} cannot be written: there is no permission in {there}; choose another folder")
+    for name in ("batch", "wrong"):
+        least = 1 if name == "batch" else 0
+        if getattr(arguments, name) < least:
+            raise ValueError(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
+    return out
+
+
+def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
+    """What was scored, by what."""
+    return {
+        "model": Path(arguments.run).resolve().name,
+        "method": predictor.config.method,
+        "checkpoint": arguments.checkpoint,
+        "data": str(arguments.data),
+    }
+
+
+def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
+    """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
+    from patchgen.data.table import write_csv
+    from patchgen.report.evaluation import render
+    from patchgen.report.evaluation_figures import confusion_figure, reliability_figure
+
+    found["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
+    found["unreadable"] = [{"path": str(one.path), "reason": one.reason} for one in answers.unreadable]
+    drawn = confusion_figure(found["classes"], found["confusion"]), reliability_figure(found["reliability"])
+    for figure in drawn:
+        figure.save(out)
+    write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
+    write_text(out / "metrics.json", to_json.dumps(found, indent=2, allow_nan=False) + "\n")
+    page = render(found, {figure.name: figure for figure in drawn}, pictures)
+    write_text(out / "index.html", page, "backslashreplace")
+
+
+def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The surest mistakes with their selection, and path -> picture; the masks are read again for these alone."""
+    from patchgen.predict.evaluate import most_wrong
+    from patchgen.predict.predictor import Unreadable
+    from patchgen.report.evaluation import picture
+
+    places = most_wrong(answers, count).tolist()
+    table, entries, pictures = answers.table, list[dict[str, Any]](), dict[str, str]()
+    files = [table.file(int(answers.rows[i])) for i in places]
+    for i, file, again in zip(places, files, predictor.predict(files), strict=True):
+        if isinstance(again, Unreadable):  # it was there a moment ago
+            continue
+        row = int(answers.rows[i])
+        entries.append({
+            "path": table.paths[row],
+            "site": table.domains[table.domain[row]],
+            "group": table.group[row] if table.group else "",
+            "truth": table.label_name(row),
+            "truth_probability": float(answers.probabilities[i, answers.label[i]]),
+            "label": answers.classes[answers.predicted[i]],
+            "confidence": float(answers.confidence[i]),
+            "selection": None if again.mask is None else _selection(again.mask),
+        })  # fmt: skip
+        pictures[table.paths[row]] = picture(file, again.mask)
+    return entries, pictures
+
+
+def _selection(mask: np.ndarray) -> str:
+    """How much of an image its mask selects, in words."""
+    selected, patches = int((mask >= 0.5).sum()), mask.size
+    text = f"{selected} of {patches} patches selected, mask {mask.min():.2f} to {mask.max():.2f}"
+    return f"{text}: no selection to read" if selected in (0, patches) else text
+
+
+def _header(answers: Answers) -> list[str]:
+    flag = [] if answers.unlike is None else ["unlike_training"]
+    names = ["path", "site", "group", "truth", "label", "right", "confidence", *flag]
+    return [*names, *(f"p_{printable(name)}" for name in answers.classes), "note"]
+
+
+def _lines(answers: Answers) -> Iterator[list[str]]:
+    """One line per image that was read, then one per image that could not be."""
+    table, predicted, right, confidence = answers.table, answers.predicted, answers.right, answers.confidence
+    for i, row in enumerate(answers.rows.tolist()):
+        flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
+        note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
+        about = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else ""]
+        said = [
+            table.label_name(row),
+            answers.classes[predicted[i]],
+            str(bool(right[i])).lower(),
+            f"{confidence[i]:.6f}",
+        ]
+        cells = [*about, *said, *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]
+        yield [printable(cell) for cell in cells]
+    empty = len(_header(answers)) - 2
+    for one in answers.unreadable:
+        yield [printable(one.path), *[""] * empty, printable(f"not scored: {one.reason}")]
+
+
+def _sites(found: dict[str, Any]) -> Iterator[list[str]]:
+    from patchgen.report.evaluation import shown, span
+
+    for name, one in found["sites"].items():
+        accuracy = [shown(one["accuracy"]), span(one["accuracy_interval"])]
+        yield [name, f"{one['images']:,}", *accuracy, shown(one["balanced_accuracy"]), shown(one["auroc"])]
+
+
+def _print(found: dict[str, Any]) -> None:
+    from patchgen.predict.evaluate import METRICS
+    from patchgen.report.evaluation import BINARY, shown, span
+
+    rows = [
+        (METRICS[name], shown(value), span(found["intervals"].get(name))) for name, value in found["metrics"].items()
+    ]
+    if found["binary"]:
+        own, spans = found["binary"], found["binary_intervals"]
+        rows += [(f"{found['positive']}: {t}", shown(own[n]), span(spans.get(n))) for n, t in BINARY.items()]
+    print_table((f"{found['images']['scored']:,} images", "value", "95 % interval"), rows)
+    if len(found["sites"]) > 1:
+        print_table(("site", "images", "accuracy", "95 % interval", "balanced accuracy", "AUROC"), _sites(found))
+    for note in found["notes"]:
+        print(printable(note))

@@ -1,0 +1,141 @@
+"""What a model says of the labelled images of a folder or manifest, and what of them could not be scored.
+
+answers = collect(load_predictor("model"), read_table("new-site", for_scoring=True))
+answers.label, answers.probabilities                  # (N,), (N, C), in the order of the model's classes
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.common.reading import read_json
+from patchgen.common.text import did_you_mean
+from patchgen.data.table import Table
+from patchgen.predict.predictor import Predictor, Unreadable
+from patchgen.runs.folder import MODEL_CONFIG, RunFolder, is_model_folder
+
+UNKNOWN = -1  # label of an image whose class the model does not have
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """One row per image that was read; images without a label are not predicted."""
+
+    table: Table
+    classes: tuple[str, ...]  # the model's
+    rows: np.ndarray  # (N,) rows of the table
+    label: np.ndarray  # (N,) into classes, or UNKNOWN
+    probabilities: np.ndarray  # (N, C) float32
+    unlike: np.ndarray | None  # (N,) bool: unlike the training images; None where the model cannot tell
+    unlabelled: int
+    unreadable: tuple[Unreadable, ...]
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """(N,) the likeliest class."""
+        return self.probabilities.argmax(1)
+
+    @property
+    def site(self) -> np.ndarray:
+        """(N,) into table.domains."""
+        return self.table.domain[self.rows]
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """(N,) the probability of what was predicted."""
+        return self.probabilities.max(1).astype(float)
+
+    @cached_property
+    def right(self) -> np.ndarray:
+        """(N,) bool; never for a class that the model does not have."""
+        return self.predicted == self.label
+
+    def take(self, keep: np.ndarray) -> Answers:
+        """The answers of some images: (N,) bool."""
+        unlike = None if self.unlike is None else self.unlike[keep]
+        parts = {name: getattr(self, name)[keep] for name in ("rows", "label", "probabilities")}
+        return replace(self, **parts, unlike=unlike)
+
+    def known(self) -> Answers:
+        """Those of classes that the model has."""
+        return self.take(self.label != UNKNOWN)
+
+
+def chosen_rows(table: Table, sites: Sequence[str] = ()) -> np.ndarray:
+    """Rows of the named sites in the order of the table; all where none is named."""
+    if not sites:
+        return np.arange(len(table))
+    return np.sort(np.concatenate([table.rows_of(site) for site in dict.fromkeys(sites)]))
+
+
+def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> None:
+    """Refuse data of which nothing can be scored, before any image is read."""
+    named = [table.classes[i] for i in np.unique(table.label[rows]) if i >= 0]
+    if not named:
+        raise ValueError(f"none of the {len(rows):,} images has a label, and `evaluate` compares with labels; "
+                         "`patchgen predict` needs none")  # fmt: skip
+    if not set(named) & set(classes):
+        raise ValueError(
+            f"the model knows none of the data's classes ({_few(named)}); its own are {_few(classes)}"
+            f"{did_you_mean(named[0], classes)}"
+        )
+
+
+def _few(names: Sequence[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def collect(
+    predictor: Predictor, table: Table, rows: np.ndarray, batch: int = 64, tick: Callable[[int], None] | None = None
+) -> Answers:
+    """Predict the labelled rows of a table; of each image only its probabilities are kept.
+
+    Raises:
+        ValueError: no label, no class that the model has, or no image that can be read.
+    """
+    classes = tuple(predictor.classes)
+    if predictor.config.task != "mdg":
+        raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no name to "
+                         "compare with labels; its own summary.md scores them after a match")  # fmt: skip
+    check_classes(table, rows, classes)
+    labelled = rows[table.label[rows] >= 0]
+    place = {name: i for i, name in enumerate(classes)}
+    own = np.array([place.get(name, UNKNOWN) for name in table.classes])  # table's class id -> the model's
+    probabilities = np.zeros((len(labelled), len(classes)), dtype=np.float32)
+    read, unlike = np.zeros(len(labelled), dtype=bool), np.zeros(len(labelled), dtype=bool)
+    tells, unreadable = True, []
+    files = (table.file(int(row)) for row in labelled)
+    for i, found in enumerate(predictor.predict(files, batch, tick)):
+        if isinstance(found, Unreadable):
+            unreadable.append(found)
+            continue
+        read[i], probabilities[i] = True, found.probabilities
+        tells, unlike[i] = tells and found.unlike_training is not None, bool(found.unlike_training)
+    if not read.any():
+        raise ValueError(f"none of the {len(labelled):,} labelled images can be read ({unreadable[0].path}: "
+                         f"{unreadable[0].reason}); `patchgen doctor` lists what is wrong")  # fmt: skip
+    kept = labelled[read]
+    label = own[table.label[kept]]
+    if (label == UNKNOWN).all():
+        raise ValueError(f"all {len(kept):,} images that can be read are of classes that the model does not know")
+    flags = unlike[read] if tells else None
+    left = len(rows) - len(labelled), tuple(unreadable)
+    return Answers(table, classes, kept, label, probabilities[read], flags, *left)
+
+
+def training_sites(model: str | Path) -> set[str]:
+    """Names of the sites that a model or run folder was trained on; empty where it does not say."""
+    if is_model_folder(model):
+        facts = read_json(Path(model) / MODEL_CONFIG).get("data") or {}
+        return set(facts.get("sites", ())) - {facts.get("unseen")}
+    folder = RunFolder.open(model)
+    if not (splits := folder.path / "splits.csv").is_file():
+        return set()
+    with splits.open(newline="", encoding="utf-8") as stream:
+        return {row["domain"] for row in csv.DictReader(stream)} - {folder.config.unseen}

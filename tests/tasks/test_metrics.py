@@ -1,0 +1,160 @@
+"""Scores of confusion matrices and probabilities against scikit-learn called on the images themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
+
+from patchgen.tasks.metrics import (
+    BINS,
+    accuracy,
+    calibration_error,
+    class_counts,
+    class_ranking,
+    per_class_accuracy,
+    probability_scores,
+    ranking,
+    reliability,
+    scores,
+)
+
+
+def labels(classes: int, seed: int, n: int = 60) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, classes, n)
+    return true, np.where(rng.random(n) < 0.6, true, rng.integers(0, classes, n))
+
+
+def answers(classes: int, seed: int, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (N,) and probabilities (N, C), some of them tied."""
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, classes, n)
+    logits = rng.normal(size=(n, classes)).round(1)
+    logits[np.arange(n), label] += 1
+    probabilities = np.exp(logits)
+    return label, (probabilities / probabilities.sum(1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_scores_equal_scikit_learn(classes: int, seed: int) -> None:
+    true, predicted = labels(classes, seed)
+    confusion = confusion_matrix(true, predicted, labels=range(classes))
+    found = scores(confusion)
+    assert found["accuracy"] == pytest.approx(accuracy_score(true, predicted)) == accuracy(confusion)
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(true, predicted))
+    assert found["macro_f1"] == pytest.approx(f1_score(true, predicted, average="macro")) == found["f1"]
+    for positive in range(classes):
+        own = f1_score(true == positive, predicted == positive)
+        assert scores(confusion, positive) == found | {"f1": pytest.approx(own)}
+    names = tuple(f"class {i}" for i in range(classes))
+    recall = recall_score(true, predicted, average=None, labels=range(classes))
+    assert list(per_class_accuracy(confusion, names).values()) == pytest.approx(recall)
+
+
+def test_f1_of_two_classes_is_not_silently_that_of_the_second() -> None:
+    confusion = np.array([[3, 1], [2, 4]])
+    first, second = 2 * 3 / (4 + 5), 2 * 4 / (6 + 5)
+    assert scores(confusion)["f1"] == pytest.approx((first + second) / 2)
+    assert scores(confusion, 0)["f1"] == pytest.approx(first) and scores(confusion, 1)["f1"] == pytest.approx(second)
+
+
+def test_each_class_against_the_rest_equals_scikit_learn() -> None:
+    true, predicted = labels(4, 3)
+    found = class_counts(confusion_matrix(true, predicted, labels=range(4)))
+    for c in range(4):
+        own, said = true == c, predicted == c
+        assert found["precision"][c] == pytest.approx(precision_score(own, said))
+        assert found["recall"][c] == pytest.approx(recall_score(own, said))
+        assert found["specificity"][c] == pytest.approx(recall_score(own, said, pos_label=False))
+        assert found["f1"][c] == pytest.approx(f1_score(own, said))
+
+
+def test_classes_that_never_occur_do_not_count() -> None:
+    true, predicted = np.array([0, 0, 2, 2, 2]), np.array([0, 2, 2, 2, 4])
+    confusion = confusion_matrix(true, predicted, labels=range(6))
+    # scikit-learn takes the classes that are true or predicted: 0, 2 and 4
+    found = scores(confusion)
+    assert found["f1"] == pytest.approx(f1_score(true, predicted, average="macro")) == (2 / 3 + 2 / 3 + 0) / 3
+    assert found["balanced_accuracy"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert per_class_accuracy(confusion, tuple("abcdef")) == {"a": 0.5, "c": pytest.approx(2 / 3)}
+    counts = class_counts(confusion)
+    assert counts["recall"][4] is None and counts["precision"][4] == 0 and counts["f1"][4] == 0
+    assert counts["precision"][1] is counts["recall"][1] is counts["f1"][1] is None and counts["specificity"][1] == 1
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_nothing_scored_is_zero_and_says_so(classes: int) -> None:
+    found = scores(np.zeros((classes, classes), dtype=np.int64))
+    assert found["images"] == 0 and set(found.values()) == {0}
+
+
+def test_no_positive_case_is_zero() -> None:
+    assert scores(np.array([[5, 0], [0, 0]]), 1)["f1"] == 0.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("classes", [2, 3, 6])
+def test_ranking_equals_scikit_learn(classes: int, seed: int) -> None:
+    label, probabilities = answers(classes, seed)
+    found = probability_scores(label, probabilities)
+    kind = {"multi_class": "ovr", "average": "macro"} if classes > 2 else {}
+    expected = roc_auc_score(label, probabilities if classes > 2 else probabilities[:, 1], **kind)
+    assert found["auroc"] == pytest.approx(expected)
+    one_hot = np.eye(classes)[label]
+    assert found["average_precision"] == pytest.approx(average_precision_score(one_hot, probabilities, average="macro"))
+    each = class_ranking(label, probabilities)
+    for c in range(classes):
+        assert each["auroc"][c] == pytest.approx(roc_auc_score(label == c, probabilities[:, c]))
+        assert each["average_precision"][c] == pytest.approx(average_precision_score(label == c, probabilities[:, c]))
+
+
+def test_a_weight_counts_an_image_again() -> None:
+    label, probabilities = answers(3, 5)
+    weights = np.random.default_rng(1).integers(0, 4, len(label))
+    again = np.repeat(np.arange(len(label)), weights)
+    assert ranking(label, probabilities, weights) == pytest.approx(ranking(label[again], probabilities[again]))
+
+
+def test_a_ranking_without_two_classes_is_undefined() -> None:
+    _, probabilities = answers(3, 0)
+    assert ranking(np.ones(80, dtype=int), probabilities) == {"auroc": None, "average_precision": None}
+    label, _ = answers(2, 0)
+    found = class_ranking(label, probabilities)  # class 2 has no image
+    assert found["auroc"][2] is None and found["average_precision"][2] is None and found["auroc"][0] is not None
+    assert ranking(label, probabilities)["auroc"] == pytest.approx(np.mean(found["auroc"][:2]))
+    nobody = np.zeros(80, dtype=int)
+    nobody[label == 1] = 1  # only class 1 is drawn
+    assert ranking(label, probabilities, nobody)["auroc"] is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reliability_equals_scikit_learns_curve(seed: int) -> None:
+    label, probabilities = answers(4, seed)
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == label
+    accuracies, means = calibration_curve(right, confidence, n_bins=BINS)
+    filled = [one for one in reliability(confidence, right) if one.images]
+    assert [one.accuracy for one in filled] == pytest.approx(accuracies)
+    assert [one.confidence for one in filled] == pytest.approx(means)
+    assert sum(one.images for one in filled) == len(label)
+    images = np.array([one.images for one in filled])
+    assert calibration_error(probabilities, label) == pytest.approx(np.average(abs(accuracies - means), weights=images))
+
+
+def test_calibration_error_of_cases_by_hand() -> None:
+    sure = np.array([[0.9, 0.1]] * 10)
+    assert calibration_error(sure, np.array([0] * 9 + [1])) == pytest.approx(0)
+    assert calibration_error(sure, np.array([0] * 5 + [1] * 5)) == pytest.approx(0.4)
+    empty = reliability(np.array([1.0]), np.array([True]))
+    assert empty[-1].images == 1 and empty[0] == (0, pytest.approx(1 / 15), 0, None, None)
