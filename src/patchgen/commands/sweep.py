@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table
+from patchgen.commands import announce, name_tracker, parse, print_table
+from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
     from patchgen.sweep.engines import EngineOptions
@@ -50,8 +51,8 @@ class SweepArguments:
     """Forecast: training images a second of one worker, where no finished run tells."""
     parameters: str | None = None
     """Write every parameter in force, the splits' digests and the environment to this Markdown file."""
-    track: bool = False
-    """Write the numbers of each evaluation for TensorBoard (extra `track`)."""
+    track: Tracking | None = None
+    """Write the numbers of each evaluation for TensorBoard, W&B or MLflow (extras `track`, `wandb`, `mlflow`)."""
     quiet: bool = False
     """No progress."""
     json: bool = False
@@ -59,7 +60,7 @@ class SweepArguments:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(SweepArguments, "sweep", argv)
+    arguments = parse(SweepArguments, "sweep", name_tracker(argv))
     if not arguments.recipes:
         raise ValueError("give a recipe, such as configs/ablation-small.yaml (docs/sweep.md says how to write one)")
     from patchgen.sweep.recipe import read_recipe
@@ -89,14 +90,15 @@ def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineO
     """The jobs, each with its thread count: results change with it, so it must not be left to chance."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.plan import plan
-    from patchgen.train.track import Tracker
+    from patchgen.train.track import make_tracker
 
     if arguments.track:
-        Tracker()  # says so now where the extra is missing
+        make_tracker(arguments.track)  # says so now where the extra is missing
     jobs = plan(recipes, arguments.out, threads=arguments.threads)
     threads = share_of(options, jobs).threads if arguments.engine == "local" else arguments.threads or 1
     configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
-    return [replace(job, config=config, track=arguments.track) for job, config in zip(jobs, configs, strict=True)]
+    track = arguments.track or False
+    return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
 
 
 def _forget_failures(jobs: Sequence[Job]) -> None:
