@@ -102,8 +102,9 @@ def name_tracker(argv: list[str]) -> list[str]:
     from patchgen.train.track import TRACKERS
 
     found = []
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        found += [word, "tensorboard"] if word == "--track" and following not in TRACKERS else [word]
+    for i, word in enumerate(argv):
+        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
+        found += [word, "tensorboard"] if alone else [word]
     return found
 
 

@@ -26,7 +26,9 @@ class SweepArguments:
     """Do all runs of one or more recipes (docs/sweep.md). What is done stays done; what was stopped goes on."""
 
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """YAML files: shared settings, a `grid` of lists, `rows` of named settings."""
+    """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""
+    list: bool = False
+    """List the recipes that come with the package, and do nothing else."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where: processes of this machine, Ray tasks, or Slurm tasks."""
     dry_run: bool = False
@@ -61,21 +63,28 @@ class SweepArguments:
 
 def main(argv: list[str]) -> int:
     arguments = parse(SweepArguments, "sweep", name_tracker(argv))
-    if not arguments.recipes:
-        raise ValueError("give a recipe, such as configs/ablation-small.yaml (docs/sweep.md says how to write one)")
     from patchgen.sweep.recipe import read_recipe
+    from patchgen.sweep.shipped import find_recipe, recipes
 
-    recipes = [read_recipe(path) for path in arguments.recipes]
+    if arguments.list:
+        print_table(("recipe", "what"), recipes().items())
+        return 0
+    if not arguments.recipes:
+        raise ValueError(
+            "give a recipe, such as ablation-small: `--list` shows those of the package (docs/sweep.md says how to "
+            "write one)"
+        )
+    plans = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
     options = _options(arguments)
-    jobs = _plan(recipes, arguments, options)
+    jobs = _plan(plans, arguments, options)
     if arguments.retry_failed and not arguments.dry_run:
         _forget_failures(jobs)
     _foretell(jobs, arguments, options)
     if not arguments.dry_run:
         _launch(jobs, arguments, options)
     if arguments.parameters:
-        _write_parameters(recipes, arguments, options)
+        _write_parameters(plans, arguments, options)
     return _conclude(jobs, arguments)
 
 
