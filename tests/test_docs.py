@@ -25,7 +25,18 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 RESULTS = sorted((DOCS / "results").glob("*.md"))
-WRITTEN = [DOCS / name for name in ("quickstart.md", "reading-masks.md", "troubleshooting.md", "gallery.md")]
+WRITTEN = [
+    DOCS / name
+    for name in (
+        "quickstart.md",
+        "reading-masks.md",
+        "troubleshooting.md",
+        "gallery.md",
+        "tuning.md",
+        "embed.md",
+        "export.md",
+    )
+]
 
 
 def anchors(page: Path) -> set[str]:

@@ -41,7 +41,7 @@ complete -o default -F _patchgen patchgen
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -> None:
-    """Print a completion script; docs/reference.md says where it goes.
+    """Print a completion script; docs/quickstart.md says where it goes.
 
     Args:
         shell: Whose script.
