@@ -17,6 +17,7 @@ from patchgen.fit.procedure import finish
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.model import lora
+from patchgen.model.attention import patch_attention
 from patchgen.model.backbone import load_backbone, set_tuning
 from patchgen.model.classifier import trained_tensors
 from patchgen.model.lora import merged
@@ -48,6 +49,7 @@ def test_merging_gives_the_same_answers_without_peft() -> None:
     before = load_backbone("tiny")(images).cls
     assert (plain(images).cls - backbone(images).cls).abs().max() < 1e-4 < (before - backbone(images).cls).abs().max()
     assert any("lora" in name for name, _ in backbone.named_modules())  # the original keeps its updates
+    assert torch.allclose(patch_attention(plain, images), patch_attention(backbone, images), atol=1e-5)
 
 
 def test_the_seed_decides_the_updates() -> None:

@@ -43,7 +43,6 @@ def check_target(path: Path) -> None:
         )
 
 
-@torch.inference_mode()
 def embed(
     predictor: Predictor, paths: Sequence[Path], what: Sequence[str] = ("features",), batch: int = 64,
     tick: Callable[[int], None] = lambda count: None,
@@ -65,6 +64,7 @@ def embed(
     return Embedded(rows, {name: np.concatenate(found) for name, found in parts.items() if found}, failed)
 
 
+@torch.inference_mode()
 def vectors_of(predictor: Predictor, images: Sequence[np.ndarray], what: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (B, D) float32 of images (S, S, 3) uint8."""
     inputs, found = predictor.inputs(images), {}

@@ -14,8 +14,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+
+from patchgen.common.reading import read_json
 
 if TYPE_CHECKING:
     from patchgen.runs.folder import RunFolder
@@ -109,15 +112,19 @@ class MlflowTracker(Tracker):
     def open(self, run: RunFolder) -> Any:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # these two are read when mlflow is imported
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         store = (run.path.parent / "mlruns").resolve().as_uri()
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", store))
         found = client.get_experiment_by_name("patchgen")
         experiment = found.experiment_id if found else client.create_experiment("patchgen")
-        for old in client.search_runs([experiment], f"tags.`mlflow.runName` = '{run.path.name}'"):
-            client.delete_run(old.info.run_id)
+        note = run.path / "mlflow.json"  # what an earlier process made is known by its id: names may be shared
+        if note.is_file():
+            with suppress(MlflowException):  # the store may be another one by now
+                client.delete_run(read_json(note)["run_id"])
         self.id = client.create_run(experiment, run_name=run.path.name).info.run_id
+        run.write_json(note.name, {"run_id": self.id})
         for name, value in settings_of(run).items():
             client.log_param(self.id, name, value)
         return client
