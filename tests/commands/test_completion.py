@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def test_bash_offers(bash: str, line: str, offered: set[str], not_offered: str) 
 
 
 def test_every_command_has_its_options(bash: str) -> None:
+    offered = re.search(r'^    words="(.*)"$', bash, re.MULTILINE)
+    assert offered and sorted(offered[1].split()) == sorted(COMMANDS)
     for name in COMMANDS:
         assert f'"{name}") words="-h --help' in bash or f'"{name} {name}") words=' in bash, name
 

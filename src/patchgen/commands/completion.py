@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import pkgutil
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from patchgen import commands
 from patchgen.commands import parse
 
 SPEC = "COMPLETION_SPEC = "  # the line of tyro's own script that holds what it knows
@@ -52,12 +54,11 @@ def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -
 def script(shell: str) -> str:
     """The script: what may follow a command (and its action), and what may follow an option."""
     from patchgen import __version__
-    from patchgen.cli import COMMANDS
     from patchgen.sweep.shipped import recipes
 
     options, values = list[str](), list[str]()
-    actions = {name: list(_actions(name)) for name in COMMANDS}
-    for name in COMMANDS:
+    actions = {name: list(_actions(name)) for name in _commands()}
+    for name in actions:
         following = [*actions[name], *(recipes() if name == "sweep" else ())]
         values += _case(f"{name} {name}", following)
         for words in ([name], *([name, action] for action in actions[name])):
@@ -71,13 +72,19 @@ def script(shell: str) -> str:
     pairs = [f'"{name} {action}"' for name, own in actions.items() for action in own]
     start = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""
     return SCRIPT.format(
-        version=__version__, shell=shell, start=start, pairs="|".join(pairs), commands=" ".join(COMMANDS),
+        version=__version__, shell=shell, start=start, pairs="|".join(pairs), commands=" ".join(actions),
         options="\n".join(options), values="\n".join(values),
     )  # fmt: skip
 
 
 def _case(place: str, words: list[str]) -> list[str]:
     return [f'      "{place}") words="{" ".join(words)}";;'] if words else []
+
+
+def _commands() -> list[str]:
+    """Every module of this folder that is a command."""
+    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    return [name for name in names if hasattr(import_module(f"patchgen.commands.{name}"), "main")]
 
 
 def _actions(command: str) -> Iterator[str]:
