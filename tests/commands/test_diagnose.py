@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from patchgen.cli import main
+from patchgen.data.images import decode
 from patchgen.data.oracle import Domain, Oracle, OracleSpec
 from patchgen.diagnose import diagnosis
+from patchgen.predict.embed import vectors_of
+from patchgen.predict.predictor import load_predictor
 from patchgen.predict.subjects import open_subjects
 from patchgen.runs.folder import RunFolder
 
@@ -68,6 +72,18 @@ def test_every_figure_is_there_in_three_forms(out: Path) -> None:
         assert "<svg" in (out / f"{name}.svg").read_text()
         assert table(out / f"{name}.csv")
     assert not [path for path in out.iterdir() if path.name.endswith(".tmp")]
+
+
+def test_the_features_that_are_drawn_are_exported(out: Path, runs: dict[str, RunFolder]) -> None:
+    drawn = table(out / "geometry.csv")
+    for number, run in enumerate(runs.values(), 1):
+        found = np.load(out / f"features-{number}.npz")
+        assert found["features"].shape == (len(found["path"]), 64) and len(found["x"]) * len(runs) == len(drawn)
+        predictor = load_predictor(run.path)
+        file = Path(run.config.data) / str(found["path"][0])
+        assert file.parts[-3:-1] == (found["domain"][0], found["label"][0])
+        again = vectors_of(predictor, [decode(file, predictor.config.image_size)], ["features"])["features"][0]
+        np.testing.assert_allclose(found["features"][0], again, atol=1e-4)
 
 
 def test_one_record_an_image_and_run(records: list[dict[str, Any]], found: dict[str, Any]) -> None:

@@ -384,6 +384,16 @@ def test_the_page_works_alone(run: str, photos: Path, tmp_path: Path) -> None:
     assert "Selection map, not an annotation" in page.text and "stretched" in page.text
 
 
+def test_explain_in_other_colours(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    words, image = ["explain", run, str(photos / "a.png"), "--out", str(tmp_path / "out")], photos / "a.png"
+    assert main([*words, "--colormap", "gray", "--alpha", "0.9"]) == 0
+    expected = load_run(run).explain(image).overlay(colours="gray", opacity=0.9)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "out" / "0001_a.png")), np.asarray(expected))
+    for wrong, text in ((["--colormap", "virdis"], "did you mean 'viridis'"), (["--alpha", "2"], "from 0 to 1, not 2")):
+        capsys.readouterr()
+        assert main([*words, *wrong]) == 2 and text in capsys.readouterr().err
+
+
 def test_explain_with_a_baseline_says_why_not(tiny_run: MakeRun, photos: Path, capsys: Captured) -> None:
     baseline = str(tiny_run("lp-ln").path)
     assert main(["explain", baseline, str(photos), "--out", str(photos / "out")]) == 2

@@ -16,6 +16,7 @@ from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.sweep import engines, jobs
 from patchgen.sweep.jobs import Job, Outcome, perform
+from patchgen.sweep.shipped import find_recipe
 
 
 class Here:
@@ -158,3 +159,29 @@ def test_missing_extras_are_named(words: list[str], monkeypatch: pytest.MonkeyPa
     for engine in ("ray", "slurm"):
         assert main([*words, "--engine", engine]) == 2
         assert f'pip install "patchgen[{engine}]"' in capsys.readouterr().err
+
+
+def test_recipes_of_the_package_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also as `report` prints them, from a folder that has no configs/."""
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("engines-small") == find_recipe("configs/engines-small.yaml")
+    assert find_recipe("engines-small").is_file() and not Path("configs").exists()
+    (tmp_path / "engines-small").write_text("steps: 3\n")  # a file that is there comes first
+    assert main(["sweep", "engines-small", "--dry-run"]) == 2
+    assert "it is no recipe" in capsys.readouterr().err
+    assert main(["sweep", "engine-small", "--dry-run"]) == 2
+    assert "did you mean 'engines-small'?" in capsys.readouterr().err
+    assert main(["sweep", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "engines-small" in listed and "Twenty-four runs" in listed and "ccd-cub-small" not in listed
+
+
+def test_the_wheel_holds_the_recipes() -> None:
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"] == {"configs": "patchgen/configs"}
+    assert "/configs" in build["sdist"]["include"]

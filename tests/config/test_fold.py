@@ -25,7 +25,7 @@ OTHER: dict[str, Any] = {
     "normalization": "imagenet", "split": "group", "holdout": 0.5,
     "task": "mdg_gcd", "hparams": {"miro": 0.5}, "known": "half", "unlabelled": "mixed", "labelled_share": 0.3,
     "num_classes": 9, "dropout": 0.1, "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1,
-    "optimizer": "adamw", "lr_schedule": "cosine",
+    "optimizer": "adamw", "lr_schedule": "cosine", "class_weights": "balanced", "lora_rank": 4, "patience": 3,
     "accumulate": 4, "precision": "bf16-mixed", "clip_gradients": 1.0, "deterministic": True,
     "checkpoint_activations": True, "compile": True,
     "lambda_ms": 0.5, "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear",

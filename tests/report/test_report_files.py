@@ -21,7 +21,7 @@ Make = Callable[..., Path]
 COMMANDS = {
     "documentclass", "usepackage", "begin", "end", "centering", "small", "caption", "label", "toprule", "midrule",
     "bottomrule", "cmidrule", "multicolumn", "textcolor", "resizebox", "linewidth", "par", "smallskip", "scriptsize",
-    "texttt", "clearpage", "pm", "times", "ldots", "textless", "textgreater", "textbar", "textbackslash",
+    "textbf", "texttt", "clearpage", "pm", "times", "ldots", "textless", "textgreater", "textbar", "textbackslash",
     "textasciitilde", "textasciicircum", "textquotedbl",
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.train import track
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
-from patchgen.train.track import Tracker, scalars
+from patchgen.train.track import Tracker, make_tracker, scalars
 
 pytest.importorskip("tensorboard", reason="the extra `track` is not installed")
 
@@ -66,3 +66,76 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(track, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'pip install "patchgen\[track\]"'):
         Tracker()
+
+
+RECORDS = [
+    {"kind": "evaluation", "step": 2 * i, "train": {"main": 1 / (1 + i)}, "validation": {"art": {"accuracy": i / 4}}}
+    for i in range(3)
+]
+
+
+def recorded(fold: Any, name: str) -> RunFolder:
+    """A run of three evaluations, the last of them by a second process."""
+    run = RunFolder(fold(0.5))
+    for records in (RECORDS[:2], RECORDS[2:]):
+        run.listeners = [tracker := make_tracker(name)]
+        if len(records) == 2:
+            (run.path / "records.jsonl").write_text("")
+        for record in records:
+            run.append(record)
+        tracker.close()
+    return run
+
+
+def logged(file: Path) -> list[dict[str, str]]:
+    """The rows of a small .wandb file: 7 bytes, then records of checksum (4), length (2), kind (1) and a message."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, rows = file.read_bytes(), 7, []
+    while place < len(data):
+        length, message = int.from_bytes(data[place + 4 : place + 6], "little"), wandb_internal_pb2.Record()
+        message.ParseFromString(data[place + 7 : place + 7 + length])
+        rows.append({item.key or "/".join(item.nested_key): item.value_json for item in message.history.item})
+        place += 7 + length
+    return rows
+
+
+def test_wandb_writes_offline_into_the_run_folder(fold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    run = recorded(fold, "wandb")
+    [file] = (run.path / "wandb").glob("offline-run-*/*.wandb")  # that of the first process is gone
+    values = [(int(row["_step"]), float(row["train/main"])) for row in logged(file) if "train/main" in row]
+    assert values == [(0, 1.0), (2, 0.5), (4, pytest.approx(1 / 3))]
+    assert not any(path.is_symlink() for path in (run.path / "wandb").iterdir())
+    RunFolder.open(run.path)
+
+
+def test_mlflow_writes_into_a_store_of_files_that_runs_share(fold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow", reason="the extra `mlflow` is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = recorded(fold, "mlflow")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((run.path.parent / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("patchgen")
+    assert experiment is not None
+    [found] = client.search_runs([experiment.experiment_id])  # one line a run, also after a second process
+    assert (found.info.run_name, found.info.status, found.data.params["method"]) == (run.path.name, "FINISHED", "lp-ln")
+    history = client.get_metric_history(found.info.run_id, "validation/art/accuracy")
+    assert [(one.step, one.value) for one in history] == [(0, 0.0), (2, 0.25), (4, 0.5)]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_each_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(track, "find_spec", lambda package: None)
+    with pytest.raises(ValueError, match=rf'pip install "patchgen\[{name}\]"'):
+        make_tracker(name)
+
+
+def test_track_alone_is_tensorboard() -> None:
+    from patchgen.commands import name_tracker
+
+    assert name_tracker(["--track", "photos"]) == ["--track", "tensorboard", "photos"]
+    assert name_tracker(["photos", "--track", "wandb"]) == ["photos", "--track", "wandb"]
+    assert name_tracker(["photos", "--track"]) == ["photos", "--track", "tensorboard"]

@@ -97,6 +97,17 @@ def chosen(arguments: Any, argv: list[str]) -> dict[str, Any]:
     return {n: getattr(arguments, n) for n in names if {_option_name(n), f"--no-{_option_name(n)[2:]}"} & words}
 
 
+def name_tracker(argv: list[str]) -> list[str]:
+    """The same words with `--track tensorboard` for a `--track` that names nothing."""
+    from patchgen.train.track import TRACKERS
+
+    found = []
+    for i, word in enumerate(argv):
+        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
+        found += [word, "tensorboard"] if alone else [word]
+    return found
+
+
 def announce(quiet: bool = False) -> None:
     """Tell a person at a terminal that the command has begun: importing torch takes seconds."""
     if not quiet and sys.stderr.isatty():

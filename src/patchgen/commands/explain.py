@@ -37,6 +37,10 @@ class ExplainArguments:
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     relative: bool = False
     """Stretch the colours to each mask's own range; the pictures then say so."""
+    colormap: str = "viridis"
+    """Colours of the mask: a colour map of matplotlib, such as viridis, cividis, magma or gray."""
+    alpha: float = 0.6
+    """Opacity of the colours: 0 shows the image alone, 1 the map alone."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
 
@@ -48,11 +52,11 @@ def output_names(paths: Sequence[Path]) -> list[str]:
     return [f"{i:0{digits}}_{stem}" for i, stem in enumerate(stems, 1)]
 
 
-def _write_one(found: Explanation, name: str, out: Path, relative: bool) -> dict[str, Any]:
+def _write_one(found: Explanation, name: str, out: Path, look: dict[str, Any]) -> dict[str, Any]:
     """Picture and mask of one image; returns its entry in the index."""
     import numpy as np
 
-    picture = found.overlay(relative=relative)
+    picture = found.overlay(**look)
     with replacing(out / f"{name}.png") as temporary:
         picture.save(temporary, "PNG")
     with replacing(out / f"{name}.npy") as temporary, temporary.open("wb") as handle:
@@ -70,16 +74,20 @@ def _write_one(found: Explanation, name: str, out: Path, relative: bool) -> dict
 
 
 def explain_all(
-    predictor: Predictor, paths: Sequence[Path], out: Path, relative: bool, tick: Callable[[int], None]
+    predictor: Predictor, paths: Sequence[Path], out: Path, look: dict[str, Any], tick: Callable[[int], None]
 ) -> tuple[list[dict[str, Any]], list[Unreadable]]:
-    """Write every picture and mask; the entries of the index, and what could not be read."""
+    """Write every picture and mask; the entries of the index, and what could not be read.
+
+    Args:
+        look: Options of `Explanation.overlay`.
+    """
     from patchgen.data.images import UnreadableImage
     from patchgen.predict.predictor import Unreadable
 
     entries, failed = [], []
     for path, name in zip(paths, output_names(paths), strict=True):
         try:
-            entries.append(_write_one(predictor.explain(path), name, out, relative))
+            entries.append(_write_one(predictor.explain(path), name, out, look))
         except UnreadableImage as error:
             failed.append(Unreadable.because(path, error))
         tick(1)
@@ -141,6 +149,9 @@ def _figure(entry: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     arguments = parse(ExplainArguments, "explain", argv)
     announce()
+    from patchgen.draw.overlay import check_colours
+
+    check_colours(arguments.colormap, arguments.alpha)
     paths, out = find_images(arguments.images), Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
@@ -150,8 +161,9 @@ def main(argv: list[str]) -> int:
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
+    look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
     with Progress("explaining", len(paths)) as bar:
-        entries, failed = explain_all(predictor, paths, out, arguments.relative, ticker(bar))
+        entries, failed = explain_all(predictor, paths, out, look, ticker(bar))
     facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
     title = f"{predictor.config.method}, run {facts['run']} ({arguments.checkpoint})"
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]

@@ -1,4 +1,4 @@
-"""patchgen export MODEL --out model.onnx: an ONNX file that answers as the model does, or none at all."""
+"""patchgen export MODEL --out model.onnx: a file that answers as the model does, or none at all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from patchgen.commands.predict import find_images, shown
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Export a model or run to ONNX and compare its answers with the original's."""
+    """Export a model or run, as ONNX or for QuPath and WSInfer, and compare its answers with the original's."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     out: str
-    """The .onnx file to write."""
+    """The .onnx file to write; with `--format wsinfer` a folder."""
+    format: Literal["onnx", "wsinfer"] = "onnx"
+    """An ONNX file, or a folder with TorchScript and config.json as WSInfer and its QuPath extension read it."""
+    spacing: float | None = None
+    """wsinfer: microns per pixel of the tiles that the model was trained on, such as 0.5."""
+    patch: int | None = None
+    """wsinfer: side of such a tile in pixels, before it was resized; the model's image size when left out."""
     images: tuple[str, ...] = ()
     """Images, folders or patterns to compare the answers on; generated ones when left out."""
     count: int = 100
@@ -31,25 +37,49 @@ class ExportArguments:
 def main(argv: list[str]) -> int:
     arguments = parse(ExportArguments, "export", argv)
     target = Path(arguments.out)
-    if target.is_dir() or target.suffix != ".onnx":
-        raise ValueError(f"--out must be a file that ends in .onnx, not {arguments.out!r}")
-    if not target.absolute().parent.is_dir():
-        raise ValueError(f"--out {target}: the folder {target.parent} does not exist; make it first")
+    _check_target(arguments, target)
     if arguments.count < 1:
         raise ValueError(f"--count must be at least 1, not {arguments.count}")
     announce()
     from patchgen.predict.export import TOLERANCE, drawn_images, export, require_extra
     from patchgen.predict.predictor import load_predictor
+    from patchgen.predict.wsinfer import check_folder, export_wsinfer
 
-    require_extra()
+    if arguments.format == "onnx":
+        require_extra()
+    else:
+        check_folder(target)
     files = find_images(arguments.images)[: arguments.count] if arguments.images else []
     predictor = load_predictor(arguments.model, arguments.checkpoint)
     from patchgen.data.given import squares
 
     size = predictor.config.image_size
     images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)
-    differences = export(predictor, target, images)
+    if arguments.format == "onnx":
+        differences = export(predictor, target, images)
+    else:
+        assert arguments.spacing is not None  # _check_target has seen to it
+        patch = arguments.patch or size
+        differences = export_wsinfer(predictor, target, images, spacing=arguments.spacing, patch=patch)
     for name, difference in differences.items():
         print(f"{name}: largest difference {difference:.1e} on {len(images)} images (at most {TOLERANCE:g} is allowed)")
     print(shown(target))
     return 0
+
+
+def _check_target(arguments: ExportArguments, target: Path) -> None:
+    """Refuse options that do not fit the format, before the model is loaded."""
+    if arguments.format == "onnx":
+        if target.is_dir() or target.suffix != ".onnx":
+            raise ValueError(f"--out must be a file that ends in .onnx, not {arguments.out!r}")
+        for name in ("spacing", "patch"):
+            if getattr(arguments, name) is not None:
+                raise ValueError(f"--{name} is for --format wsinfer; an ONNX file has no such field")
+    elif arguments.spacing is None or not 0 < arguments.spacing < 1000:
+        raise ValueError(
+            f"--format wsinfer needs --spacing, microns per pixel of the tiles (such as 0.5), not {arguments.spacing}"
+        )
+    elif arguments.patch is not None and arguments.patch < 1:
+        raise ValueError(f"--patch must be at least 1 pixel, not {arguments.patch}")
+    if not target.absolute().parent.is_dir():
+        raise ValueError(f"--out {target}: the folder {target.parent} does not exist; make it first")

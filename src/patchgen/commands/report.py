@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import announce, parse, print_table
+from patchgen.common.text import printable
+
+if TYPE_CHECKING:
+    from patchgen.report.grid import Grid
 
 
 def report(
@@ -23,7 +29,7 @@ def report(
         runs: Folders that hold run folders, at any depth.
         out: Folder to write into.
         part: Images of the unseen domain that count: `in`, 80 % as in the paper, or `all`.
-        quiet: Print the page's path alone.
+        quiet: Print the page's path alone, without the tables.
     """
     if not runs:
         raise ValueError("RUNS is missing; give the folder that holds the runs, such as runs")
@@ -32,8 +38,21 @@ def report(
 
     made = write_report([Path(folder) for folder in runs], Path(out), part)
     if not quiet:
+        with contextlib.redirect_stdout(sys.stderr):  # the page's path is alone on stdout
+            _show(made.grids)
         print(made.in_words(), file=sys.stderr)
     print(made.page)
+
+
+def _show(grids: Sequence[Grid]) -> None:
+    """Every table, and what its mark means."""
+    from patchgen.report.render import BEST, to_terminal
+
+    for grid in grids:
+        print(f"\n{printable(grid.title)}\n{printable(grid.setup)}")
+        print_table(*to_terminal(grid))
+    if any(grid.is_best(entry) for grid in grids for line in grid.lines for entry in line.entries):
+        print(f"(best): {BEST}")
 
 
 def main(argv: list[str]) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table
+from patchgen.commands import announce, name_tracker, parse, print_table
+from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
     from patchgen.sweep.engines import EngineOptions
@@ -25,7 +26,9 @@ class SweepArguments:
     """Do all runs of one or more recipes (docs/sweep.md). What is done stays done; what was stopped goes on."""
 
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-    """YAML files: shared settings, a `grid` of lists, `rows` of named settings."""
+    """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""
+    list: bool = False
+    """List the recipes that come with the package, and do nothing else."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where: processes of this machine, Ray tasks, or Slurm tasks."""
     dry_run: bool = False
@@ -50,8 +53,8 @@ class SweepArguments:
     """Forecast: training images a second of one worker, where no finished run tells."""
     parameters: str | None = None
     """Write every parameter in force, the splits' digests and the environment to this Markdown file."""
-    track: bool = False
-    """Write the numbers of each evaluation for TensorBoard (extra `track`)."""
+    track: Tracking | None = None
+    """Write the numbers of each evaluation for TensorBoard, W&B or MLflow (extras `track`, `wandb`, `mlflow`)."""
     quiet: bool = False
     """No progress."""
     json: bool = False
@@ -59,22 +62,29 @@ class SweepArguments:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(SweepArguments, "sweep", argv)
-    if not arguments.recipes:
-        raise ValueError("give a recipe, such as configs/ablation-small.yaml (docs/sweep.md says how to write one)")
+    arguments = parse(SweepArguments, "sweep", name_tracker(argv))
     from patchgen.sweep.recipe import read_recipe
+    from patchgen.sweep.shipped import find_recipe, recipes
 
-    recipes = [read_recipe(path) for path in arguments.recipes]
+    if arguments.list:
+        print_table(("recipe", "what"), recipes().items())
+        return 0
+    if not arguments.recipes:
+        raise ValueError(
+            "give a recipe, such as ablation-small: `--list` shows those of the package (docs/sweep.md says how to "
+            "write one)"
+        )
+    plans = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
     options = _options(arguments)
-    jobs = _plan(recipes, arguments, options)
+    jobs = _plan(plans, arguments, options)
     if arguments.retry_failed and not arguments.dry_run:
         _forget_failures(jobs)
     _foretell(jobs, arguments, options)
     if not arguments.dry_run:
         _launch(jobs, arguments, options)
     if arguments.parameters:
-        _write_parameters(recipes, arguments, options)
+        _write_parameters(plans, arguments, options)
     return _conclude(jobs, arguments)
 
 
@@ -89,14 +99,15 @@ def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineO
     """The jobs, each with its thread count: results change with it, so it must not be left to chance."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.plan import plan
-    from patchgen.train.track import Tracker
+    from patchgen.train.track import make_tracker
 
     if arguments.track:
-        Tracker()  # says so now where the extra is missing
+        make_tracker(arguments.track)  # says so now where the extra is missing
     jobs = plan(recipes, arguments.out, threads=arguments.threads)
     threads = share_of(options, jobs).threads if arguments.engine == "local" else arguments.threads or 1
     configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
-    return [replace(job, config=config, track=arguments.track) for job, config in zip(jobs, configs, strict=True)]
+    track = arguments.track or False
+    return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
 
 
 def _forget_failures(jobs: Sequence[Job]) -> None:

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.commands import announce, chosen, merged, name_tracker, parse, require_data, settings_of
 from patchgen.config import PRESETS, Config, Settings, StreamConfig, config_class, load_settings, read_settings
 from patchgen.config.stream import SMALL
+from patchgen.train.track import Tracking
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class _Options:
     """Parent of the run folder."""
     quiet: bool = False
     """No progress."""
-    track: bool = False
-    """Write the numbers of each evaluation for TensorBoard (`tensorboard --logdir` of the runs; extra `track`)."""
+    track: Tracking | None = None
+    """Write the numbers of each evaluation for TensorBoard (`--track` alone), W&B or MLflow; nothing is sent."""
     json: bool = False
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
@@ -95,13 +96,13 @@ def _task(argv: list[str]) -> str | None:
 
 
 def main(argv: list[str]) -> int:
-    arguments, config = parsed(argv)
+    arguments, config = parsed(name_tracker(argv))
     require_data(config.data)
     announce(arguments.quiet)
     from patchgen.train.lifecycle import train
 
     finished = {file.parent.name for file in Path(arguments.out).glob("*/done")}
-    run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track)
+    run = train(config, arguments.out, quiet=arguments.quiet, track=arguments.track or False)
     if run.path.name in finished and not arguments.quiet:
         print("finished earlier: nothing to do", file=sys.stderr)
     if arguments.json:

@@ -71,6 +71,10 @@ class Config(Settings):
     """What makes a step of the gradients; the method's own choice (mostly Adam) when left out."""
     lr_schedule: Literal["constant", "cosine"] | None = None
     """Learning rates over the run: as they are, or along a cosine to 0; the method's own choice when left out."""
+    class_weights: Literal["balanced"] | None = None
+    """`balanced`: each class has the same share of the main loss, however many images it has."""
+    lora_rank: int = 8
+    """Rank of the updates that `--tune lora` trains."""
     dropout: float = 0.0
     """Share of the head's inputs that are dropped while training."""
     accumulate: int = 1
@@ -90,6 +94,8 @@ class Config(Settings):
     """Tolerance of the valley; the benchmark's own (1.3, VLCS 1.2) when left out."""
     swad_compat: bool = False
     """Follow the original SWAD implementation to the letter instead of its published rule."""
+    patience: int | None = None
+    """Stop after this many evaluations in a row without a better source validation; all steps when left out."""
     select: Selection = "source-validation"
     """Which checkpoint is reported. `oracle` looks at the unseen domain and is labelled so."""
     seed: int = 1
@@ -106,6 +112,7 @@ class Config(Settings):
     least: ClassVar = {
         **Settings.least,
         **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
+        **dict.fromkeys(("patience", "lora_rank"), 1),
         "swad_ratio": 1,
     }
     not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")

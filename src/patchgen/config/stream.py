@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from patchgen.config.base import LARGEST, Settings, Tune
+from patchgen.config.base import LARGEST, Settings
 
 USUAL_IMAGES = 5_000  # images of a stage, where none has been run
 Components = Literal["known", "half", "grow"]
@@ -33,7 +33,7 @@ class StreamConfig(Settings):
     """gcd, simgcd, promptccd, or gcd or promptccd with +patchgen or +patchgen-select."""
     pool: Literal["cls", "mean"] | None = None
     """What a method without the module reads: CLS when left out, or the mean of the patch tokens."""
-    tune: Tune = "last_block"
+    tune: Literal["head", "layernorm", "last_block", "full"] = "last_block"
     """What of the backbone is trained; the same for a host and for the host with PatchGen."""
     image_size: int = 224
     """Pixels of the square crops; images are resized to 8/7 of it before."""

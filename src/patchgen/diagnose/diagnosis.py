@@ -3,7 +3,7 @@
 opened = prepare(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"], options=Options(images=50))
 made = examine(opened)
 made.found["claims"], made.figures["curves"].figure
-made.write("diagnosis")                       # records.jsonl, diagnosis.json, index.html, the figures
+made.write("diagnosis")                       # records.jsonl, diagnosis.json, index.html, figures, features-1.npz
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from patchgen.common.files import write_text
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, printable
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.attribution import available, check_rankings
 from patchgen.diagnose.claims import Claim, claims
@@ -26,6 +26,7 @@ from patchgen.diagnose.faithfulness import OPERATORS
 from patchgen.diagnose.measure import Plan, Record, measure, rank_all
 from patchgen.diagnose.summary import summarise
 from patchgen.draw.plots import Drawn
+from patchgen.predict.embed import write_columns
 from patchgen.predict.predictor import Checkpoint
 from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 
@@ -80,6 +81,7 @@ class Diagnosis(NamedTuple):
     found: dict[str, Any]  # what diagnosis.json holds
     records: dict[str, list[Record]]  # run -> one record an image
     figures: dict[str, Drawn]
+    features: dict[str, dict[str, np.ndarray]]  # run -> columns path, domain, label, features, x, y, as drawn
 
     def write(self, out: str | Path) -> Path:
         """Everything into one folder; returns the page."""
@@ -93,6 +95,8 @@ class Diagnosis(NamedTuple):
         write_text(folder / "diagnosis.json", json.dumps(self.found, indent=2) + "\n")
         for drawn in self.figures.values():
             drawn.save(folder)
+        for number, columns in enumerate(self.features.values(), 1):
+            write_columns(folder / f"features-{number}.npz", columns)
         judged = [Claim(**claim) for claim in self.found["claims"]]
         return write_page(folder / "index.html", render(self.found, judged, self.figures))
 
@@ -133,12 +137,15 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
     share, rule = selection_share(subjects, opened.rows)
     label = np.array(fold.classes)[fold.truth[opened.around]]
     domain = np.array(fold.table.domains)[fold.table.domain[opened.around]]
-    records, points, runs, way = {}, {}, {}, ""
+    path = np.array([printable(fold.table.paths[row]) for row in opened.around])
+    records, points, exported, runs, way = {}, {}, {}, {}, ""
     for subject, plan in zip(subjects, opened.plans, strict=True):
         say(f"{subject.name}: {', '.join(plan.rankings)}")
         records[subject.name] = list(measure(subject, opened.rows, plan, share, tick))
         features = np.concatenate([subject.features(part) for part in _parts(opened.around)])
         points[subject.name], way = geometry.flat(features, options.projection, options.seed)
+        plane = {"x": points[subject.name][:, 0], "y": points[subject.name][:, 1]}
+        exported[subject.name] = {"path": path, "domain": domain, "label": label, "features": features, **plane}
         runs[subject.name] = {
             "run": subject.run,
             **summarise(records[subject.name], subject.patches),
@@ -152,7 +159,7 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
     found = {**_asked(opened), "size_rule": rule, "runs": runs, "cost": cost}
     found["claims"] = [claim._asdict() for claim in claims(found, records, subjects[0].name)]
     drawn = [*_charts(opened, found), figures.geometry(points, label, domain, fold.unseen, way)]
-    return Diagnosis(found, records, {one.name: one for one in drawn})
+    return Diagnosis(found, records, {one.name: one for one in drawn}, exported)
 
 
 def _asked(opened: Opened) -> dict[str, Any]:

@@ -54,17 +54,23 @@ class Explanation:
         """
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold is a mask value between 0 and 1, not {threshold}")
-        if not 0 <= opacity <= 1:
-            raise ValueError(f"opacity is a share from 0 to 1, not {opacity}")
-        from matplotlib import colormaps
+        check_colours(colours, opacity)
         from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-        if colours not in colormaps:
-            raise ValueError(f"matplotlib has no colour map {colours!r}{did_you_mean(colours, colormaps)}")
         figure = _draw(self, threshold, relative, colours, opacity)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def check_colours(colours: str, opacity: float) -> None:
+    """ValueError for a colour map that matplotlib lacks, or an opacity that is no share."""
+    from matplotlib import colormaps
+
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity is a share from 0 to 1, not {opacity}")
+    if colours not in colormaps:
+        raise ValueError(f"matplotlib has no colour map {colours!r}{did_you_mean(colours, colormaps)}")
 
 
 def original(path: Path) -> np.ndarray:

@@ -38,9 +38,9 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
     """The same on a backbone that is at hand."""
     if config.normalization == "imagenet":
         backbone.use_imagenet()
-    set_tuning(backbone, method.chosen_tune)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
+        set_tuning(backbone, method.chosen_tune, config.lora_rank)
         model = Classifier(
             backbone,
             num_classes,

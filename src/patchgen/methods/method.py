@@ -28,6 +28,7 @@ from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.model.classifier import MASKED, Classifier, Output
+from patchgen.model.lora import require_peft
 from patchgen.model.losses import cross_entropy
 
 if TYPE_CHECKING:
@@ -79,6 +80,15 @@ class Method(nn.Module):
         self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune
+        self.class_weights: Tensor | None  # (C,) of the main loss, set by the trainer where the settings ask for them
+        self.register_buffer("class_weights", None)
+        if config.class_weights and (self.replaces_main or "source-free" in self.needs):
+            raise ValueError(
+                f"class_weights weigh the classes of a cross-entropy over images, and the main loss of method "
+                f"{config.method!r} is another; leave --class-weights out"
+            )
+        if self.chosen_tune == "lora":
+            require_peft()
         if self.chosen_pool != self.pool and {self.chosen_pool, self.pool} & set(MASKED):
             raise ValueError(
                 f"pool {self.chosen_pool!r} does not fit method {config.method!r}: "
@@ -117,7 +127,15 @@ class Method(nn.Module):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: their sum is what the step minimises."""
-        return {"main": cross_entropy(out.logits, batch.label, self.weights(out, batch))}
+        return {"main": cross_entropy(out.logits, batch.label, self.image_weights(out, batch))}
+
+    def image_weights(self, out: Output, batch: Batch) -> Tensor | None:
+        """``weights`` (B,), times those of the classes where the settings ask for them."""
+        weights = self.weights(out, batch)
+        if self.class_weights is None:
+            return weights
+        own = self.class_weights[batch.label.clamp(min=0)]
+        return own if weights is None else own * weights
 
     def weights(self, out: Output, batch: Batch) -> Tensor | None:
         """(B,) with a mean near 1, without gradient; None counts all labelled images alike."""

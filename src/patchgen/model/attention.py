@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.model.backbone import Backbone
+from patchgen.model.lora import plain_name
 
 QUERY, KEY, VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
 FUSED = ("qkv",)  # timm
@@ -42,7 +43,9 @@ def attention_layers(backbone: Backbone) -> list[AttentionLayers]:
 
 
 def _layers_of(block: nn.Module) -> AttentionLayers | None:
-    linear = {name: part for name, part in block.named_modules() if isinstance(part, nn.Linear)}
+    # a layer with a LoRA update is a module around the plain one (its `base_layer`), and gives the sum of both
+    parts = [(name, part) for name, part in block.named_modules() if name == plain_name(name)]
+    linear: dict[str, Any] = {n: p for n, p in parts if isinstance(p, nn.Linear) or hasattr(p, "base_layer")}
 
     def named(ends: tuple[str, ...]) -> nn.Linear | None:
         return next((part for name, part in linear.items() if f".{name}".endswith(tuple(f".{e}" for e in ends))), None)

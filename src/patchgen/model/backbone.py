@@ -26,6 +26,7 @@ from patchgen.model import timm, weights
 from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
+from patchgen.model.lora import add_lora, plain_name
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
@@ -176,8 +177,10 @@ class Backbone(nn.Module):
     def digest(self) -> str:
         """sha256 over the sorted (name, bytes) of the model's weights; what a method put beside them does not count."""
         sha = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict(prefix="model.").items()):
-            sha.update(name.encode())
+        tensors = {plain_name(name): tensor for name, tensor in self.model.state_dict(prefix="model.").items()}
+        tensors.pop(None, None)  # what LoRA has added
+        for name, tensor in sorted(tensors.items()):
+            sha.update(str(name).encode())
             sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return sha.hexdigest()
 
@@ -202,17 +205,19 @@ TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
 }
 
 
-def set_tuning(backbone: Backbone, mode: str) -> list[str]:
+def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
     """Let exactly the tensors of `mode` learn, and return their names.
 
     Args:
         mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
-            convolutional nets); `last_block` the last transformer block (last stage) and the final norm; `full` all.
+            convolutional nets); `last_block` the last transformer block (last stage) and the final norm; `full` all;
+            `lora` updates of rank `lora_rank` that are added to the attention layers (extra `lora`), at random.
     """
-    if mode not in TUNING:
-        raise ValueError(f"tuning must be one of {sorted(TUNING)}, got {mode!r}{did_you_mean(mode, TUNING)}")
+    known = [*TUNING, "lora"]
+    if mode not in known:
+        raise ValueError(f"tuning must be one of {sorted(known)}, got {mode!r}{did_you_mean(mode, known)}")
     backbone.requires_grad_(False)
-    for module in TUNING[mode](backbone):
+    for module in add_lora(backbone, lora_rank) if mode == "lora" else TUNING[mode](backbone):
         module.requires_grad_(True)
     return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
 

@@ -26,6 +26,7 @@ from patchgen.common.files import replacing
 from patchgen.data.augment import normalize
 from patchgen.draw.overlay import NOTICE
 from patchgen.model.classifier import Classifier
+from patchgen.model.lora import merged
 from patchgen.predict.predictor import Predictor
 
 TOLERANCE = 1e-4
@@ -77,7 +78,7 @@ def _write(predictor: Predictor, path: Path) -> None:
     import onnx
 
     size = predictor.config.image_size
-    whole = WholeModel(predictor.model.cpu(), predictor.confidence.temperature).eval()
+    whole = WholeModel(merged(predictor.model.cpu()), predictor.confidence.temperature).eval()
     example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     names = ["probabilities", "mask"] if predictor.model.has_mask else ["probabilities"]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

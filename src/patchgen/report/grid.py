@@ -19,6 +19,7 @@ SPLITS = {
     "in": "80 % of the unseen domain", "all": "the whole unseen domain",
     "transductive": "images of the session itself", "held_out": "images never trained on",
 }  # fmt: skip
+BOUNDS = ("true-mask", "all-labels")  # in the names of methods that are told what others must find
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,18 @@ class Grid:
         found = [len(e.number.by_seed) for line in self.lines for e in line.entries if e.number]
         return max(found, default=1)
 
+    def is_best(self, entry: Entry) -> bool:
+        """Whether a cell leads its column by more than the error of the difference."""
+        return id(entry) in self._best
+
+    @cached_property
+    def _best(self) -> frozenset[int]:
+        """The leading cells, by identity; upper bounds and figures of masks take no part."""
+        lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
+        columns = [i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")]
+        leaders = (_leader([line.entries[i] for line in lines]) for i in columns)
+        return frozenset(id(entry) for entry in leaders if entry is not None)
+
     def commands(self) -> dict[str, list[str]]:
         """Command -> the cells that it fills."""
         wanted: dict[str, list[str]] = {}
@@ -115,6 +128,29 @@ class Grid:
                     heading = " ".join(filter(None, (column.group, column.heading)))
                     wanted.setdefault(entry.command, []).append(f"{line.label}: {heading}")
         return wanted
+
+
+def _leader(entries: Sequence[Entry]) -> Entry | None:
+    """The cell that is better than every other one, each by more than chance; None where none is."""
+    rivals = [(entry, entry.number) for entry in entries if entry.number and entry.number.select != "oracle"]
+    if len(rivals) < 2:
+        return None
+    best, number = max(rivals, key=lambda rival: rival[1].mean)
+    return best if all(is_beyond_error(number, other) for entry, other in rivals if entry is not best) else None
+
+
+def is_beyond_error(one: Number, other: Number) -> bool:
+    """Whether `one` is higher than `other` by more than the 95 % interval of the difference, paired over seeds.
+
+    Needs two seeds that both have.
+    """
+    from scipy.stats import t
+
+    gaps = [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed.keys() & other.by_seed.keys()]
+    if len(gaps) < 2:
+        return False
+    error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return statistics.fmean(gaps) > t.ppf(0.975, len(gaps) - 1) * error
 
 
 def gather(runs: Sequence[Run], column: Column, part: str) -> Number | None:

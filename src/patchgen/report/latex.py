@@ -80,6 +80,7 @@ def _row(grid: Grid, line: Line, marks: dict[str, int]) -> str:
 
 def _cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
     ours = escape(f"[{marks[entry.command]}]") if entry.missing else escape(number_text(entry, grid.seeds))
+    ours = rf"\textbf{{{ours}}}" if grid.is_best(entry) else ours
     return " ".join(filter(None, (ours, grey(escape(paper_text(entry))))))
 
 

@@ -15,6 +15,9 @@ CSV_HEADER = (
 )  # fmt: skip
 
 
+BEST = "leads its column by more than the 95 % interval of the difference, paired over seeds"
+
+
 def number_text(entry: Entry, seeds: int) -> str:
     """`84.1 ± 0.3`, with the number of seeds where a cell has fewer than the others."""
     number = entry.number
@@ -77,6 +80,7 @@ def _markdown_row(grid: Grid, line: Line, marks: dict[str, int]) -> list[str]:
 def _markdown_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
     ours = f"[{marks[entry.command]}]" if entry.missing else number_text(entry, grid.seeds)
     paper = paper_text(entry)
+    ours = f"**{ours}**" if grid.is_best(entry) else ours
     return " ".join(filter(None, (ours, f"*{paper}*" if paper else "")))
 
 
@@ -122,6 +126,7 @@ def _html_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
         return f'<td class="wrong" title="{escape(entry.command)}">[{marks[entry.command]}] {paper}</td>'
     about = entry.number.in_words() if entry.number else entry.paper.source if entry.paper else ""
     number = escape(number_text(entry, grid.seeds)).replace(" ± ", "&nbsp;±&nbsp;")  # a line break would part them
+    number = f"<strong>{number}</strong>" if grid.is_best(entry) else number
     return f'<td title="{escape(about)}">{number} {paper}</td>'
 
 
@@ -133,6 +138,23 @@ def _origins(grid: Grid) -> str:
         if entry.number
     )
     return f'<details class="note"><summary>Where each number comes from</summary><ul>{items}</ul></details>'
+
+
+# The terminal
+
+
+def to_terminal(grid: Grid) -> tuple[list[str], list[list[str]], list[str]]:
+    """Heading, rows and the style of each row; `[-]` is a cell that has no run."""
+
+    def cell(entry: Entry) -> str:
+        ours = "[-]" if entry.missing else number_text(entry, grid.seeds) + " (best)" * grid.is_best(entry)
+        return " ".join(filter(None, (ours, f"(paper {paper_text(entry)})" if entry.paper else "")))
+
+    rows = [
+        [label_text(line), *(paper_text(e) if line.paper else cell(e) for e in line.entries)] for line in grid.lines
+    ]
+    head = [grid.first, *(heading(column) for column in grid.columns)]
+    return head, rows, ["dim" if line.paper else "" for line in grid.lines]
 
 
 # CSV

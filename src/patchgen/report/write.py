@@ -20,7 +20,7 @@ from patchgen.report.ablation import ablation_grids, sensitivity_grids
 from patchgen.report.charts import draw
 from patchgen.report.grid import SPLITS, Grid
 from patchgen.report.latex import document, to_latex
-from patchgen.report.render import CSV_HEADER, to_html, to_markdown, to_rows
+from patchgen.report.render import BEST, CSV_HEADER, to_html, to_markdown, to_rows
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.runs.scores import Run, Skipped, read_runs
 
@@ -107,7 +107,7 @@ def absent(grids: Sequence[Grid]) -> list[tuple[str, str]]:
 def _lead(runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
     return (
         f"{len(runs)} finished runs; {len(skipped)} folders left out. Every number is a mean over seeds with its "
-        "standard error. The paper's own numbers stand in grey: they are copied, not run here."
+        f"standard error; in bold what {BEST}. The paper's own numbers stand in grey: they are copied, not run here."
     )
 
 

@@ -35,7 +35,7 @@ class Job:
     run: str  # the hash that names its folder
     size: int  # steps; of a stream: epochs of all stages
     kind: Kind = "train"
-    track: bool = field(default=False, compare=False)
+    track: str | bool = field(default=False, compare=False)
     quiet: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:

@@ -39,6 +39,16 @@ class Fold:
         """Which image is trained on, validated on and scored: `splits.csv`."""
         write_splits(folder / "splits.csv", self.table, self.splits)
 
+    def balanced_weights(self) -> np.ndarray:
+        """(C,) with which every labelled class has the same share of a mean over batches that are balanced by domain.
+
+        The expected weight of an image is 1. Classes without a label keep 1.
+        """
+        labels = [self.target[rows] for rows in self.train.values()]
+        shares = [np.bincount(own[own >= 0], minlength=len(self.classes)) / max((own >= 0).sum(), 1) for own in labels]
+        share = np.mean([one for one in shares if one.any()], axis=0)  # (C,)
+        return np.divide(1, share * (share > 0).sum(), out=np.ones_like(share), where=share > 0).astype(np.float32)
+
     @property
     def benchmark(self) -> Benchmark | None:
         return BENCHMARKS.get(self.table.benchmark or "")

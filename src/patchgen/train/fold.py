@@ -144,6 +144,7 @@ class FoldTrainer(Trainer):
         )
         self.swad = self._make_swad()
         self.start, self.last, self.best = 0, -1, -math.inf
+        self.peak, self.without_gain = -math.inf, 0  # of source validation, for --patience
         self.values = StepValues(fabric.device)
         self.resume()
 
@@ -166,6 +167,10 @@ class FoldTrainer(Trainer):
     def _set_up_method(self) -> None:
         """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
         self.method.sources = tuple(self.fold.train)
+        if self.config.class_weights:
+            self.method.register_buffer(
+                "class_weights", torch.from_numpy(self.fold.balanced_weights()), persistent=False
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed)
             self.method.setup(self.model)
@@ -195,6 +200,9 @@ class FoldTrainer(Trainer):
         with Progress(title, self.config.steps, self.start, self.quiet) as bar:
             clock = time.monotonic()
             for step in range(self.start, self.config.steps):
+                if self._out_of_patience:
+                    bar.say(f"stopped before step {step}: {self.without_gain} evaluations without a better validation")
+                    break
                 self._step(step)
                 bar.advance()
                 if bar.live and step % 20 == 0:  # not at every step: the device must catch up for it
@@ -203,6 +211,10 @@ class FoldTrainer(Trainer):
                     record = self._evaluate(step, time.monotonic() - clock)
                     bar.say(progress_line(record))
                     clock = time.monotonic()
+
+    @property
+    def _out_of_patience(self) -> bool:
+        return self.config.patience is not None and self.without_gain >= self.config.patience
 
     def _step(self, number: int) -> None:
         # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
@@ -273,6 +285,9 @@ class FoldTrainer(Trainer):
         score = RULES[self.config.select](record, self.fold.metric)
         better = score >= self.best
         self.best = max(score, self.best)
+        validation = RULES["source-validation"](record, self.fold.metric)
+        self.without_gain = 0 if validation > self.peak else self.without_gain + 1
+        self.peak = max(validation, self.peak)
         if self.swad:
             losses = [domain["loss"] for domain in record["validation"].values()]
             self.swad.evaluate(sum(losses) / len(losses), step)
@@ -295,6 +310,8 @@ class FoldTrainer(Trainer):
     def own_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         facts: dict[str, Any] = {"step": self.last, "best": self.best}
+        if self.config.patience is not None:
+            facts |= {"peak": self.peak, "without_gain": self.without_gain}
         if self.swad:
             averages, facts["swad"] = self.swad.state()
             tensors |= {f"swad.{k}": v for k, v in averages.items()}
@@ -305,6 +322,8 @@ class FoldTrainer(Trainer):
         if self.swad:
             self.swad.load_state(self.fabric.to_device(under(tensors, "swad.")), facts["swad"])
         self.start, self.best = facts["step"] + 1, facts["best"]
+        if self.config.patience is not None:
+            self.peak, self.without_gain = facts["peak"], facts["without_gain"]
 
     def barrier(self) -> None:
         self.fabric.barrier()

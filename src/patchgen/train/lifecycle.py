@@ -30,18 +30,18 @@ from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks import TASKS
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
-from patchgen.train.track import Tracker
+from patchgen.train.track import make_tracker
 
 
 def train(
-    config: Settings, out: str | Path, table: Table | None = None, *, quiet: bool = False, track: bool = False
+    config: Settings, out: str | Path, table: Table | None = None, *, quiet: bool = False, track: str | bool = False
 ) -> RunFolder:
     """Train and score one run; a finished one is returned as it is, an interrupted one is resumed.
 
     Args:
         out: Parent of the run folder.
         table: The data, where it has been read already.
-        track: Write the numbers for TensorBoard too, into ``tensorboard`` of the run folder.
+        track: Write the numbers for `tensorboard` (also True), `wandb` or `mlflow` too (`patchgen.train.track`).
     """
     task = TASKS[config.task]
     task.make_method(config)  # a wrong name should not cost the reading of the data
@@ -52,8 +52,9 @@ def train(
         run.check_content(digests(data.table), data.table.paths)
     if run.done:
         return run
-    if track:
-        run.listeners.append(Tracker())
+    tracker = make_tracker(track) if track else None
+    if tracker:
+        run.listeners.append(tracker)
     with run.locked() if _first_process() else nullcontext():
         if run.done:  # by another process, between the look above and the lock
             return run
@@ -61,6 +62,8 @@ def train(
         data.write_rows(run.path)
         loop: Callable[..., None] = import_module(f"patchgen.train.{task.loop}").work
         loop(config, run, data, quiet)
+        if tracker:
+            tracker.close()
     return run
 
 

@@ -37,6 +37,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         f"- trained on: {', '.join(fold.validation)}; split {config.split}, seed {config.seed}",
         f"- backbone {backbone_of(run)}, {config.image_size} px, {config.steps} steps, "
         f"{config.batch_per_domain} images a domain, lr {config.lr:g}",
+        *_stopped(run, config),
         f"- checkpoint chosen by: {config.select}" + (" (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle")),
         *([f"- F1: {_f1_of(fold)}"] if "f1" in scores else []),
         *(f"- {note}" for note in fold.notes),
@@ -70,6 +71,12 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         if "patients" in record:
             notes.append(f"\n{record['checkpoint']}, by patient: {_by_patient(record['patients'])}")
     return "\n".join(lines + notes) + "\n"
+
+
+def _stopped(run: RunFolder, config: Config) -> list[str]:
+    """Where --patience ended the run before its last step."""
+    last = run.records("evaluation")[-1]["step"]
+    return [f"- stopped early after step {last}: --patience {config.patience}"] * (last < config.steps - 1)
 
 
 def _validated(run: RunFolder, config: Config, fold: Fold) -> list[str]:

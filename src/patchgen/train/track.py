@@ -1,45 +1,156 @@
-"""A run's numbers for TensorBoard: `RUN/tensorboard`, made from the records alone.
+"""A run's numbers for TensorBoard, Weights & Biases or MLflow, made from the records alone.
 
-    patchgen train ... --track          tensorboard --logdir runs
+    patchgen train ... --track            tensorboard --logdir runs
+    patchgen train ... --track wandb      wandb sync runs/RUN/wandb/offline-run-*
+    patchgen train ... --track mlflow     mlflow ui --backend-store-uri runs/mlruns
 
 The first record of a process writes everything recorded so far into a fresh file, so that a resumed run shows one
-unbroken line, without the values that a kill had taken back.
+unbroken line, without the values that a kill had taken back. Nothing is sent anywhere unless the environment asks for
+it: WANDB_MODE=online, or MLFLOW_TRACKING_URI with the address of a server.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+
+from patchgen.common.reading import read_json
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
     from patchgen.runs.folder import RunFolder
 
+Tracking = Literal["tensorboard", "wandb", "mlflow"]
 KINDS = ("evaluation", "epoch")
 SHOWN = ("train", "validation", "mask", "oracle", "lr")
 
 
 class Tracker:
-    """Listens to a run folder (`RunFolder.listeners`)."""
+    """Listens to a run folder (`RunFolder.listeners`) and writes for TensorBoard; others replace its three verbs."""
+
+    package: ClassVar[str] = "tensorboard"
+    title: ClassVar[str] = "TensorBoard"
+    extra: ClassVar[str] = "track"
 
     def __init__(self) -> None:
-        if find_spec("tensorboard") is None:
-            raise ValueError('--track needs TensorBoard, which is not installed: pip install "patchgen[track]"')
-        self.writer: SummaryWriter | None = None  # opened by the process that records, which may be a child of this one
+        if find_spec(self.package) is None:
+            raise ValueError(
+                f'--track needs {self.title}, which is not installed: pip install "patchgen[{self.extra}]"'
+            )
+        self.writer: Any = None  # opened by the process that records, which may be a child of this one
         self.written = 0
 
     def __call__(self, run: RunFolder) -> None:
         if self.writer is None:
-            self.writer = _fresh_writer(run)
+            self.writer = self.open(run)
         found = [record for record in run.records() if record["kind"] in KINDS]
         for number in range(self.written, len(found)):
             step = found[number].get("step", number)  # epochs are counted through all stages
-            for name, value in scalars(found[number]):
-                self.writer.add_scalar(name, value, step)
+            self.write(dict(scalars(found[number])), step)
         self.written = len(found)
+
+    def open(self, run: RunFolder) -> Any:
+        """A writer that holds nothing yet."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = run.path / "tensorboard"
+        for old in folder.glob("events.*"):
+            old.unlink()
+        return SummaryWriter(str(folder))
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """The named numbers of one evaluation or epoch, safe on disk."""
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
         self.writer.flush()
+
+    def close(self) -> None:
+        """After the last record."""
+        if self.writer is not None:
+            self.writer.close()
+
+
+class WandbTracker(Tracker):
+    """`RUN/wandb`, offline unless WANDB_MODE says otherwise; no report of errors, machine, code or packages."""
+
+    package, title, extra = "wandb", "Weights & Biases", "wandb"
+
+    def open(self, run: RunFolder) -> Any:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
+        import wandb
+
+        for old in (run.path / "wandb").glob("offline-run-*"):
+            shutil.rmtree(old)
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, save_code=False, x_disable_stats=True,
+            x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
+            symlink=False,  # a run folder holds none
+        )  # fmt: skip
+        name = run.path.name
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "patchgen"), id=name, name=name, dir=str(run.path), resume="allow",
+            mode=cast(Any, os.environ.get("WANDB_MODE", "offline")), config=settings_of(run), settings=settings,
+            reinit="create_new",
+        )  # fmt: skip
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        self.writer.log(dict(values), step=step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.finish()
+
+
+class MlflowTracker(Tracker):
+    """`mlruns` among the run folders, which all of them share, unless MLFLOW_TRACKING_URI names another store."""
+
+    package, title, extra = "mlflow", "MLflow", "mlflow"
+
+    def open(self, run: RunFolder) -> Any:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # these two are read when mlflow is imported
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        store = (run.path.parent / "mlruns").resolve().as_uri()
+        client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", store))
+        found = client.get_experiment_by_name("patchgen")
+        experiment = found.experiment_id if found else client.create_experiment("patchgen")
+        note = run.path / "mlflow.json"  # what an earlier process made is known by its id: names may be shared
+        if note.is_file():
+            with suppress(MlflowException):  # the store may be another one by now
+                client.delete_run(read_json(note)["run_id"])
+        self.id = client.create_run(experiment, run_name=run.path.name).info.run_id
+        run.write_json(note.name, {"run_id": self.id})
+        for name, value in settings_of(run).items():
+            client.log_param(self.id, name, value)
+        return client
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self.writer.log_metric(self.id, name, value, step=step)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.set_terminated(self.id)
+
+
+TRACKERS: dict[str, type[Tracker]] = dict(zip(get_args(Tracking), (Tracker, WandbTracker, MlflowTracker), strict=True))
+
+
+def make_tracker(name: str | bool) -> Tracker:
+    """By name; True is TensorBoard. ValueError where its extra is not installed."""
+    return TRACKERS["tensorboard" if name is True else str(name)]()
+
+
+def settings_of(run: RunFolder) -> dict[str, Any]:
+    """The settings that decide a run's numbers, whatever its task."""
+    from patchgen.config import load_settings
+
+    return load_settings(run.path / "config.yaml").deciding()
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -54,12 +165,3 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _leaves(f"{name}/{key}", inner)
     elif isinstance(value, (int, float)):
         yield name, float(value)
-
-
-def _fresh_writer(run: RunFolder) -> SummaryWriter:
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder = run.path / "tensorboard"
-    for old in folder.glob("events.*"):
-        old.unlink()
-    return SummaryWriter(str(folder))

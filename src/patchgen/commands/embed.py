@@ -1,0 +1,93 @@
+"""patchgen embed MODEL DATA --out FILE.parquet: vectors of images with path, domain, label and group as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from patchgen.commands import announce, parse
+from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.common.files import expanded
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class EmbedArguments:
+    """Write what a model makes of images as vectors, one row an image, for other tools to read."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA...")]
+    """Folder `domain/class/*.jpg` or CSV manifest; or image files, folders and patterns, which have paths alone."""
+    out: str
+    """The .parquet or .npz file to write."""
+    what: tuple[Literal["features", "cls", "mean"], ...] = ("features",)
+    """`features` the head reads (z+ with PatchGen); class token and mean patch token of the tuned backbone."""
+    coordinates: Literal["auto", "umap", "pca"] | None = None
+    """Add columns x and y: the first of these vectors in a plane; `auto` is UMAP where it is installed."""
+    checkpoint: Literal["selected", "swad"] = "selected"
+    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
+    batch: int = 64
+    """Images a forward pass."""
+    strict: bool = False
+    """Exit with code 1 when any image could not be read, not only when all could not."""
+
+
+def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]:
+    """The files, and the columns that name them: domain, label and group where the data says so."""
+    from patchgen.data.table import read_table
+
+    one = expanded(words[0]) if len(words) == 1 else None
+    if one is not None and (one.suffix == ".csv" or (one.is_dir() and any(one.glob("*/*/*")))):
+        table = read_table(one)
+        names = {
+            "domain": [table.domains[i] for i in table.domain],
+            "label": [table.classes[i] if i >= 0 else "" for i in table.label],
+        }
+        return [table.file(i) for i in range(len(table))], names | ({"group": [*table.group]} if table.group else {})
+    return find_images(words), {}
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(EmbedArguments, "embed", argv)
+    target = Path(arguments.out)
+    if arguments.batch < 1 or not arguments.what:
+        raise ValueError("--batch must be at least 1, and --what names at least one of features, cls, mean")
+    from patchgen.predict.embed import check_target, embed, write_columns
+
+    check_target(target)
+    announce()
+    paths, names = read_rows(arguments.images)
+    from patchgen.common.progress import Progress
+    from patchgen.predict.predictor import load_predictor
+
+    predictor = load_predictor(arguments.run, arguments.checkpoint)
+    with Progress("embedding", len(paths)) as bar:
+        found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, ticker(bar))
+    if found.rows:
+        texts = {"path": [shown(path) for path in paths], **names}
+        columns = _texts(texts, found.rows) | found.vectors
+        if arguments.coordinates:
+            columns |= _plane(found.vectors[arguments.what[0]], arguments.coordinates)
+        write_columns(target, columns)
+        print(shown(target))
+    return report_unreadable(found.failed, len(paths), arguments.strict)
+
+
+def _texts(texts: dict[str, list[str]], rows: list[int]) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    return {name: np.array([values[row] for row in rows], dtype=str) for name, values in texts.items()}
+
+
+def _plane(vectors: np.ndarray, how: Literal["auto", "umap", "pca"]) -> dict[str, np.ndarray]:
+    from patchgen.diagnose.geometry import flat
+
+    points, way = flat(vectors, how)
+    print(f"x and y: {way}")
+    return {"x": points[:, 0].astype("float32"), "y": points[:, 1].astype("float32")}

@@ -1,0 +1,38 @@
+"""The recipes that come with the package, found by their name wherever it is installed.
+
+find_recipe("selection")        # also configs/selection.yaml where the current folder has no such file
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from patchgen.common.text import did_you_mean
+from patchgen.config import read_settings
+from patchgen.sweep.recipe import is_recipe
+
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "configs") if path.is_dir()), None)
+
+
+def recipes() -> dict[str, str]:
+    """Name -> what it is for, the first line of its file."""
+    files = sorted(SHIPPED.glob("*.yaml")) if SHIPPED else []
+    texts = {file: file.read_text(encoding="utf-8").splitlines()[0] for file in files if is_recipe(read_settings(file))}
+    return {file.stem: line.removeprefix("# ") for file, line in texts.items()}
+
+
+def find_recipe(word: str) -> Path:
+    """The file that a word names: a file that is there, or a recipe of ours by its name.
+
+    Raises:
+        ValueError: neither of the two.
+    """
+    path = Path(word)
+    by_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
+    if not path.is_file() and by_name and SHIPPED and (ours := SHIPPED / f"{path.stem}.yaml").is_file():
+        return ours
+    if not path.exists():
+        near = did_you_mean(path.stem, recipes()) if by_name else ""
+        raise ValueError(f"there is no recipe {word}{near} (`patchgen sweep --list` shows those of the package)")
+    return path
