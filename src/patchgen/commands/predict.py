@@ -106,14 +106,7 @@ def shown(path: str | Path) -> str:
 
 def ticker(bar: Progress) -> Callable[[int], None]:
     """Moves the bar; where there is none to see, says a line at about every tenth of the work."""
-
-    def tick(count: int) -> None:
-        before = 10 * bar.done // bar.total
-        bar.advance(count)
-        if not bar.live and 10 * bar.done // bar.total > before:
-            bar.say("images")
-
-    return tick
+    return bar.tick
 
 
 def report_unreadable(

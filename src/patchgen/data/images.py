@@ -24,15 +24,17 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from patchgen.common.files import regular
+from patchgen.data.listing import FORMATS
 
 DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
@@ -40,8 +42,10 @@ SHAPE = struct.Struct("<II")  # height, width: behind the record of an image tha
 LONGEST = 4  # longer side / shorter side of an image that keeps its aspect; of a longer one the middle is kept
 FILLED = 0x50474331
 ENDINGS = (".pixels", ".slots")
-# What `IMAGE_EXTENSIONS` stands for, and GIF. Pillow reads more, some of it by starting other programs.
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
+MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
+    b"heic heix hevc heim heis mif1": 'HEIC needs the extra `heic`: pip install "patchgen[heic]", or save it as JPEG',
+    b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
+}
 BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
 MOST_SIDE = 65_535
 MOST_DECODED = 1 << 29  # bytes of pixels in memory
@@ -119,7 +123,7 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
         raise _Refused("it is a folder, pipe or device, and an image is a file: remove it")
-    with Image.open(path, formats=FORMATS) as image:
+    with open_header(path) as image:
         pixels = image.width * image.height
         if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
             raise _Refused(_too_large(image.size))  # up to twice of its limit Pillow only warns
@@ -129,6 +133,39 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
         if scans > MOST_SCANS or scans * pixels > MOST_SCANNED:
             raise _Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
         yield image
+
+
+def open_header(path: str | Path | BinaryIO) -> Image.Image:
+    """`Image.open` of the formats that we read; where a decoder is not installed, the error names it."""
+    try:
+        return Image.open(path, formats=readable_formats())
+    except UnidentifiedImageError:
+        for brands, needed in MISSING.items():
+            if _brand(path) in brands.split():
+                raise _Refused(needed) from None
+        raise
+
+
+@cache
+def readable_formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that this installation reads."""
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _brand(path: str | Path | BinaryIO) -> bytes:
+    """What HEIC and AVIF call themselves, in bytes 8 to 12."""
+    if isinstance(path, (str, os.PathLike)):
+        with open(path, "rb") as file:
+            start = file.read(12)
+    else:
+        path.seek(0)
+        start = path.read(12)
+    return start[8:12] if start[4:8] == b"ftyp" else b""
 
 
 def _scans(image: Image.Image) -> int:
@@ -172,7 +209,7 @@ def _size_in_header(path: str | Path) -> tuple[int, int] | None:
     """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
     with open(path, "rb") as file:
         start = file.read(16)
-        for factory, accept in [Image.OPEN[name] for name in Image.ID if name in FORMATS]:
+        for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
             file.seek(0)
             try:
                 if accept is None or accept(start) is True:
