@@ -22,6 +22,7 @@ from patchgen.tasks import make_fold
 CHEAP = shlex.split(
     "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --lr 0.01 --swad"
 )
+ALONE = ["--method", "patchgen-select"]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -32,7 +33,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(image_folder: Path, home: Path) -> Path:
-    assert main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP]) == 0
+    assert (
+        main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP, *ALONE])
+        == 0
+    )
     return home / "model"
 
 
@@ -40,14 +44,17 @@ def test_the_same_command_only_looks_up_what_is_done(
     model: Path, image_folder: Path, home: Path, capsys: Captured
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")}
-    words = ["fit", str(image_folder), "--out", str(home / "again"), "--runs", str(home / "runs"), *CHEAP]
+    words = ["fit", str(image_folder), "--out", str(home / "again"), "--runs", str(home / "runs"), *CHEAP, *ALONE]
     capsys.readouterr()
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")} == before and len(before) == 4
     assert out.splitlines()[-1] == str(home / "again")
     assert "expected accuracy at a new site: 0." in out and "95 % t-intervals over 3 sites" in out
-    assert "training 4 of 4: on all sites" in err and "training 1 of 4: without clinic" in err
+    assert "training 4 of 4: on all sites; finished earlier" in err
+    assert "training 1 of 4: without clinic, to be scored on it; finished earlier" in err
+    assert f"4 finished in {home / 'runs'}" in err and "calibrating confidence on" in err
+    assert "calibrating [" in err and "quick look" not in err  # signs of life, and nothing that is known already
     for site in ("clinic", "field", "studio"):
         assert sum(site in line for line in out.splitlines()) == 1
     assert (model / "model.safetensors").read_bytes() == (home / "again/model.safetensors").read_bytes()

@@ -30,7 +30,11 @@ def test_a_single_slow_step_predicts_nothing(now: list[float], capsys: pytest.Ca
         work(bar, now, [2.0] * 50)
         bar.say("step 60")
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["training [1/61] step 0", "training [11/61, 1.7 min left] step 10", "training [61/61, 0 s left] step 60"]
+    assert lines == [
+        "training [1/61] step 0",
+        "training [11/61, 1.7 min left] step 10",
+        "training [61/61, 0 s left] step 60",
+    ]
 
 
 def test_an_uneven_rate_predicts_nothing(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(image_folder: Path, home: Path) -> PatchGenClassifier:
-    return PatchGenClassifier(**CHEAP, runs=str(home / "runs")).fit(image_folder)
+    return PatchGenClassifier(**CHEAP, method="patchgen-select", runs=str(home / "runs")).fit(image_folder)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_parameters_are_those_of_scikit_learn() -> None:
     copy = clone(model)
     assert copy is not model and copy.get_params() == model.get_params() and is_classifier(model)
     assert model.get_params() == {
-        "method": "lp", "backbone": "auto", "preset": "small", "runs": "runs", "expect": True, "quiet": False,
-        "steps": 7, "hparams": {"miro": 0.1},
+        "method": "lp", "methods": ("lp-ln", "patchgen-select"), "backbone": "auto", "preset": "small",
+        "runs": "runs", "expect": True, "track": False, "quiet": False, "steps": 7, "hparams": {"miro": 0.1},
     }  # fmt: skip
     assert model.set_params(seed=3, method="lp-ln").get_params()["seed"] == 3
     assert (model.method, model.steps) == ("lp-ln", 7) and "seed" not in copy.get_params()

@@ -67,7 +67,7 @@ START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  #
 
 def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
     """A recipe in memory, fold by fold, so that an interrupted benchmark has whole folds."""
-    from patchgen.methods.presets import method_settings, preset_for
+    from patchgen.methods.presets import method_settings, own_hparams, preset_for
 
     words = chosen(arguments, argv)
     for unseen in dict.fromkeys(arguments.folds or domains):
@@ -75,22 +75,12 @@ def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[
             for label in dict.fromkeys(arguments.methods):
                 own: dict[str, Any] = {"unseen": unseen, "seed": seed, "swad": arguments.swad, **method_settings(label)}
                 given = {**words, **own, "data": arguments.data}
-                given["hparams"] = known_hparams(arguments, own["method"])
+                given["hparams"] = own_hparams(arguments.hparams, own["method"])
                 preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
                 for lr in arguments.lr_grid or (None,):
                     rate = {} if lr is None else {"lr": lr}
                     config = settings_of(Config, merged(preset, {**given, **rate}))
                     yield Planned(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
-
-
-def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float]:
-    """Of the hyper-parameters given, those that this method has."""
-    from patchgen.methods import method_class
-
-    known = set(method_class(method).all_defaults())
-    if any(name.endswith("lr_mult") for name in known):
-        known.add("lr_mult")  # the common name of all of them
-    return {name: value for name, value in arguments.hparams.items() if name in known}
 
 
 def main(argv: list[str]) -> int:

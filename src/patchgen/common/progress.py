@@ -20,7 +20,8 @@ _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 @contextmanager
 def saying_once() -> Iterator[None]:
     """Within it, `is_news` is true once for each text: several trainings say what they share a single time."""
-    token = _said.set(set())
+    outer = _said.get()
+    token = _said.set(set() if outer is None else outer)
     try:
         yield
     finally:

@@ -47,6 +47,7 @@ MISSING = {  # brand in the first bytes of a file -> what reads it, where that i
     b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
 }
 BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
+CHECKED = 64  # images between two signs of life
 MOST_SIDE = 65_535
 MOST_DECODED = 1 << 29  # bytes of pixels in memory
 MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
@@ -290,6 +291,27 @@ class ImageStore:
         with ThreadPoolExecutor(self.threads) as pool:
             found = list(pool.map(self._image, unique.tolist()))
         return [found[i] for i in inverse]
+
+    def unreadable(
+        self, rows: Sequence[int] | np.ndarray, tick: Callable[[int], None] | None = None
+    ) -> list[tuple[int, UnreadableImage]]:
+        """The rows that cannot be decoded, all of them, with the reason; what can be goes into the cache."""
+
+        def look(row: int) -> UnreadableImage | None:
+            try:
+                self._image(row)
+            except UnreadableImage as error:
+                return error
+            return None
+
+        bad: list[tuple[int, UnreadableImage]] = []
+        with ThreadPoolExecutor(self.threads) as pool:
+            for start in range(0, len(rows), CHECKED):
+                part = self._check(rows[start : start + CHECKED]).tolist()
+                bad += [(row, error) for row, error in zip(part, pool.map(look, part), strict=True) if error]
+                if tick:
+                    tick(len(part))
+        return bad
 
     def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows (B,) as whole numbers that there are."""

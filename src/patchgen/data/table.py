@@ -396,7 +396,9 @@ def _build(
             f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
         )
     if len(domains) < 2:
-        raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}{_deeper(root)}")
+        raise ValueError(
+            f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}{_deeper(root)}"
+        )
     if len(named) < 2:
         raise ValueError(f"'{root}' has fewer than two classes ({', '.join(named) or 'no labels'}). {LAYOUT}.")
     domain_id, class_id = {d: i for i, d in enumerate(domains)}, {c: i for i, c in enumerate(classes)}

@@ -107,7 +107,9 @@ def check_image(name: str, data: bytes, limits: Limits) -> None:
     except Image.DecompressionBombError:
         raise UnreadableImage(name, f"image too large: at most {limits.pixels:,} pixels in all") from None
     except UnidentifiedImageError:
-        raise UnreadableImage(name, f"not an image of a known format ({', '.join(readable_formats())}), or damaged") from None
+        raise UnreadableImage(
+            name, f"not an image of a known format ({', '.join(readable_formats())}), or damaged"
+        ) from None
     except ValueError as error:  # a format whose decoder is not installed
         raise UnreadableImage(name, str(error), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes
