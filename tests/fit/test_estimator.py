@@ -91,6 +91,20 @@ def test_settings_are_those_of_a_training() -> None:
         PatchGenClassifier(preset="smal").config("x")
 
 
+def test_methods_that_are_compared_have_their_own_settings() -> None:
+    simple, other = PatchGenClassifier(hparams={"share": 0.2})._configs("tiles", None)
+    assert (simple.method, simple.hparams, other.method, other.hparams) == (
+        "lp-ln", {}, "patchgen-select", {"share": 0.2})  # fmt: skip
+    assert [one.method for one in PatchGenClassifier()._configs("tiles", "x")] == ["patchgen-select"]
+    assert [one.method for one in PatchGenClassifier(expect=False)._configs("tiles", None)] == ["patchgen-select"]
+    with pytest.raises(ValueError, match="hparams odd: none of the methods"):
+        PatchGenClassifier(hparams={"odd": 1})._configs("tiles", None)
+
+
+def test_the_site_that_was_left_out_is_no_domain_of_the_model(without_studio: PatchGenClassifier) -> None:
+    assert without_studio.domains_ == ("clinic", "field")
+
+
 def test_nothing_works_before_a_fit(tmp_path: Path) -> None:
     for use in ("predict", "predict_proba", "explain", "save"):
         with pytest.raises(NotFittedError, match="not fitted yet"):
@@ -264,7 +278,7 @@ def test_a_stopped_fit_goes_on(image_folder: Path, tmp_path: Path, monkeypatch: 
         return run
 
     whole = procedure.train
-    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, runs=str(tmp_path))
+    model = PatchGenClassifier(**CHEAP, methods=("lp", "lp@mean"), augment=False, runs=str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(procedure, "train", stopping)
         with pytest.raises(KeyboardInterrupt):
@@ -272,7 +286,10 @@ def test_a_stopped_fit_goes_on(image_folder: Path, tmp_path: Path, monkeypatch: 
     done = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/done")}
     assert trained == ["clinic", "field"] and len(done) == 2
     model.fit(image_folder)
-    assert len(list(tmp_path.glob("*/done"))) == 4
+    assert len(list(tmp_path.glob("*/done"))) == 7 and model.choice_ is not None
+    assert list(model.choice_["accuracy"]) == ["lp", "lp@mean"] and model.choice_["chosen"] in model.choice_["accuracy"]
+    saved = PatchGenClassifier.load(model.save(tmp_path / "model"))
+    assert saved.choice_ == model.choice_ and saved.config("x") == model.config("x", method=model.choice_["chosen"])
     assert {file: file.stat().st_mtime_ns for file in done} == done
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.common.progress import saying_once
 from patchgen.config import PRESETS, Config, Pool, Tune
 from patchgen.sweep.recipe import Planned
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchmarkArguments(Config):
-    """Leave every domain out in turn, with several methods and seeds, under identical settings.
+    """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
+
+    Each method has the preset's learning rate for it, unless --lr sets one for all.
 
     Finished runs are skipped and interrupted ones go on, so the same command may be given again at any time.
     """
@@ -51,6 +54,8 @@ class BenchmarkArguments(Config):
     """`small`: minutes a run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
     out: str = "runs"
     """Parent of the run folders."""
+    details: bool = False
+    """Also show SWAD, 80 % of each unseen domain, and source validation with the masks."""
     table_only: bool = False
     """Train nothing; show what is there and the command that fills the rest."""
     quiet: bool = False
@@ -101,7 +106,8 @@ def main(argv: list[str]) -> int:
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
     jobs = plan_runs(planned, arguments.out, data)
-    failed = 0 if arguments.table_only else _train_all(jobs, arguments)
+    with saying_once():
+        failed = 0 if arguments.table_only else _train_all(jobs, arguments)
     _print(jobs, arguments, domains, argv)
     return 1 if failed else 0
 
@@ -152,18 +158,34 @@ def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, .
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import CHECKPOINTS, accuracy_table, backbone_line, recovery_table, validation_table
+    """One table and what it shows; with --details also SWAD, the 80 % part and source validation."""
+    from patchgen.report.table import CHECKPOINTS, backbone_line, recovery_table, validation_table
+    from patchgen.report.verdict import verdict
     from patchgen.runs.scores import PARTS
 
     seeds = len(set(arguments.seeds))
     print(f"\n{backbone_line(cells)}")
-    for checkpoint, what in CHECKPOINTS.items():
-        for part, where in PARTS.items():
+    _print_accuracy(cells, arguments, shown, "selected", "all")
+    print("\n" + "\n".join(verdict(cells, arguments.methods, shown)))
+    if arguments.details:
+        for checkpoint, part in [(c, p) for c in CHECKPOINTS for p in PARTS if (c, p) != ("selected", "all")]:
             if checkpoint == "selected" or arguments.swad:
-                scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
-                print(f"\n{scores}, {what}, on {where} (%)\n")
-                print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, seeds))
-    print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
-    print(validation_table(cells, arguments.methods, shown, seeds))
+                _print_accuracy(cells, arguments, shown, checkpoint, part)
+        print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
+        print(validation_table(cells, arguments.methods, shown, seeds))
     if masks := recovery_table(cells, arguments.methods, seeds):
         print(f"\nMasks against the known predictive patches, on the unseen images\n\n{masks}")
+    if not arguments.details:
+        swad = "SWAD, " if arguments.swad else ""
+        print(f"\n{swad}80 % of each unseen domain, source validation and masks: the same command with --details")
+
+
+def _print_accuracy(
+    cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...], checkpoint: str, part: str
+) -> None:
+    from patchgen.report.table import CHECKPOINTS, accuracy_table
+    from patchgen.runs.scores import PARTS
+
+    scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
+    print(f"\n{scores}, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)\n")
+    print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, len(set(arguments.seeds))))

@@ -14,8 +14,9 @@ at the level 5 %, shared by all comparisons. s asks that the sites agree; e asks
 named, e counts patients, not images.
 
 **The estimate.** A method that was kept because it looked best looks better than it is. So each site counts with the
-method that does best at the *other* sites, of the chosen one and those simpler than it: no site's own score speaks for
-the method that it is scored with. Where the simplest is kept, it was not picked for its score, and counts everywhere.
+method that the same rule keeps when it sees the *other* sites alone: no site's own score speaks for the method that it
+is scored with. This estimates the whole procedure, choice included. With few sites it errs on the low side, because
+fewer sites show less: a single one shows nothing, so that of two sites each counts with the simplest method.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Choice:
     chosen: str
     comparisons: list[Comparison]
     accuracy: dict[str, list[float]]  # method -> accuracy at each site
-    counted: list[str]  # the method that each site counts with
+    counted: list[str]  # the method that each site counts with: the one that the others keep
     images: int
 
 
@@ -63,15 +64,26 @@ def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarra
         right: Method, simplest first -> for each of K >= 2 sites (n,) bool, which of its images were right.
         groups: For each site (n,), the patient of each image.
     """
-    names = list(right)
-    chosen, comparisons = names[0], []
-    for name in names[1:]:
-        found = compare(right, name, chosen, groups, LEVEL / (len(names) - 1))
-        comparisons.append(found)
-        chosen = name if found.shown else chosen
+    chosen, comparisons = _keep(right, groups)
     accuracy = {name: [float(site.mean()) for site in sites] for name, sites in right.items()}
-    counted = _counted(accuracy, names[: names.index(chosen) + 1])
+    counted = []
+    for out in range(len(right[chosen])):
+        others = {name: [*sites[:out], *sites[out + 1 :]] for name, sites in right.items()}
+        counted.append(_keep(others, [*groups[:out], *groups[out + 1 :]] if groups else None)[0])
     return Choice(chosen, comparisons, accuracy, counted, sum(map(len, right[chosen])))
+
+
+def _keep(
+    right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None
+) -> tuple[str, list[Comparison]]:
+    """The method that the rule keeps, and the comparisons that led to it."""
+    names = list(right)
+    kept, comparisons = names[0], []
+    for name in names[1:]:
+        found = compare(right, name, kept, groups, LEVEL / (len(names) - 1))
+        comparisons.append(found)
+        kept = name if found.shown else kept
+    return kept, comparisons
 
 
 def compare(
@@ -94,8 +106,10 @@ def reach(differences: np.ndarray, variances: Sequence[float], level: float = LE
     from scipy.stats import norm, t
 
     count = len(differences)
+    if count < 2:
+        return math.inf  # nothing is known of how much sites differ
     by_images = float(norm.ppf(1 - level)) * math.sqrt(float(np.mean(variances)))
-    by_sites = float(t.ppf(1 - level, count - 1) * differences.std(ddof=1)) if count > 1 else 0.0
+    by_sites = float(t.ppf(1 - level, count - 1) * differences.std(ddof=1))
     return max(by_sites, by_images) / math.sqrt(count)
 
 
@@ -113,10 +127,3 @@ def _variance(apart: np.ndarray, group: np.ndarray | None) -> float:
     sums = np.bincount(number, weights=apart - apart.mean())  # (G,)
     grouped = float((sums**2).sum()) / len(apart) ** 2 * len(sums) / max(1, len(sums) - 1)
     return max(plain, grouped)
-
-
-def _counted(accuracy: Mapping[str, Sequence[float]], names: Sequence[str]) -> list[str]:
-    """For each site the method of `names` that is best at the other sites; ties keep the simplest."""
-    table = np.array([accuracy[name] for name in names])  # (M, K)
-    others = table.sum(1, keepdims=True) - table
-    return [names[int(np.flatnonzero(column >= column.max() - 1e-12)[0])] for column in others.T]
