@@ -33,7 +33,7 @@ def test_a_single_slow_step_predicts_nothing(now: list[float], capsys: pytest.Ca
     assert lines == [
         "training [1/61] step 0",
         "training [11/61, 1.7 min left] step 10",
-        "training [61/61, 0 s left] step 60",
+        "training [61/61] step 60",
     ]
 
 

@@ -128,6 +128,6 @@ class Progress:
             print(f"{self.title} [{self.done}/{self.total}{left}] {text}", file=sys.stderr, flush=True)
 
     def _left(self) -> str:
-        """\"12 min left\", or nothing while the rate is not steady."""
-        seconds = self.rate.left(self.total - self.done)
+        """\"12 min left\", or nothing while the rate is not steady, and at the end."""
+        seconds = self.rate.left(self.total - self.done) if self.done < self.total else None
         return "" if seconds is None else f"{duration(seconds)} left"

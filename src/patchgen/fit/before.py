@@ -17,7 +17,8 @@ from patchgen.data.images import ImageStore
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.table import Table, fingerprint
 from patchgen.fit.quick import quick_look
-from patchgen.methods import method_class
+from patchgen.methods import make_method, method_class
+from patchgen.methods.build import build_model
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.tasks import Fold
 
@@ -95,6 +96,14 @@ class Plan:
 def label_of(config: Config) -> str:
     """`lp-ln`, or `lp-ln@mean` where pool or tuning mode were chosen."""
     return "@".join(str(part) for part in (config.method, config.pool, config.tune) if part)
+
+
+def check_models(plan: Plan) -> None:
+    """Build each method's network once: a method that does not fit the backbone or image size is refused here."""
+    for config in plan.candidates.values():
+        method = make_method(config)
+        method.class_names = plan.final.classes
+        build_model(config, method, len(plan.final.classes), plan.say)
 
 
 def check_readable(plan: Plan) -> None:

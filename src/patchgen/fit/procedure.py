@@ -23,7 +23,7 @@ from patchgen.common.progress import Progress, saying_once
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
-from patchgen.fit.before import Plan, check_readable, first_look, label_of
+from patchgen.fit.before import Plan, check_models, check_readable, first_look, label_of
 from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
@@ -102,6 +102,7 @@ def fit(
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         plan.announce()
         if not plan.all_finished:
+            check_models(plan)
             check_readable(plan)
             first_look(plan)
         work = [len(fold.train) for _ in plan.candidates for fold in plan.sites.values()] + [len(plan.final.train)]
