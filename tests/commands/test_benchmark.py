@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_finished_runs_are_skipped(
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(fold.FoldTrainer, "fit", refuse)
-    assert main(words(image_folder, runs)) == 0
+    assert main(words(image_folder, runs, "--details")) == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out
     assert (
@@ -77,6 +78,9 @@ def test_the_table_holds_the_cells(runs: Path, image_folder: Path, capsys: pytes
     cells = json.loads(capsys.readouterr().out)
     assert main(words(image_folder, runs, "--table-only")) == 0
     text = capsys.readouterr().out
+    assert text.count("| method ") == 1 and "--details" in text  # one table, and a verdict
+    assert re.search(r"^Best on average: (lp|patchgen) \([\d.]+ %\)\.$", text, re.MULTILINE)
+    assert re.search(r"^Against (lp|patchgen): \d+ of 90 images apart, one seed: (no difference|better)", text, re.M)
     section = text.split("Accuracy, selected checkpoint, on the whole unseen domain (%)")[1].split("Accuracy")[0]
     [line] = [line for line in section.splitlines() if line.startswith("| lp ")]
     mine = {c["unseen"]: c["accuracy"] for c in cells

@@ -22,6 +22,7 @@ from patchgen.tasks import make_fold
 CHEAP = shlex.split(
     "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --lr 0.01 --swad"
 )
+ALONE = ["--method", "patchgen-select"]
 Captured = pytest.CaptureFixture[str]
 
 
@@ -32,7 +33,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(image_folder: Path, home: Path) -> Path:
-    assert main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP]) == 0
+    assert (
+        main(["fit", str(image_folder), "--out", str(home / "model"), "--runs", str(home / "runs"), *CHEAP, *ALONE])
+        == 0
+    )
     return home / "model"
 
 
@@ -40,14 +44,17 @@ def test_the_same_command_only_looks_up_what_is_done(
     model: Path, image_folder: Path, home: Path, capsys: Captured
 ) -> None:
     before = {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")}
-    words = ["fit", str(image_folder), "--out", str(home / "again"), "--runs", str(home / "runs"), *CHEAP]
+    words = ["fit", str(image_folder), "--out", str(home / "again"), "--runs", str(home / "runs"), *CHEAP, *ALONE]
     capsys.readouterr()
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert {file: file.stat().st_mtime_ns for file in home.glob("runs/*/done")} == before and len(before) == 4
     assert out.splitlines()[-1] == str(home / "again")
     assert "expected accuracy at a new site: 0." in out and "95 % t-intervals over 3 sites" in out
-    assert "training 4 of 4: on all sites" in err and "training 1 of 4: without clinic" in err
+    assert "training 4 of 4: on all sites; finished earlier" in err
+    assert "training 1 of 4: without clinic, to be scored on it; finished earlier" in err
+    assert f"4 finished in {home / 'runs'}" in err and "calibrating confidence on" in err
+    assert "calibrating [" in err and "quick look" not in err  # signs of life, and nothing that is known already
     for site in ("clinic", "field", "studio"):
         assert sum(site in line for line in out.splitlines()) == 1
     assert (model / "model.safetensors").read_bytes() == (home / "again/model.safetensors").read_bytes()
@@ -88,6 +95,82 @@ def test_without_folds(image_folder: Path, home: Path, model: Path, capsys: Capt
     assert json.loads((home / "quick/config.json").read_text())["backbone"]["included"] is False
 
 
+# Which method
+
+
+def left_out_runs(home: Path, method: str) -> list[RunFolder]:
+    """The runs that left a site out with a method, in the order of the sites."""
+    runs = [RunFolder.open(file.parent) for file in home.glob("runs/*/done")]
+    found = [run for run in runs if run.config.method == method and run.config.unseen != "none"]
+    return sorted(found, key=lambda run: run.config.unseen)
+
+
+def plant(home: Path, method: str, right: float) -> None:
+    """Let this share of the images of every left-out site be right."""
+    for run in left_out_runs(home, method):
+        assert (run.path / "swad_left_out.npy").exists()
+        np.save(run.path / "swad_left_out.npy", np.arange(30) < 30 * right)
+
+
+def test_two_methods_are_compared_and_the_better_one_is_kept(
+    model: Path, image_folder: Path, home: Path, capsys: Captured
+) -> None:
+    words = ["fit", str(image_folder), "--out", str(home / "two"), "--runs", str(home / "runs"), *CHEAP]
+    capsys.readouterr()
+    assert main(words) == 0
+    err = capsys.readouterr().err
+    assert (
+        "7 trainings: 3 sites left out in turn with each of 2 methods (lp-ln, patchgen-select), then the better one on "
+        f"all sites; 4 finished in {home / 'runs'}"  # those of one method are found again
+    ) in err
+    assert err.index("quick look (linear probe on frozen features, 90 of 90 images") < err.index("training 1 of 7")
+    assert "the trainings will take about" in err and err.count("backbone: ") == 1
+    assert "training 4 of 7: patchgen-select without clinic, to be scored on it; finished earlier" in err
+    choice = json.loads((home / "two/config.json").read_text())["choice"]
+    for method in ("lp-ln", "patchgen-select"):  # image by image as it was recorded
+        for run in left_out_runs(home, method):
+            accuracy = next(r for r in run.records("test") if r["checkpoint"] == "swad")["all"]["accuracy"]
+            assert np.load(run.path / "swad_left_out.npy").mean() == pytest.approx(accuracy)
+            assert choice["accuracy"][method][run.config.unseen] == pytest.approx(accuracy)
+
+    plant(home, "lp-ln", 0.2)
+    plant(home, "patchgen-select", 0.9)
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (
+        found["method"] == found["choice"]["chosen"] == "patchgen-select" and found["choice"]["comparisons"][0]["shown"]
+    )
+    assert {fold["method"] for fold in found["folds"]} == {"patchgen-select"}
+    card = (home / "two/README.md").read_text()
+    for words_of_it in (
+        "## How the method was chosen", "2 methods were compared, simplest first: `lp-ln` and `patchgen-select`",
+        "| clinic | 0.200 | 0.900 | patchgen-select |", "patchgen-select is better.", "corrected for this choice",
+    ):  # fmt: skip
+        assert words_of_it in card
+
+    plant(home, "patchgen-select", 0.2)  # the very same images: no advantage
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "kept: lp-ln" in out and "no advantage shown" in out and "+0.0 points" in err
+    assert json.loads((home / "two/config.json").read_text())["settings"]["method"] == "lp-ln"
+
+
+def test_tracking_reaches_every_training(image_folder: Path, home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    words = [
+        "fit",
+        str(image_folder),
+        "--out",
+        str(tmp_path / "m"),
+        "--runs",
+        str(tmp_path / "runs"),
+        *CHEAP,
+        "--track",
+    ]
+    assert main([*words, "--method", "lp", "--no-augment", "--unseen", "field"]) == 0
+    assert len(list(tmp_path.glob("runs/*/tensorboard/events.*"))) == 1
+
+
 # Patients
 
 
@@ -125,6 +208,12 @@ def test_named_groups_decide_the_split_unless_it_is_given(
         (["--steps", "0"], "--steps must be at least 1"),
         (["--select", "oracle"], "leaves none out"),
         (["--method", "lp-nl"], "did you mean 'lp-ln'"),
+        (["--methods", "lp", "lp-nl"], "did you mean 'lp-ln'"),
+        (["--methods", "lp", "--method", "lp"], "--method and --methods exclude each other"),
+        (["--methods", "lp", "lp-ln", "--no-expect"], "name one method, such as --method lp-ln"),
+        (["--hparams", "shrae", "0.2"], "none of the methods has it"),
+        (["--out", "/proc/model"], "--out /proc/model cannot be written: in /proc nothing can be made"),
+        (["--image-size", "100"], "patch size 14 of 'tiny', got 100x100; nearest valid: 98 or 112"),
     ],
 )
 def test_mistakes_are_found_before_any_training(
@@ -135,6 +224,21 @@ def test_mistakes_are_found_before_any_training(
     assert main([*given, *(word.format(home=home) for word in words)]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists() and not (tmp_path / "model").exists()
+
+
+def test_all_unreadable_images_are_listed_before_any_training(
+    image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    folder = shutil.copytree(image_folder, tmp_path / "photos")
+    for name in ("field/cross/03.png", "studio/circle/01.png"):
+        (folder / name).write_bytes((folder / name).read_bytes()[:200])
+    (folder / "field/cross/notes.txt").write_text("hello")
+    assert main(["fit", str(folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *CHEAP]) == 2
+    err = capsys.readouterr().err
+    assert "2 images of 90 cannot be read; repair, replace or remove" in err
+    assert "\n  field/cross/03.png: " in err and "\n  studio/circle/01.png: " in err
+    assert "1 file skipped, no image by the ending: 1 .txt (such as field/cross/notes.txt)" in err
+    assert "training 1" not in err and not (tmp_path / "runs").exists() and not (tmp_path / "m").exists()
 
 
 def test_the_clock_counts_sites_and_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,34 @@ def test_words_become_files(photos: Path) -> None:
     assert find_images([str(odd)]) == [odd]
 
 
+def test_skipped_files_are_counted_and_named(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
+    Image.open(photos / "a.png").save(photos / "moving.gif")
+    (photos / "more" / "scan.dcm").write_text("hello")
+    line = "2 files skipped, no image by the ending: 1 .dcm, 1 .txt (such as "
+    assert main(["predict", run, str(photos), "--csv", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert f"{photos}: {line}" in err and "moving.gif" in out  # a GIF is an image, in a folder as by its name
+    assert main(["explain", run, f"{photos}/**/*", "--out", str(tmp_path / "maps")]) == 0
+    assert line in capsys.readouterr().err
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x.psd").touch()
+    assert main(["predict", run, str(tmp_path / "other")]) == 2
+    assert "hold none" in (err := capsys.readouterr().err) and "1 file skipped, no image by the ending: 1 .psd" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["predict", "--csv", "/proc/x.csv"], ["explain", "--out", "/proc/maps"], ["export", "--out", "/proc/x.onnx"]],
+)
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(
+    words: list[str], run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("patchgen.predict.predictor.load_predictor", None)  # no model is loaded for it
+    images = [str(photos)] if words[0] != "export" else []
+    assert main([words[0], run, *images, *words[1:]]) == 2
+    assert f"{words[1]} {words[2]} cannot be written: in /proc nothing can be made" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["nowhere/x.png", "*.png", "empty"])
 def test_a_word_that_leads_nowhere_is_an_error(
     word: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch

@@ -47,7 +47,7 @@ def test_healthy_set_passes(healthy: Path) -> None:
     checks = examine(healthy, progress=lambda done, total: calls.append((done, total)))
     found = by_name(checks)
     assert worst(checks) == "pass"
-    assert found["layout"].detail == "20 images, 2 domains, 2 classes"
+    assert found["layout"].detail == "20 images, 2 domains (a, b), 2 classes (cat, dog)"
     assert "a 12x8 (8-12), b 12x8 (8-12)" in found["image sizes"].detail
     assert calls == [(i, 20) for i in range(1, 21)]
 
@@ -126,14 +126,17 @@ def test_rows_without_a_label_are_counted(healthy: Path) -> None:
 
 def test_placeholders_and_other_formats_are_named(healthy: Path) -> None:
     paint(healthy, "a/cat/dot.png", 100, size=(1, 1))
-    paint(healthy, "b/dog/moving.gif", 101)
-    paint(healthy, "b/dog/STILL.GIF", 102)
+    (healthy / "b/dog/scan.DCM").write_text("hello")
+    (healthy / "b/dog/drawing.psd").write_text("hello")
     (healthy / "b/dog/notes.txt").write_text("hello")
     found = by_name(examine(healthy))
     assert found["tiny images"].status == "warn"
     assert found["tiny images"].detail == "1 with a side below 8 pixels: a/cat/dot.png (1x1)"
     assert found["files not read"].status == "warn"
-    assert found["files not read"].detail == "2 pictures of other formats: b/dog/STILL.GIF, b/dog/moving.gif"
+    assert found["files not read"].detail == (
+        "3 files skipped, no image by the ending: 1 .dcm, 1 .psd, 1 .txt (such as b/dog/drawing.psd)"
+    )
+    assert "(a, b)" in found["layout"].detail and "(cat, dog)" in found["layout"].detail
     assert found["layout"].detail.startswith("21 images")
 
 
@@ -243,3 +246,18 @@ def test_broken_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     check = by_name(examine_machine())["torchvision"]
     assert check.status == "fail" and "nms does not exist" in check.detail and "pip uninstall torchvision" in check.fix
+
+
+def test_pictures_that_look_alike_across_domains_are_warned_of(healthy: Path) -> None:
+    """A copy that was scaled, brightened and compressed is another file, and the same picture."""
+    assert by_name(examine(healthy))["near-duplicates across domains"].status == "pass"
+    rng = np.random.default_rng(7)
+    scene = Image.fromarray(rng.integers(0, 200, (9, 9, 3), dtype=np.uint8)).resize((90, 80), Image.Resampling.BICUBIC)
+    scene.save(healthy / "a/cat/scene.png")
+    scene.resize((45, 40)).point(lambda value: min(255, value + 20)).save(healthy / "b/dog/again.jpg", quality=70)
+    Image.new("RGB", (40, 40), "white").save(healthy / "a/cat/blank.png")  # without structure: nothing to compare
+    Image.new("RGB", (41, 41), "white").save(healthy / "b/cat/blank.png")
+    found = by_name(examine(healthy))["near-duplicates across domains"]
+    assert found.status == "warn" and "the unseen domain has been seen" in found.fix
+    assert found.detail == "1 pairs look alike: a/cat/scene.png ~ b/dog/again.jpg"
+    assert "near-duplicates across domains" not in by_name(examine(healthy, decode=False))

@@ -88,7 +88,7 @@ def test_manifest_with_groups_spaces_and_missing_labels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_manifest_round_trip(tmp_path: Path, elsewhere: bool) -> None:
-    table = read_table(fill(tmp_path / "set", "a/c,1/x 1.jpg", "a/c2/y.jpg", 'b/c"2/z.jpg', "b/é/ü.jpg"))
+    table = read_table(fill(tmp_path / "set", "a/c,1/x 1.jpg", "a/c2/y.jpg", 'b/c"2/z.jpg', "b/é/ü.jpg"), disjoint=True)
     (tmp_path / "other").mkdir()
     target = tmp_path / ("other" if elsewhere else "set") / "m.csv"
     table.to_csv(target)
@@ -154,7 +154,7 @@ def test_archive_is_not_data(tmp_path: Path) -> None:
 
 
 def test_unknown_domain_is_suggested(tmp_path: Path) -> None:
-    table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"))
+    table = read_table(fill(tmp_path, "site_a/x/1.jpg", "site_b/y/1.jpg"), disjoint=True)
     with pytest.raises(ValueError, match="Unknown domain 'site-c'.*did you mean 'site_[ab]'"):
         table.rows_of("site-c")
 
@@ -234,3 +234,43 @@ def test_options_need_a_benchmark(tmp_path: Path) -> None:
 def test_table_needs_equal_lengths() -> None:
     with pytest.raises(ValueError, match=r"lengths are \[1, 2, 1\]"):
         Table(Path(), ("a.jpg",), ("a",), ("c",), np.zeros(2, np.int64), np.zeros(1, np.int64))
+
+
+# A folder one level too high
+
+
+def make_set(root: Path, sites: tuple[str, ...], classes: tuple[str, ...]) -> Path:
+    for site in sites:
+        for name in classes:
+            (root / site / name).mkdir(parents=True)
+            for i in range(3):
+                (root / site / name / f"{i}.jpg").touch()
+    return root
+
+
+def test_the_parent_of_two_data_sets_is_refused(tmp_path: Path) -> None:
+    office = make_set(tmp_path / "office", ("amazon", "webcam"), ("bike", "mug"))
+    make_set(tmp_path / "pets", ("indoor", "outdoor"), ("cat", "dog"))
+    with pytest.raises(ValueError, match="share no class .'office' has amazon, webcam; 'pets' has indoor, outdoor"):
+        read_table(tmp_path)
+    with pytest.raises(ValueError, match=f"did you mean '{office}' or '{tmp_path / 'pets'}'"):
+        read_table(tmp_path)
+    assert read_table(office).domains == ("amazon", "webcam")
+    assert len(read_table(tmp_path, disjoint=True)) == 24
+
+
+def test_the_parent_of_one_data_set_is_told_which_was_meant(tmp_path: Path) -> None:
+    office = make_set(tmp_path / "office", ("amazon", "webcam"), ("bike", "mug"))
+    with pytest.raises(ValueError, match=f"only one domain, 'office'.*did you mean '{office}'"):
+        read_table(tmp_path)
+
+
+def test_a_manifest_whose_sites_share_no_class_cannot_be_trained_with(tmp_path: Path) -> None:
+    from patchgen.config import Config
+    from patchgen.tasks import make_fold
+
+    root = make_set(tmp_path / "office", ("amazon", "webcam"), ("bike", "mug"))
+    rows = [f"amazon/bike/{i}.jpg,a,bike\nwebcam/mug/{i}.jpg,b,mug" for i in range(3)]
+    (root / "m.csv").write_text("\n".join(["path,domain,label", *rows]))
+    with pytest.raises(ValueError, match="share no class"):
+        make_fold(Config(str(root / "m.csv"), "a"))

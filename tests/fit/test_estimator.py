@@ -41,7 +41,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fitted(image_folder: Path, home: Path) -> PatchGenClassifier:
-    return PatchGenClassifier(**CHEAP, runs=str(home / "runs")).fit(image_folder)
+    return PatchGenClassifier(**CHEAP, method="patchgen-select", runs=str(home / "runs")).fit(image_folder)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def test_parameters_are_those_of_scikit_learn() -> None:
     copy = clone(model)
     assert copy is not model and copy.get_params() == model.get_params() and is_classifier(model)
     assert model.get_params() == {
-        "method": "lp", "backbone": "auto", "preset": "small", "runs": "runs", "expect": True, "quiet": False,
-        "steps": 7, "hparams": {"miro": 0.1},
+        "method": "lp", "methods": ("lp-ln", "patchgen-select"), "backbone": "auto", "preset": "small",
+        "runs": "runs", "expect": True, "track": False, "quiet": False, "steps": 7, "hparams": {"miro": 0.1},
     }  # fmt: skip
     assert model.set_params(seed=3, method="lp-ln").get_params()["seed"] == 3
     assert (model.method, model.steps) == ("lp-ln", 7) and "seed" not in copy.get_params()
@@ -89,6 +89,20 @@ def test_settings_are_those_of_a_training() -> None:
             PatchGenClassifier().set_params(**wrong)
     with pytest.raises(ValueError, match="preset must be one of"):
         PatchGenClassifier(preset="smal").config("x")
+
+
+def test_methods_that_are_compared_have_their_own_settings() -> None:
+    simple, other = PatchGenClassifier(hparams={"share": 0.2})._configs("tiles", None)
+    assert (simple.method, simple.hparams, other.method, other.hparams) == (
+        "lp-ln", {}, "patchgen-select", {"share": 0.2})  # fmt: skip
+    assert [one.method for one in PatchGenClassifier()._configs("tiles", "x")] == ["patchgen-select"]
+    assert [one.method for one in PatchGenClassifier(expect=False)._configs("tiles", None)] == ["patchgen-select"]
+    with pytest.raises(ValueError, match="hparams odd: none of the methods"):
+        PatchGenClassifier(hparams={"odd": 1})._configs("tiles", None)
+
+
+def test_the_site_that_was_left_out_is_no_domain_of_the_model(without_studio: PatchGenClassifier) -> None:
+    assert without_studio.domains_ == ("clinic", "field")
 
 
 def test_nothing_works_before_a_fit(tmp_path: Path) -> None:
@@ -264,7 +278,7 @@ def test_a_stopped_fit_goes_on(image_folder: Path, tmp_path: Path, monkeypatch: 
         return run
 
     whole = procedure.train
-    model = PatchGenClassifier(**CHEAP, method="lp", augment=False, runs=str(tmp_path))
+    model = PatchGenClassifier(**CHEAP, methods=("lp", "lp@mean"), augment=False, runs=str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(procedure, "train", stopping)
         with pytest.raises(KeyboardInterrupt):
@@ -272,7 +286,10 @@ def test_a_stopped_fit_goes_on(image_folder: Path, tmp_path: Path, monkeypatch: 
     done = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*/done")}
     assert trained == ["clinic", "field"] and len(done) == 2
     model.fit(image_folder)
-    assert len(list(tmp_path.glob("*/done"))) == 4
+    assert len(list(tmp_path.glob("*/done"))) == 7 and model.choice_ is not None
+    assert list(model.choice_["accuracy"]) == ["lp", "lp@mean"] and model.choice_["chosen"] in model.choice_["accuracy"]
+    saved = PatchGenClassifier.load(model.save(tmp_path / "model"))
+    assert saved.choice_ == model.choice_ and saved.config("x") == model.config("x", method=model.choice_["chosen"])
     assert {file: file.stat().st_mtime_ns for file in done} == done
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.common.progress import saying_once
 from patchgen.config import PRESETS, Config, Pool, Tune
 from patchgen.sweep.recipe import Planned
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BenchmarkArguments(Config):
-    """Leave every domain out in turn, with several methods and seeds, under identical settings.
+    """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
+
+    Each method has the preset's learning rate for it, unless --lr sets one for all.
 
     Finished runs are skipped and interrupted ones go on, so the same command may be given again at any time.
     """
@@ -51,6 +54,8 @@ class BenchmarkArguments(Config):
     """`small`: minutes a run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
     out: str = "runs"
     """Parent of the run folders."""
+    details: bool = False
+    """Also show SWAD, 80 % of each unseen domain, and source validation with the masks."""
     table_only: bool = False
     """Train nothing; show what is there and the command that fills the rest."""
     quiet: bool = False
@@ -67,7 +72,7 @@ START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  #
 
 def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
     """A recipe in memory, fold by fold, so that an interrupted benchmark has whole folds."""
-    from patchgen.methods.presets import method_settings, preset_for
+    from patchgen.methods.presets import method_settings, own_hparams, preset_for
 
     words = chosen(arguments, argv)
     for unseen in dict.fromkeys(arguments.folds or domains):
@@ -75,22 +80,12 @@ def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[
             for label in dict.fromkeys(arguments.methods):
                 own: dict[str, Any] = {"unseen": unseen, "seed": seed, "swad": arguments.swad, **method_settings(label)}
                 given = {**words, **own, "data": arguments.data}
-                given["hparams"] = known_hparams(arguments, own["method"])
+                given["hparams"] = own_hparams(arguments.hparams, own["method"])
                 preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
                 for lr in arguments.lr_grid or (None,):
                     rate = {} if lr is None else {"lr": lr}
                     config = settings_of(Config, merged(preset, {**given, **rate}))
                     yield Planned(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
-
-
-def known_hparams(arguments: BenchmarkArguments, method: str) -> dict[str, float]:
-    """Of the hyper-parameters given, those that this method has."""
-    from patchgen.methods import method_class
-
-    known = set(method_class(method).all_defaults())
-    if any(name.endswith("lr_mult") for name in known):
-        known.add("lr_mult")  # the common name of all of them
-    return {name: value for name, value in arguments.hparams.items() if name in known}
 
 
 def main(argv: list[str]) -> int:
@@ -111,7 +106,8 @@ def main(argv: list[str]) -> int:
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
     jobs = plan_runs(planned, arguments.out, data)
-    failed = 0 if arguments.table_only else _train_all(jobs, arguments)
+    with saying_once():
+        failed = 0 if arguments.table_only else _train_all(jobs, arguments)
     _print(jobs, arguments, domains, argv)
     return 1 if failed else 0
 
@@ -162,27 +158,36 @@ def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, .
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    from patchgen.report.table import (
-        CHECKPOINTS,
-        accuracy_table,
-        backbone_line,
-        metrics_table,
-        recovery_table,
-        validation_table,
-    )
+    """One table and what it shows; with --details also SWAD, the 80 % part and source validation."""
+    from patchgen.report.table import CHECKPOINTS, backbone_line, metrics_table, recovery_table, validation_table
+    from patchgen.report.verdict import verdict
     from patchgen.runs.scores import PARTS
 
     seeds = len(set(arguments.seeds))
     print(f"\n{backbone_line(cells)}")
-    for checkpoint, what in CHECKPOINTS.items():
-        for part, where in PARTS.items():
+    _print_accuracy(cells, arguments, shown, "selected", "all")
+    print("\n" + "\n".join(verdict(cells, arguments.methods, shown)))
+    if arguments.details:
+        for checkpoint, part in [(c, p) for c in CHECKPOINTS for p in PARTS if (c, p) != ("selected", "all")]:
             if checkpoint == "selected" or arguments.swad:
-                scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
-                print(f"\n{scores}, {what}, on {where} (%)\n")
-                print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, seeds))
-    if metrics := metrics_table(cells, arguments.methods, shown, seeds):
-        print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")
-    print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
-    print(validation_table(cells, arguments.methods, shown, seeds))
+                _print_accuracy(cells, arguments, shown, checkpoint, part)
+        print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
+        print(validation_table(cells, arguments.methods, shown, seeds))
+        if metrics := metrics_table(cells, arguments.methods, shown, seeds):
+            print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")
     if masks := recovery_table(cells, arguments.methods, seeds):
         print(f"\nMasks against the known predictive patches, on the unseen images\n\n{masks}")
+    if not arguments.details:
+        swad = "SWAD, " if arguments.swad else ""
+        print(f"\n{swad}80 % of each unseen domain, source validation and masks: the same command with --details")
+
+
+def _print_accuracy(
+    cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...], checkpoint: str, part: str
+) -> None:
+    from patchgen.report.table import CHECKPOINTS, accuracy_table
+    from patchgen.runs.scores import PARTS
+
+    scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
+    print(f"\n{scores}, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)\n")
+    print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, len(set(arguments.seeds))))

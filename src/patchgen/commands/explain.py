@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
-from patchgen.common.files import replacing, write_text
+from patchgen.common.files import check_writable, replacing, write_text
+from patchgen.draw.overlay import UNSELECTIVE
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Explanation, Predictor, Unreadable
@@ -70,6 +72,7 @@ def _write_one(found: Explanation, name: str, out: Path, look: dict[str, Any]) -
         "confidence": confidence,
         "top": [{"class": one, "probability": probability} for one, probability in found.top],
         "mask": {"grid": list(found.mask.shape), **found.mask_statistics},
+        "reading": found.reading,
     }
 
 
@@ -131,7 +134,7 @@ something is. The colour scale is {scale}.</p></header>
 
 
 def _figure(entry: dict[str, Any]) -> str:
-    mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"])
+    mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"]) + f"; {entry['reading']}"
     path, label = html.escape(shown(entry["path"])), html.escape(entry["label"])
     alt = f"{path}: predicted {label} with {entry['confidence']:.1%}; selection mask beside the image, {mask}"
     source = quote(entry["picture"], errors="surrogateescape")
@@ -155,6 +158,7 @@ def main(argv: list[str]) -> int:
     paths, out = find_images(arguments.images), Path(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
+    check_writable(out, "--out")
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import load_predictor
 
@@ -172,5 +176,8 @@ def main(argv: list[str]) -> int:
     page = render_page(title, entries, arguments.relative)
     write_text(out / "index.json", text)
     write_text(out / "index.html", page, "backslashreplace")
+    flat = sum(UNSELECTIVE in entry["reading"] for entry in entries)
+    if flat:
+        print(f"{flat} of {len(entries)} maps select every patch, or none: {UNSELECTIVE} in them", file=sys.stderr)
     print(out)
     return report_unreadable(failed, len(paths), arguments.strict)

@@ -10,6 +10,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, shown
+from patchgen.common.files import check_writable
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def main(argv: list[str]) -> int:
     _check_target(arguments, target)
     if arguments.count < 1:
         raise ValueError(f"--count must be at least 1, not {arguments.count}")
+    check_writable(target, "--out")
     announce()
     from patchgen.predict.export import TOLERANCE, drawn_images, export, require_extra
     from patchgen.predict.predictor import load_predictor

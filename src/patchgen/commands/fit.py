@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import tyro
 
 from patchgen.commands import announce, chosen, merged, parse, print_table, require_data, settings_of
 from patchgen.config import NO_DOMAIN, PRESETS, Config, SplitRule, Task
+from patchgen.fit import ALONE, COMPARED
 
 if TYPE_CHECKING:
     from patchgen.predict.model_folder import Model
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FitArguments(Config):
-    """Leave each site out in turn to say what to expect at a new one, train on all sites, write a model folder.
+    """Leave each site out in turn with each method, keep the better one, train it on all sites, write a model folder.
 
     The same command goes on after it was stopped: every training is a run folder below --runs.
     """
@@ -33,8 +35,11 @@ class FitArguments(Config):
     split: SplitRule = "domainbed"
     """How a site is split; where a manifest names groups it is `group` (a patient is never on both sides of a site)."""
     task: tyro.conf.Suppress[Task] = "mdg"
-    method: str = "patchgen-select"
-    """A name of `patchgen methods`; with `+` the terms of others are added."""
+    methods: tuple[str, ...] = COMPARED
+    """Methods to compare at left-out sites, simplest first: a later one is kept if it is better by more than chance."""
+    method: str = ALONE
+    """Train this one alone: a name of `patchgen methods`; with `+` the terms of others are added. It is also what
+    --unseen and --no-expect take, which compare nothing."""
     expect: bool = True
     """Leave each site out in turn first; without, nothing is known of a new site."""
     with_backbone: bool = True
@@ -43,6 +48,8 @@ class FitArguments(Config):
     """`small`: minutes a training on two cores. `paper`: the field's 5001 steps at 224 px."""
     runs: str = "runs"
     """Parent of the run folders."""
+    track: bool = False
+    """Write the numbers of every training for TensorBoard (`tensorboard --logdir` of the runs; extra `track`)."""
     quiet: bool = False
     """No progress."""
     json: bool = False
@@ -56,21 +63,26 @@ def main(argv: list[str]) -> int:
     arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **PRESETS["small"]))
     require_data(arguments.data)
     announce(arguments.quiet)
-    from patchgen.methods.presets import preset_for
-
     words = chosen(arguments, argv)
-    usual = {name: getattr(arguments, name) for name in ("data", "unseen", "method", "task")}
-    config = settings_of(Config, merged(preset_for(arguments), {**usual, **words}))
+    configs = _configs(arguments, words)
+    from patchgen.common.files import check_writable
+    from patchgen.common.progress import is_news, saying_once
     from patchgen.fit.procedure import fit
     from patchgen.predict.model_folder import check_method, check_target, write_model
 
     if not arguments.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
     check_target(Path(arguments.out))
-    check_method(config.method, arguments.with_backbone)
-    named = "split" in words
-    model = fit(config, arguments.runs, expecting=arguments.expect, split_given=named, quiet=arguments.quiet)
-    folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
+    check_writable(arguments.out, "--out")
+    check_writable(arguments.runs, "--runs")
+    for config in configs:
+        check_method(config.method, arguments.with_backbone)
+    with saying_once():
+        model = fit(configs, arguments.runs, expecting=arguments.expect, split_given="split" in words,
+                    quiet=arguments.quiet, track=arguments.track)  # fmt: skip
+        folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
+        if is_news(model.predictor.model.backbone.description) and not arguments.quiet:
+            print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
     if arguments.json:
         print(json.dumps({"model": str(folder), **_known(model)}, indent=2))
     else:
@@ -79,9 +91,42 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _configs(arguments: FitArguments, words: dict[str, Any]) -> list[Config]:
+    """The settings of each method to compare, or of the one."""
+    from patchgen.methods import compared_methods
+    from patchgen.methods.presets import method_settings, own_hparams, preset_for
+
+    if "method" in words and "methods" in words:
+        raise ValueError("--method and --methods exclude each other: one method, or several to compare")
+    alone = arguments.unseen != NO_DOMAIN or not arguments.expect
+    single = "method" in words or (alone and "methods" not in words)
+    labels = (arguments.method,) if single else compared_methods(arguments.methods)
+    if not labels:
+        raise ValueError(f"--methods needs at least one name, such as {ALONE} (`patchgen methods` lists them)")
+    if single and "method" not in words and not arguments.quiet:
+        print(f"method: {ALONE}; to compare several, let each site be left out in turn", file=sys.stderr)
+    configs, unknown = [], set(arguments.hparams)
+    for label in labels:
+        own = {**words, **method_settings(label)}
+        usual = {name: getattr(arguments, name) for name in ("data", "unseen", "task")}
+        if len(labels) > 1:
+            own["hparams"] = own_hparams(arguments.hparams, own["method"])
+            unknown -= set(own["hparams"])
+        preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
+        configs.append(settings_of(Config, merged(preset, {**usual, **own})))
+    if len(labels) > 1 and unknown:
+        raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
+    return configs
+
+
 def _known(model: Model) -> dict[str, Any]:
-    names = ("expected", "folds", "calibration", "data", "run", "checkpoint")
-    return {**{name: model.about[name] for name in names}, "temperature": model.predictor.confidence.temperature}
+    names = ("expected", "folds", "choice", "calibration", "data", "run", "checkpoint")
+    method = {"method": model.predictor.config.method}
+    return {
+        **method,
+        **{name: model.about[name] for name in names},
+        "temperature": model.predictor.confidence.temperature,
+    }
 
 
 def _print(model: Model) -> None:
@@ -89,12 +134,15 @@ def _print(model: Model) -> None:
 
     about, found = model.about, model.about["calibration"]
     if about["folds"]:
+        several = {one["method"] for one in about["folds"]} != {model.predictor.config.method}
         rows = [
             [one["site"], f"{one['accuracy']:.3f}", str(one["images"]), f"{one['validation']:.3f}",
-             ", ".join(one["uncovered"])]
+             ", ".join(one["uncovered"]), *[one["method"]] * several]
             for one in about["folds"]
         ]  # fmt: skip
-        print_table(("site left out", "accuracy there", "images", "at the others", "classes only there"), rows)
+        head = ("site left out", "accuracy there", "images", "at the others", "classes only there")
+        print_table((*head, *["method"] * several), rows)
+        _print_choice(about["choice"])
         what = "expected accuracy at a new site" if len(about["folds"]) > 1 else "accuracy at the one site left out"
         print(f"{what}: {Expected(**about['expected'])}")
     else:
@@ -103,5 +151,12 @@ def _print(model: Model) -> None:
         f"confidence: temperature {model.predictor.confidence.temperature:.3f}, calibration error "
         f"{found['ece_before']:.4f} -> {found['ece_after']:.4f} on {found['images']} source validation images"
     )
-    if note := about["backbone"]["note"]:
-        print(f"backbone: {about['backbone']['resolved']} ({note})", file=sys.stderr)
+
+
+def _print_choice(choice: dict[str, Any] | None) -> None:
+    from patchgen.predict.card import comparison_sentence
+
+    if choice:
+        for one in choice["comparisons"]:
+            print(comparison_sentence(one, choice["images"]))
+        print(f"kept: {choice['chosen']}")

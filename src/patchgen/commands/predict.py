@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.common.files import expanded, is_replaceable, regular
+from patchgen.common.files import check_writable, expanded, is_replaceable, regular
 from patchgen.common.text import csv_cell, printable
 
 if TYPE_CHECKING:
@@ -51,42 +51,51 @@ class PredictArguments:
 def find_images(words: Sequence[str]) -> list[Path]:
     """Files as they are, images below folders, matches of patterns: each once, in the order of the words.
 
+    Files of a folder or pattern that are no images are counted and named on stderr.
+
     Raises:
         ValueError: a word that leads to no image.
     """
+    from patchgen.data.listing import skipped_line
+
     found: dict[Path, None] = {}
     for word in words:
-        images = _images_of(word)
+        images, skipped = _images_of(word)
         if not images:
-            raise ValueError(_nothing_at(word))
+            more = f"; {skipped_line(skipped)}" if skipped else ""
+            raise ValueError(_nothing_at(word) + more)
+        if skipped:
+            print(f"{shown(word)}: {shown(skipped_line(skipped))}", file=sys.stderr)
         found.update(dict.fromkeys(images))
     if not found:
         raise ValueError("no image given; name files, folders or patterns such as 'photos/**/*.jpg' after the run")
     return list(found)
 
 
-def _images_of(word: str) -> list[Path]:
-    from patchgen.data.table import is_image, list_images
+def _images_of(word: str) -> tuple[list[Path], list[str]]:
+    """The images that a word leads to, and the names of the files there that are none."""
+    from patchgen.data.listing import is_image, list_files
 
     path = expanded(word)
     if not word.strip():
-        return []  # Path("") would be the current folder
+        return [], []  # Path("") would be the current folder
     if path.is_dir():
-        return [path / name for name in list_images(path)]
+        files = list_files(path)
+        return [path / name for name in files.images], files.skipped
     if path.exists():
         if not regular(path):
             raise ValueError(f"{shown(word)} is a pipe or device, and an image is a file; save it to one first")
-        return [path]
+        return [path], []
     if not has_magic(word):
-        return []
-    matches = sorted(Path(match) for match in glob(str(path), recursive=True))
-    images = [match for match in matches if match.is_file() and is_image(match.name)]
+        return [], []
+    matches = [path for path in sorted(Path(match) for match in glob(str(path), recursive=True)) if path.is_file()]
+    images = [match for match in matches if is_image(match.name)]
     once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a folder around it
-    return sorted(once.values())
+    return sorted(once.values()), [match.name for match in matches if not is_image(match.name)]
 
 
 def _nothing_at(word: str) -> str:
-    from patchgen.data.table import IMAGE_EXTENSIONS
+    from patchgen.data.listing import IMAGE_EXTENSIONS
 
     path, endings = expanded(word), " ".join(IMAGE_EXTENSIONS)
     if not word.strip():
@@ -106,14 +115,7 @@ def shown(path: str | Path) -> str:
 
 def ticker(bar: Progress) -> Callable[[int], None]:
     """Moves the bar; where there is none to see, says a line at about every tenth of the work."""
-
-    def tick(count: int) -> None:
-        before = 10 * bar.done // bar.total
-        bar.advance(count)
-        if not bar.live and 10 * bar.done // bar.total > before:
-            bar.say("images")
-
-    return tick
+    return bar.tick
 
 
 def report_unreadable(
@@ -191,6 +193,8 @@ def _check(arguments: PredictArguments) -> None:
         raise ValueError(f"{chosen[0]} must be a file, but {file} is a folder; try {file / 'predictions.csv'}")
     if not file.absolute().parent.is_dir():
         raise ValueError(f"{chosen[0]} {file}: the folder {file.parent} does not exist; make it first")
+    if is_replaceable(file):
+        check_writable(file.absolute().parent / file.name, chosen[0])
 
 
 def _lines(arguments: PredictArguments, predictor: Predictor) -> Lines:

@@ -65,6 +65,27 @@ def is_replaceable(path: str | Path) -> bool:
     return stat.S_ISREG(found.st_mode) and not os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
+def check_writable(path: str | Path, name: str) -> None:
+    """Refuse a file or folder that could not be written, before any work is done for it; nothing is left behind.
+
+    Args:
+        name: What the user calls it, such as `--out`.
+
+    Raises:
+        ValueError: the first folder on the way that exists is a file, or nothing can be made in it.
+    """
+    target = Path(os.path.realpath(path))
+    place = target if target.is_dir() else next(parent for parent in target.parents if os.path.lexists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{name} {path} cannot be written: in {place} nothing can be made ({error.strerror or error}); choose "
+            "another place, or change its permissions"
+        ) from error
+
+
 def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
     """Text as UTF-8; `errors` as in `str.encode`."""
     with replacing(path) as temporary:

@@ -4,13 +4,67 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Self
 
-from patchgen.common.text import printable
+from patchgen.common.text import duration, printable
 
 PLAIN = {"main": "loss"}  # what a value is called on the screen; the terms of a method stand in the records
+_said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+
+
+@contextmanager
+def saying_once() -> Iterator[None]:
+    """Within it, `is_news` is true once for each text: several trainings say what they share a single time."""
+    outer = _said.get()
+    token = _said.set(set() if outer is None else outer)
+    try:
+        yield
+    finally:
+        _said.reset(token)
+
+
+def is_news(text: str) -> bool:
+    """False for a text that was asked about before, within `saying_once`."""
+    said = _said.get()
+    if said is None:
+        return True
+    news = text not in said
+    said.add(text)
+    return news
+
+
+class Rate:
+    """Time left, once the rate is steady: None before.
+
+    The first unit of work and what follows it are not counted (images are decoded, caches filled, a first evaluation
+    made). Of the rest, the earlier and the later half must agree within a factor of two, over `LEAST` units or more.
+    """
+
+    LEAST, FACTOR, WINDOW = 4, 2.0, 200
+
+    def __init__(self) -> None:
+        self.warm, self.marks = False, deque[tuple[float, int]](maxlen=self.WINDOW)  # (time, units done)
+
+    def mark(self, done: int) -> None:
+        """So many units are done now."""
+        if self.warm:
+            self.marks.append((time.monotonic(), done))
+        self.warm = True
+
+    def left(self, units: int) -> float | None:
+        """Seconds for so many more units."""
+        if len(self.marks) <= self.LEAST:
+            return None
+        (start, first), (middle, half), (end, last) = (self.marks[i] for i in (0, len(self.marks) // 2, -1))
+        earlier, later = (middle - start) / (half - first), (end - middle) / (last - half)
+        if max(earlier, later) > self.FACTOR * max(min(earlier, later), 1e-9) and end - start > 1:
+            return None
+        return (end - start) / (last - first) * units
 
 
 class Progress:
@@ -19,7 +73,7 @@ class Progress:
     def __init__(self, title: str, total: int, done: int = 0, quiet: bool = False) -> None:
         from rich.console import Console
         from rich.markup import escape
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
         self.console = Console(stderr=True, quiet=quiet)
@@ -28,13 +82,13 @@ class Progress:
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[note]}"),
         )
         self.bar = Bar(*columns, console=self.console, disable=not self.live)
-        self.task = self.bar.add_task(escape(printable(title)), total=total, completed=done, note="")
+        self.task = self.bar.add_task(escape(printable(title)), total=total, completed=done, note="", left="")
         self.title, self.total, self.done = printable(title), total, done
-        self.started, self.start_count = time.monotonic(), done
+        self.rate = Rate()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -46,8 +100,18 @@ class Progress:
         self.bar.stop()
 
     def advance(self, count: int = 1) -> None:
+        if not count:
+            return
         self.done += count
-        self.bar.advance(self.task, count)
+        self.rate.mark(self.done)
+        self.bar.update(self.task, advance=count, left=self._left() if self.live else "")
+
+    def tick(self, count: int = 1, word: str = "images") -> None:
+        """`advance`; where there is no bar to see, a line at about every tenth of the work."""
+        before = 10 * self.done // self.total
+        self.advance(count)
+        if not self.live and 10 * self.done // self.total > before:
+            self.say(word)
 
     def show(self, values: Mapping[str, float]) -> None:
         """Current values that have a plain name, at the end of the bar."""
@@ -60,11 +124,10 @@ class Progress:
         if self.live:
             self.console.print(text, highlight=False, markup=False)
         elif not self.console.quiet:
-            print(f"{self.title} [{self.done}/{self.total}, {self._left()} left] {text}", file=sys.stderr, flush=True)
+            left = f", {self._left()}" if self._left() else ""
+            print(f"{self.title} [{self.done}/{self.total}{left}] {text}", file=sys.stderr, flush=True)
 
     def _left(self) -> str:
-        fresh = self.done - self.start_count
-        if not fresh:
-            return "?"
-        seconds = (time.monotonic() - self.started) / fresh * (self.total - self.done)
-        return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+        """\"12 min left\", or nothing while the rate is not steady, and at the end."""
+        seconds = self.rate.left(self.total - self.done) if self.done < self.total else None
+        return "" if seconds is None else f"{duration(seconds)} left"

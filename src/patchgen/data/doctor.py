@@ -26,18 +26,21 @@ from typing import Literal
 import numpy as np
 
 from patchgen.common.files import cache_dir, regular
+from patchgen.data.alike import dhash, pairs_alike
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.splits import make_splits
-from patchgen.data.table import Table, read_table
+from patchgen.data.table import Table, check_shared, read_table
 
 Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
 TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
-OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".jfif", ".jp2", ".svg", ".psd", ".dcm", ".svs", ".ndpi")
+OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
 SHOWN = 3  # examples in a detail
+NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime")
+EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime", "pillow_heif")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class FileFacts:
     digest: bytes = b""
     size: tuple[int, int] | None = None
     bits: int | None = None
+    look: np.ndarray | None = None  # (2,) uint64: `data.alike.dhash`, None without decoding or structure
     error: str = ""
 
 
@@ -81,17 +85,21 @@ def examine(
         progress: called as progress(files done, files in all).
     """
     try:
-        table = read_table(data, benchmark=benchmark, options=options)
+        table = check_shared(read_table(data, benchmark=benchmark, options=options))
     except (ValueError, OSError) as error:
         return [Check("layout", "fail", str(error), "Mend what the text names, then run the doctor again.")]
-    size = f"{len(table):,} images, {len(table.domains)} domains, {len(table.classes)} classes"
-    checks = [Check("layout", "pass", size), *_check_counts(table), *_check_classes(table), *_check_labels(table)]
+    checks = [
+        Check("layout", "pass", _layout(table)),
+        *_check_counts(table),
+        *_check_classes(table),
+        *_check_labels(table),
+    ]
     checks += _check_groups(table)
     if os.path.isdir(os.path.expanduser(data)):  # a manifest says itself what belongs to the data
         checks += _check_other_files(table)
     facts = list(_inspect_files([table.file(i) for i in range(len(table))], decode, progress))
     checks += [_check_readable(table, facts, decode), *_check_duplicates(table, facts), *_check_sizes(table, facts)]
-    checks += [*_check_tiny(table, facts), *_check_bits(facts)]
+    checks += [*_check_tiny(table, facts), *_check_bits(facts), *_check_alike(table, facts)]
     return [*checks, _check_disk(len(table))]
 
 
@@ -101,6 +109,16 @@ def examine_machine() -> list[Check]:
     fits = sys.version_info >= (3, 11)
     python = Check("python", "pass" if fits else "fail", version, "" if fits else "Use Python 3.11 or newer.")
     return [python, _check_torch(), *_check_torchvision(), _check_import("transformers"), _check_extras()]
+
+
+def _layout(table: Table) -> str:
+    """Counts and names: whoever gave the folder above or below the data sees it here."""
+
+    def named(names: Sequence[str], what: str) -> str:
+        more = ", ..." if len(names) > NAMES else ""
+        return f"{len(names)} {what} ({', '.join(names[:NAMES])}{more})"
+
+    return f"{len(table):,} images, {named(table.domains, 'domains')}, {named(table.classes, 'classes')}"
 
 
 def _check_counts(table: Table) -> Iterator[Check]:
@@ -168,13 +186,11 @@ def _check_labels(table: Table) -> Iterator[Check]:
 
 
 def _check_other_files(table: Table) -> Iterator[Check]:
-    """Pictures beside the images whose endings are not read; silent where there are none."""
-    folders = sorted({table.file(i).parent for i in range(len(table))})
-    beside = [file for folder in folders for file in sorted(folder.iterdir())]
-    found = [str(file.relative_to(table.root)) for file in beside if file.suffix.lower() in OTHER_PICTURES]
-    if found:
-        fix = "Convert them to .png if they belong to the data."
-        yield Check("files not read", "warn", f"{len(found):,} pictures of other formats: {_some(found)}", fix)
+    """Files below the data that are not read; silent where there are none."""
+    if found := list_files(table.root).skipped:
+        pictures = any(name.lower().endswith(OTHER_PICTURES) for name in found)
+        fix = "Convert the pictures among them to .png or .jpg if they belong to the data." if pictures else ""
+        yield Check("files not read", "warn" if pictures else "pass", skipped_line(found), fix)
 
 
 def _check_groups(table: Table) -> Iterator[Check]:
@@ -241,10 +257,11 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if not decode:
             return FileFacts(digest)
-        images.decode(file, 224)  # what training does with the file decides whether it is readable
+        look = dhash(images.decode(file, 224))  # what training does with the file decides whether it is readable
         with images.open_image(file) as image:
             gray = image.mode.startswith("I")  # 16 bits
-            return FileFacts(digest, image.size, images.gray_bits(np.asarray(image), image.format) if gray else None)
+            bits = images.gray_bits(np.asarray(image), image.format) if gray else None
+            return FileFacts(digest, image.size, bits, look)
     except images.UnreadableImage as error:
         return FileFacts(error=error.reason)
     except (OSError, ValueError) as error:
@@ -281,6 +298,24 @@ def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Chec
         status: Status = "pass" if not texts else "fail" if kind == "different labels" else "warn"
         detail = f"{len(texts):,} pictures: {_some(texts)}" if texts else "none"
         yield Check(f"duplicates, {kind}", status, detail, fix if texts else "")
+
+
+def _check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Pictures of two domains that look alike without being the same file; silent without decoding."""
+    rows = np.array([i for i, fact in enumerate(facts) if fact.look is not None], dtype=np.int64)
+    if not len(rows):
+        return
+    pairs = pairs_alike(np.stack([facts[i].look for i in rows]), table.domain[rows])  # type: ignore[misc]
+    found = [(rows[i], rows[j]) for i, j in pairs if facts[rows[i]].digest != facts[rows[j]].digest]
+    if not found:
+        yield Check("near-duplicates across domains", "pass", "none")
+        return
+    texts = [f"{table.paths[i]} ~ {table.paths[j]}" for i, j in found]
+    fix = (
+        "Look at them: where they show the same object, scene or patient, the unseen domain has been seen, and its "
+        "score is too good. Keep them in one domain, or join the two domains."
+    )
+    yield Check("near-duplicates across domains", "warn", f"{len(texts):,} pairs look alike: {_some(texts)}", fix)
 
 
 def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:

@@ -24,15 +24,17 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from patchgen.common.files import regular
 from patchgen.data.limits import Refused, check_limits, too_large
+from patchgen.data.listing import FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +47,11 @@ FILLED = 0x50474331
 BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 ENDINGS = (".pixels", ".slots")
-# What `IMAGE_EXTENSIONS` stands for, and GIF. Pillow reads more, some of it by starting other programs.
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "DIB", "TIFF", "WEBP", "GIF")
+MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
+    b"heic heix hevc heim heis mif1": 'HEIC needs the extra `heic`: pip install "patchgen[heic]", or save it as JPEG',
+    b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
+}
+CHECKED = 64  # images between two signs of life
 
 
 class UnreadableImage(ValueError):
@@ -116,9 +121,42 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
         raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
-    with Image.open(path, formats=FORMATS) as image:
+    with open_header(path) as image:
         check_limits(image)
         yield image
+
+
+def open_header(path: str | Path | BinaryIO) -> Image.Image:
+    """`Image.open` of the formats that we read; where a decoder is not installed, the error names it."""
+    try:
+        return Image.open(path, formats=readable_formats())
+    except UnidentifiedImageError:
+        for brands, needed in MISSING.items():
+            if _brand(path) in brands.split():
+                raise Refused(needed) from None
+        raise
+
+
+@cache
+def readable_formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that this installation reads."""
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _brand(path: str | Path | BinaryIO) -> bytes:
+    """What HEIC and AVIF call themselves, in bytes 8 to 12."""
+    if isinstance(path, (str, os.PathLike)):
+        with open(path, "rb") as file:
+            start = file.read(12)
+    else:
+        path.seek(0)
+        start = path.read(12)
+    return start[8:12] if start[4:8] == b"ftyp" else b""
 
 
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
@@ -147,7 +185,7 @@ def _size_in_header(path: str | Path) -> tuple[int, int] | None:
     """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
     with open(path, "rb") as file:
         start = file.read(16)
-        for factory, accept in [Image.OPEN[name] for name in Image.ID if name in FORMATS]:
+        for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
             file.seek(0)
             try:
                 if accept is None or accept(start) is True:
@@ -240,6 +278,27 @@ class ImageStore:
         with ThreadPoolExecutor(self.threads) as pool:
             found = list(pool.map(self._image, unique.tolist()))
         return [found[i] for i in inverse]
+
+    def unreadable(
+        self, rows: Sequence[int] | np.ndarray, tick: Callable[[int], None] | None = None
+    ) -> list[tuple[int, UnreadableImage]]:
+        """The rows that cannot be decoded, all of them, with the reason; what can be goes into the cache."""
+
+        def look(row: int) -> UnreadableImage | None:
+            try:
+                self._image(row)
+            except UnreadableImage as error:
+                return error
+            return None
+
+        bad: list[tuple[int, UnreadableImage]] = []
+        with ThreadPoolExecutor(self.threads) as pool:
+            for start in range(0, len(rows), CHECKED):
+                part = self._check(rows[start : start + CHECKED]).tolist()
+                bad += [(row, error) for row, error in zip(part, pool.map(look, part), strict=True) if error]
+                if tick:
+                    tick(len(part))
+        return bad
 
     def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows (B,) as whole numbers that there are."""

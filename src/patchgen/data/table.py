@@ -23,9 +23,11 @@ import numpy as np
 
 from patchgen.common.files import refuse_pipe, replacing
 from patchgen.common.text import csv_cell, did_you_mean, printable
-from patchgen.data.benchmarks import Benchmark, get_benchmark, is_visible, match_benchmark, visible_folders
+from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
+from patchgen.data.listing import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
+from patchgen.data.listing import is_image as is_image
+from patchgen.data.listing import list_images as list_images
 
-IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks look at every pair
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
 LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
@@ -103,6 +105,7 @@ def read_table(
     benchmark: str | None = None,
     options: Mapping[str, str] | None = None,
     for_scoring: bool = False,
+    disjoint: bool = False,
 ) -> Table:
     """Read a data set folder or a CSV manifest; whatever is wrong with it is a ValueError that says how to mend it.
 
@@ -112,6 +115,7 @@ def read_table(
         benchmark: a registered name; otherwise a folder called like a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
         for_scoring: one domain and one class suffice, and a folder `class/image` is one domain of its own name.
+        disjoint: allow folders of domains that share no class (`check_shared`).
     """
     least = 1 if for_scoring else 2
     where = Path(os.path.abspath(os.path.expanduser(data)))
@@ -126,62 +130,11 @@ def read_table(
         there = [p.name for p in parent.iterdir()] if parent.is_dir() else []
         raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}'){did_you_mean(lost, there)}")
     if where.is_dir():
-        return _read_folder(where, entry, options, least)
+        table = _read_folder(where, entry, options, least)
+        return table if disjoint or for_scoring else check_shared(table)
     if where.suffix.lower() != ".csv":
         raise ValueError(f"'{where}' is neither a folder nor a .csv file. {LAYOUT}; archives must be unpacked first.")
     return _read_manifest(where, entry, options, least)
-
-
-def is_image(name: str) -> bool:
-    """Whether a file counts as an image: a visible name with a known extension, in any case."""
-    return is_visible(name) and name.lower().endswith(IMAGE_EXTENSIONS)
-
-
-def list_images(folder: Path) -> list[str]:
-    """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
-
-    Links are followed; a file that several names lead to is listed once, pipes and devices are not.
-
-    Raises:
-        ValueError: a link leads to a folder that it lies in.
-    """
-    found: list[tuple[str, str, bool]] = []
-    _list_below(folder, "", (os.path.realpath(folder),), None, found)
-    found.sort()
-    if any(linked for *_, linked in found):  # where there are links, what has a name of its own comes first
-        first: dict[str, tuple[str, str, bool]] = {}
-        for one in sorted(found, key=lambda one: one[2]):
-            first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
-        found = sorted(first.values())
-    return [f"{parent}/{name}".lstrip("/") for parent, name, _ in found]
-
-
-def _list_below(
-    folder: Path, parent: str, above: tuple[str, ...], walked: set[str] | None, found: list[tuple[str, str, bool]]
-) -> None:
-    """Append (parent, name, reached through a link) of the images.
-
-    Args:
-        above: true paths of the folders around.
-        walked: behind a link, true paths of the folders that were walked there; else None.
-    """
-    behind: set[str] = set() if walked is None else walked  # links to links could double the work at each level
-    with os.scandir(folder / parent) as entries:
-        visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
-    for entry in visible:
-        link, name = entry.is_symlink(), entry.name
-        if entry.is_dir():
-            inner = f"{parent}/{name}".lstrip("/")
-            real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
-            if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
-                raise ValueError(f"'{entry.path}' links to '{real}', a folder that it lies in; remove the link")
-            if walked is None and not link:
-                _list_below(folder, inner, (*above, real), None, found)
-            elif real not in behind:
-                behind.add(real)
-                _list_below(folder, inner, (*above, real), behind, found)
-        elif is_image(name) and (entry.is_file() or (link and not os.path.exists(entry.path))):  # dangling: reported
-            found.append((parent, name, link or walked is not None))
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]], people: bool = False) -> None:
@@ -246,6 +199,35 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
 def _is_flat(folder: Path) -> bool:
     """Whether a folder holds images and no folders, as that of a class does."""
     return not visible_folders(folder) and any(is_image(path.name) for path in folder.iterdir())
+
+
+def check_shared(table: Table) -> Table:
+    """The table, unless no class is at two domains: then it is several data sets, given by the folder above them.
+
+    Raises:
+        ValueError: with the folder that was meant, where there is one. A registered benchmark is never refused.
+    """
+    cells = np.unique(np.stack([table.label, table.domain])[:, table.label >= 0], axis=1)
+    if table.benchmark or len(np.unique(cells[0])) < cells.shape[1]:
+        return table
+    first, second = ([c for c, n in row.items() if n][:3] for row in list(table.counts().values())[:2])
+    raise ValueError(
+        f"The domains of '{table.root}' share no class ('{table.domains[0]}' has {', '.join(first) or 'none'}; "
+        f"'{table.domains[1]}' has {', '.join(second) or 'none'}), so that nothing learned at one holds at another. "
+        f"{LAYOUT}, with the same class names in every domain{_deeper(table.root)}"
+    )
+
+
+def _deeper(root: Path) -> str:
+    """\"; did you mean 'ROOT/SET'?\" for sub-folders that are laid out as data sets themselves."""
+    sets = [folder for folder in visible_folders(root) if root.is_dir() and _is_data_set(folder)]
+    return f"; did you mean {' or '.join(repr(str(folder)) for folder in sets[:3])}?" if sets else "."
+
+
+def _is_data_set(folder: Path) -> bool:
+    """Whether two of its sub-folders have a sub-folder of the same name, as domains have classes."""
+    classes = [{inner.name for inner in visible_folders(child)} for child in visible_folders(folder)]
+    return len(set().union(*classes)) < sum(map(len, classes))
 
 
 def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
@@ -430,7 +412,9 @@ def _build(
             f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
         )
     if len(domains) < least:
-        raise ValueError(f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}.")
+        raise ValueError(
+            f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}{_deeper(root)}"
+        )
     if len(named) < least:
         few = "fewer than two classes" if least == 2 else "no labelled image"
         raise ValueError(f"'{root}' has {few} ({', '.join(named) or 'no labels'}). {LAYOUT}.")

@@ -21,6 +21,8 @@ LONGEST = 1024  # pixels of the longer side of the original in a picture
 COLOURS = "viridis"  # even steps to the eye, and readable without red or green
 OPACITY = 0.6  # of the colours over the image
 NOTICE = "selection map, not an annotation"
+UNSELECTIVE = "no selection to read"
+SELECTED = 0.5  # mask value from which a patch counts as selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,11 @@ class Explanation:
     @property
     def mask_statistics(self) -> dict[str, float]:
         return {"min": float(self.mask.min()), "mean": float(self.mask.mean()), "max": float(self.mask.max())}
+
+    @property
+    def reading(self) -> str:
+        """How many patches are selected, and how much they differ: what there is to read in the map."""
+        return mask_reading(self.mask)
 
     def overlay(
         self,
@@ -71,6 +78,13 @@ def check_colours(colours: str, opacity: float) -> None:
         raise ValueError(f"opacity is a share from 0 to 1, not {opacity}")
     if colours not in colormaps:
         raise ValueError(f"matplotlib has no colour map {colours!r}{did_you_mean(colours, colormaps)}")
+
+
+def mask_reading(mask: np.ndarray) -> str:
+    """Of a mask (h, w): the share of selected patches, and a warning where they are all alike."""
+    selected, total = int((mask >= SELECTED).sum()), mask.size
+    text, spread = f"{selected} of {total} patches selected", f"spread {float(mask.std()):.3f}"
+    return f"{text}: {UNSELECTIVE} ({spread})" if selected in (0, total) else f"{text}, {spread}"
 
 
 def original(path: Path) -> np.ndarray:
@@ -145,7 +159,7 @@ def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, thresh
     left.set_title(_short(found.path.name if found.path else ""), fontsize=9, color="0.35", parse_math=False)
     numbers = f"mask min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
     right.set_title(numbers, fontsize=9, color="0.35")
-    right.set_xlabel(NOTICE, fontsize=8, color="0.35", style="italic")
+    right.set_xlabel(f"{found.reading}\n{NOTICE}", fontsize=8, color="0.35", style="italic")
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)

@@ -24,9 +24,10 @@ from patchgen.common.text import did_you_mean
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.given import squares
 from patchgen.draw.overlay import Explanation
+from patchgen.fit import ALONE, COMPARED
 from patchgen.fit.expect import Expected
 from patchgen.fit.source import as_data
-from patchgen.methods.presets import preset_settings
+from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import chosen_rows, collect
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.hub import fetch_model, push_model
@@ -34,7 +35,7 @@ from patchgen.predict.model_folder import Model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
 
 BATCH = 64
-OWN = ("method", "backbone", "preset", "runs", "expect", "quiet")
+OWN = ("method", "methods", "backbone", "preset", "runs", "expect", "track", "quiet")
 SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("data", "unseen", "task", *OWN))
 
 
@@ -42,31 +43,38 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     """Fit on images of some sites, know what to expect at the next one, and hand the model on.
 
     Args:
-        method: A name of `patchgen methods`.
+        method: A name of `patchgen methods`, trained alone. None compares `methods`; where nothing can be compared,
+            with `unseen` or `expect=False`, it is then patchgen-select.
+        methods: Names to compare at left-out sites, simplest first: a later one is kept if it is better by more than
+            chance (``choice_`` says how they did).
         backbone: Alias, hub id, local folder, .safetensors file, or `auto`.
         preset: `small` (minutes on two cores) or `paper` (the field's 5001 steps at 224 px).
         runs: Folder of the trainings. A fit that was stopped goes on from there when it is called again.
         expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
+        track: Write the numbers of every training for TensorBoard.
         quiet: No progress.
         settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
 
-    After `fit` or `load`: ``classes_``, ``domains_``, ``expected_accuracy_`` (`Expected`, or None), ``folds_`` (a dict
-    a site), ``temperature_``, ``calibration_``; after `fit` also ``history_``, the evaluations, and ``run_``.
+    After `fit` or `load`: ``classes_``, ``domains_`` (those it was trained on), ``expected_accuracy_`` (`Expected`, or
+    None), ``folds_`` (a dict per site), ``choice_`` (how the methods did, or None), ``temperature_``,
+    ``calibration_``; after `fit` also ``history_``, the evaluations, and ``run_``.
     """
 
     def __init__(
         self,
         *,
-        method: str = "patchgen-select",
+        method: str | None = None,
+        methods: tuple[str, ...] = COMPARED,
         backbone: str = "auto",
         preset: str = "small",
         runs: str = "runs",
         expect: bool = True,
+        track: bool = False,
         quiet: bool = False,
         **settings: Any,
     ) -> None:
-        self.method, self.backbone, self.preset = method, backbone, preset
-        self.runs, self.expect, self.quiet = runs, expect, quiet
+        self.method, self.methods, self.backbone, self.preset = method, methods, backbone, preset
+        self.runs, self.expect, self.track, self.quiet = runs, expect, track, quiet
         self._settings: tuple[str, ...] = ()
         self._set(settings)
 
@@ -81,7 +89,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that were given, and the defaults of the first six."""
+        """The settings that were given, and the defaults of the first eight."""
         return {name: getattr(self, name) for name in (*OWN, *self._settings)}
 
     def set_params(self, **params: Any) -> Self:
@@ -91,20 +99,33 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             setattr(self, name, params.get(name, getattr(self, name)))
         return self
 
-    def config(self, data: str, unseen: str | None = None) -> Config:
-        """The settings of a training: the preset's, then those that were given."""
+    def config(self, data: str, unseen: str | None = None, method: str | None = None) -> Config:
+        """The settings of a training of `method`: the preset's, then those that were given."""
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
-        given = {name: getattr(self, name) for name in ("method", "backbone", *self._settings)}
-        return Config(**{**preset_settings(self.preset, self.method), **given, "data": data,
+        own: dict[str, Any] = {**method_settings(method or self.method or ALONE)}
+        given = {name: getattr(self, name) for name in ("backbone", *self._settings)}
+        if method and "hparams" in given:
+            given["hparams"] = own_hparams(given["hparams"], own["method"])
+        return Config(**{**preset_settings(self.preset, own["method"]), **given, **own, "data": data,
                          "unseen": unseen or NO_DOMAIN})  # fmt: skip
+
+    def _configs(self, data: str, unseen: str | None) -> list[Config]:
+        """The settings of each method to compare, or of the one."""
+        if self.method or ((unseen or not self.expect) and tuple(self.methods) == COMPARED):
+            return [self.config(data, unseen)]
+        configs = [self.config(data, unseen, method) for method in self.methods]
+        unknown = set(getattr(self, "hparams", {})).difference(*(config.hparams for config in configs))
+        if unknown:
+            raise ValueError(f"hparams {min(unknown)}: none of the methods {', '.join(self.methods)} has it")
+        return configs
 
     # Fitting
 
     def fit(
         self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None
     ) -> Self:
-        """Train, after leaving each site out in turn to say what to expect at a new one.
+        """Train, after leaving each site out in turn with each method: to keep one, and to say what to expect.
 
         Args:
             data: Folder `site/class/*.png`, CSV manifest (path, domain, label, optional group), array (N, H, W, 3)
@@ -117,9 +138,9 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         from patchgen.fit.procedure import fit
         from patchgen.runs.folder import RunFolder
 
-        config = self.config(as_data(data, y, domains, groups, self.runs), unseen)
+        configs = self._configs(as_data(data, y, domains, groups, self.runs), unseen)
         chosen = "split" in self._settings
-        model = fit(config, self.runs, expecting=self.expect, split_given=chosen, quiet=self.quiet)
+        model = fit(configs, self.runs, expecting=self.expect, split_given=chosen, quiet=self.quiet, track=self.track)
         if y is not None and np.asarray(y).dtype.kind in "iu":
             model.about["labels"] = "int"
         self._take(model)
@@ -132,7 +153,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self.model_, about = model, model.about
         names = model.predictor.classes
         self.classes_ = np.array([int(name) for name in names] if about.get("labels") == "int" else names)
-        self.domains_ = tuple(about["data"]["sites"])
+        self.domains_ = tuple(site for site in about["data"]["sites"] if site != about["data"]["unseen"])
+        self.choice_: dict[str, Any] | None = about.get("choice")
         self.folds_: list[dict[str, Any]] = about["folds"]
         self.calibration_: dict[str, Any] = about["calibration"]
         self.temperature_ = model.predictor.confidence.temperature

@@ -1,7 +1,8 @@
-"""The whole fit: leave each site out in turn, train on all of them, calibrate.
+"""The whole fit: leave each site out in turn with each method, keep one, train it on all sites, calibrate.
 
-    model = fit(Config(data="tiles", unseen="none"), "runs")
-    model.about["expected"], model.predictor
+    model = fit(Config(data="tiles", unseen="none"), "runs")                # one method
+    model = fit([simple, other], "runs")                                    # simplest first: `fit/choose.py`
+    model.about["expected"], model.about["choice"], model.predictor
 
 Every training is a run folder below `runs`, named by its settings, so a fit that was killed goes on when it is asked
 for again, and folds that `patchgen benchmark` or an earlier fit has made are not made twice.
@@ -11,19 +12,23 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import cache_dir, expanded
-from patchgen.common.progress import Progress
+from patchgen.common.progress import Progress, saying_once
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
+from patchgen.fit.before import Plan, check_models, check_readable, first_look, label_of
 from patchgen.fit.calibrate import calibrate, calibration_images
+from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
+from patchgen.fit.left_out import groups_of, right_at
+from patchgen.predict.card import comparison_sentence
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
@@ -44,6 +49,7 @@ class SiteFold:
     validation: float  # mean accuracy at the held-out parts of the sites it was trained on
     uncovered: list[str]  # classes that only this site has: no other site could teach them
     run: str
+    method: str = ""
 
 
 class Clock:
@@ -54,35 +60,71 @@ class Clock:
         self.seconds, self.trained = 0.0, 0
 
     @contextmanager
-    def training(self, title: str) -> Iterator[None]:
+    def training(self, title: str, finished: bool = False) -> Iterator[None]:
         """Announce a training and take its time."""
         number, left = self.done, ""
         if self.trained:
             minutes = self.seconds / self.trained * sum(self.work[number:]) / 60
             left = f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
-        self.say(f"training {number + 1} of {len(self.work)}: {title}{left}")
+        note = "; finished earlier" if finished else left
+        self.say(f"training {number + 1} of {len(self.work)}: {title}{note}")
         start = time.monotonic()
         yield
         self.done += 1
         seconds = time.monotonic() - start
-        if seconds > 1:  # what an earlier fit has finished is only looked up, and tells nothing of the rest
+        if seconds > 1 and not finished:  # what is only looked up tells nothing of the rest
             self.seconds, self.trained = self.seconds + seconds, self.trained + self.work[number]
 
 
 def fit(
-    config: Config, runs: str | Path, *, expecting: bool = True, split_given: bool = True, quiet: bool = False
+    configs: Config | Sequence[Config],
+    runs: str | Path,
+    *,
+    expecting: bool = True,
+    split_given: bool = True,
+    quiet: bool = False,
+    track: bool = False,
 ) -> Model:
     """Train a model to hand on.
 
     Args:
-        config: With `unseen` "none" the model is trained on all sites, after each was left out once (`expecting`);
+        configs: Settings of one method, or of several, simplest first: the one that does better at left-out sites is
+            kept. With `unseen` "none" the model is trained on all sites, after each was left out once (`expecting`);
             with a site's name it is trained without that site and scored on it.
         runs: Parent of the run folders.
         split_given: False where `config.split` is nobody's choice: a manifest's groups then decide.
+        track: Write the numbers of every training for TensorBoard.
 
     Raises:
         ValueError: settings or data that cannot be trained with; found before the first training where possible.
     """
+    with saying_once():
+        plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
+        plan.announce()
+        if not plan.all_finished:
+            check_models(plan)
+            check_readable(plan)
+            first_look(plan)
+        work = [len(fold.train) for _ in plan.candidates for fold in plan.sites.values()] + [len(plan.final.train)]
+        clock = Clock(work, plan.say)
+        scored = {label: _leave_out(plan, config, clock, track) for label, config in plan.candidates.items()}
+        choice = _choose(plan, scored) if len(scored) > 1 else None
+        chosen = choice.chosen if choice else next(iter(scored))
+        config, final = plan.candidates[chosen], plan.final
+        title = f"without {final.unseen}, to be scored on it" if final.test else "on all sites"
+        with clock.training(plan.title(config, title), plan.is_finished(config)):
+            run = train(config, runs, plan.table, quiet=quiet, track=track)
+        if final.test:
+            folds = [_site_fold(run, final)]
+        else:
+            labels = choice.counted if choice else [chosen] * len(plan.sites)
+            folds = [scored[label][i] for i, label in enumerate(labels)]
+        return finish(run, final, folds, quiet, choice)
+
+
+def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
+    """Read the data and make every fold: what cannot be trained with is refused here."""
+    config = candidates[0]
     if config.task != "mdg":
         raise ValueError(f"fit trains classifiers for unseen sites, task 'mdg', not {config.task!r}")
     table = read_table(config.data, benchmark=config.benchmark, options=config.options)
@@ -91,25 +133,53 @@ def fit(
     say = _say(quiet)
     if not split_given and _names_groups(config, table):
         say("patients stay together: --split group, because the manifest names groups")
-        config = replace(config, split="group")
+        candidates = [replace(one, split="group") for one in candidates]
+        config = candidates[0]
     final = make_fold(config, table)
     for note in final.notes:
         say(f"data: {note}")
     left_out = list(table.domains) if expecting and not final.test else []
-    sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}  # may refuse: before any work
-    clock = Clock([len(fold.train) for fold in (*sites.values(), final)], say)
+    if len(candidates) > 1 and not left_out:
+        raise ValueError(
+            f"methods are compared at sites that are left out in turn, and here none is (--unseen or --no-expect): "
+            f"name one method, such as --method {label_of(candidates[-1])}"
+        )
+    sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
+    return Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet)
+
+
+def _leave_out(plan: Plan, config: Config, clock: Clock, track: bool) -> list[SiteFold]:
+    """Each site left out with one method."""
     folds = []
-    for site, fold in sites.items():
-        with clock.training(f"without {site}, to be scored on it"):
-            folds.append(_site_fold(train(replace(config, unseen=site), runs, table, quiet=quiet), fold))
-    with clock.training(f"without {final.unseen}, to be scored on it" if final.test else "on all sites"):
-        run = train(config, runs, table, quiet=quiet)
-    if final.test:
-        folds = [_site_fold(run, final)]
-    return finish(run, final, folds, quiet)
+    for site, fold in plan.sites.items():
+        own = replace(config, unseen=site)
+        with clock.training(plan.title(config, f"without {site}, to be scored on it"), plan.is_finished(own)):
+            folds.append(_site_fold(train(own, plan.runs, plan.table, quiet=plan.quiet, track=track), fold))
+    if folds and len(plan.candidates) > 1:
+        plan.say(f"{label_of(config)} at left-out sites: {_expected(folds).mean:.3f} on average")
+    return folds
 
 
-def finish(run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = False) -> Model:
+def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
+    """Compare the methods image by image, at the sites that were left out."""
+    total = sum(one.images for folds in scored.values() for one in folds)
+    with Progress("comparing the methods", total, quiet=plan.quiet) as bar:
+        right = {
+            label: [
+                right_at(RunFolder.open(plan.runs / one.run), fold, plan.store, reported(plan.candidates[label]), bar)
+                for one, fold in zip(folds, plan.sites.values(), strict=True)
+            ]
+            for label, folds in scored.items()
+        }
+    choice = choose(right, groups_of(list(plan.sites.values())))
+    for one in choice.comparisons:
+        plan.say(comparison_sentence({**asdict(one), "shown": one.shown}, choice.images))
+    return choice
+
+
+def finish(
+    run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = False, choice: Choice | None = None
+) -> Model:
     """The model of a finished run, calibrated, with all that its card says."""
     checkpoint = reported(run.config)
     predictor = load_run(run.path, checkpoint)
@@ -117,20 +187,31 @@ def finish(run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = Fals
     files = [fold.table.file(i) for i in range(len(fold.table))]
     cache = cache_dir() if run.config.cache else None
     store = ImageStore(files, run.config.image_size, cache, interpolation=predictor.interpolation)
+    _say(quiet)(f"calibrating confidence on {calibration_images(whole):,} images of the training sites")
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
-        predictor.confidence, report = calibrate(predictor, whole, store, bar.advance)
+        predictor.confidence, report = calibrate(predictor, whole, store, bar.tick)
     header = load_tensors(run.checkpoint(checkpoint))[1]
     scores = _expected(folds) if folds else None
     about: dict[str, Any] = {
         "data": data_facts(fold),
         "expected": asdict(scores) if scores else None,
         "folds": [asdict(one) for one in folds],
+        "choice": choice_facts(choice, list(fold.table.domains)) if choice else None,
         "calibration": asdict(report),
         "backbone": backbone_facts(predictor, header["backbone"]),
         "run": run.path.name,
         "checkpoint": checkpoint,
     }
     return Model(predictor, about)
+
+
+def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
+    """What the card says of the comparison of methods."""
+    by_site = {name: dict(zip(sites, values, strict=True)) for name, values in choice.accuracy.items()}
+    comparisons = [{**asdict(one), "shown": one.shown} for one in choice.comparisons]
+    counted = dict(zip(sites, choice.counted, strict=True))
+    return {"chosen": choice.chosen, "accuracy": by_site, "comparisons": comparisons, "counted": counted,
+            "images": choice.images}  # fmt: skip
 
 
 def reported(config: Config) -> Checkpoint:
@@ -157,7 +238,9 @@ def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
     test = score_record(run, wanted)["all"]
     chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
     validation = sum(site["accuracy"] for site in chosen) / len(chosen)
-    return SiteFold(fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name)
+    return SiteFold(
+        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name, label_of(run.config)
+    )
 
 
 def _expected(folds: list[SiteFold]) -> Expected:

@@ -71,6 +71,16 @@ def method_settings(label: str) -> dict[str, str]:
     return settings
 
 
+def own_hparams(given: Mapping[str, float], method: str) -> dict[str, float]:
+    """Of the hyper-parameters given to several methods, those that this one has."""
+    from patchgen.methods import method_class
+
+    known = set(method_class(method).all_defaults())
+    if any(name.endswith("lr_mult") for name in known):
+        known.add("lr_mult")  # the common name of all of them
+    return {name: value for name, value in given.items() if name in known}
+
+
 def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) -> dict[str, Settings]:
     """One row a field, one column a benchmark; names that are no fields of Config are hyper-parameters."""
     entries: dict[str, Settings] = {}

@@ -119,8 +119,9 @@ class Backbone(nn.Module):
         for side in (height, width):
             if side < self.patch_size or side % self.patch_size:
                 below = max(1, side // self.patch_size) * self.patch_size
+                name = self.resolved if self.source == "auto" else repr(self.source)
                 raise ValueError(
-                    f"image sides must be multiples of the patch size {self.patch_size} of {self.source!r}, got "
+                    f"image sides must be multiples of the patch size {self.patch_size} of {name}, got "
                     f"{height}x{width}; nearest valid: {below} or {below + self.patch_size}"
                 )
         return height // self.patch_size, width // self.patch_size

@@ -66,7 +66,8 @@ PACKAGES: dict[str, Package] = {
         parameters=22_058_112,
         licence="Apache-2.0",
         description="DINOv2 ViT-S/14 with 4 registers",
-        note="tuned on MRI artefacts by its publisher: not the pristine DINOv2",
+        note="tuned on MRI artefacts by its publisher: not the pristine DINOv2, which is the one for photographs "
+        "(--backbone dinov2-small-reg)",
     )
 }
 

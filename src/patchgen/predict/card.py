@@ -15,8 +15,8 @@ LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "CC-BY-NC-4.0": "cc-by-nc-
 
 def card(facts: dict[str, Any]) -> str:
     """The text of README.md: a header that hubs read, then the card."""
-    parts = (_title, _use, _expected, _data, _confidence, _limits, _licence)
-    text = "\n\n".join(part(facts) for part in parts)
+    parts = (_title, _use, _expected, _choice, _data, _confidence, _limits, _licence)
+    text = "\n\n".join(filter(None, (part(facts) for part in parts)))
     return f"---\n{yaml.safe_dump(_header(facts), sort_keys=False)}---\n\n{text}\n"
 
 
@@ -86,6 +86,48 @@ def _sentence(facts: dict[str, Any]) -> str:
         f"over many sites between {c:.3f} and {d:.3f} (95 % t-intervals over {len(facts['folds'])} sites, for sites "
         "that differ as these do). Each figure below is of a model trained without that site; the model in this folder "
         "was then trained on all of them and has itself been scored on none."
+    )
+
+
+def comparison_sentence(found: dict[str, Any], images: int) -> str:
+    """One comparison of two methods, and whether a difference was shown."""
+    verdict = f"{found['method']} is better" if found["shown"] else "no advantage shown"
+    return (
+        f"{found['method']} against {found['against']}: {100 * found['difference']:+.1f} points on average over the "
+        f"left-out sites (right in {found['better']} images where the other is wrong, wrong in {found['worse']} where "
+        f"it is right, of {images:,}; more than {100 * found['needed']:.1f} points are needed): {verdict}."
+    )
+
+
+def _choice(facts: dict[str, Any]) -> str:
+    """What was compared, and how the estimate allows for the choice."""
+    choice = facts.get("choice")
+    if not choice:
+        return ""
+    methods, sites = list(choice["accuracy"]), list(choice["counted"])
+    scores = {site: " | ".join(f"{choice['accuracy'][m][site]:.3f}" for m in methods) for site in sites}
+    rows = [f"| {site} | {scores[site]} | {choice['counted'][site]} |" for site in sites]
+    table = [f"| site left out | {' | '.join(methods)} | counted above |", "|---|" + "---|" * (len(methods) + 1), *rows]
+    own = sum(choice["accuracy"][choice["chosen"]].values()) / len(sites)
+    nested = (
+        "The expected accuracy above is corrected for this choice: each site counts with the method that the same rule "
+        "keeps when it sees the scores at the *other* sites alone (last column), so that no site's own score speaks "
+        "for the method it is scored with. It is an estimate of choosing and training together, and with few sites "
+        f"errs on the low side. Without the correction `{choice['chosen']}` has {own:.3f}. (The models scored at the "
+        "other sites had this site among their training images, as leaving one out in turn has it.)"
+    )
+    lines = [comparison_sentence(one, choice["images"]) for one in choice["comparisons"]]
+    return "\n".join(
+        [
+            "## How the method was chosen\n",
+            f"{len(methods)} methods were compared, simplest first: {_list([f'`{m}`' for m in methods])}. Each was "
+            "trained without each site in turn. A later one is kept only if it is better on the same left-out images "
+            "by more than chance (one-sided, 5 % over all comparisons, sites and images both counted).\n",
+            *table,
+            "",
+            *lines,
+            f"\nKept: `{choice['chosen']}`. {nested}",
+        ]
     )
 
 

@@ -189,7 +189,7 @@ def read_model(path: str | Path) -> Model:
         raise ValueError(
             f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error}; get the folder again"
         ) from error
-    known = ("data", "expected", "folds", "calibration", "run", "checkpoint", "backbone", "labels")
+    known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
     return Model(Predictor(model, classes, config, confidence), {name: facts[name] for name in known if name in facts})
 
 

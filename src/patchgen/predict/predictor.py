@@ -249,7 +249,7 @@ class Predictor:
         if not self.model.has_mask:
             raise ValueError(
                 f"method {self.config.method!r} has no mask to explain with (its head reads {self.model.pool!r}); "
-                "`predict` works with this run, and `patchgen train --method patchgen` trains one with a mask"
+                "`predict` works with it, and `patchgen fit --method patchgen-select` trains a model with a mask"
             )
 
     def explain(self, image: str | Path | Image.Image | np.ndarray) -> Explanation:

@@ -121,7 +121,7 @@ def read_stream(
 def _read(data: Path, progress: Progress | None) -> _Source:
     folder = Path(os.path.abspath(os.path.expanduser(data)))
     if not folder.is_dir():
-        return _without_domains(read_table(data))
+        return _without_domains(read_table(data, disjoint=True))
     if is_cifar(folder):
         return _read_cifar(folder, progress)
     if is_cub(folder):
@@ -134,7 +134,7 @@ def _read(data: Path, progress: Progress | None) -> _Source:
     flat = any(is_image(file.name) for child in children for file in child.iterdir())
     if flat and not any(visible_folders(child) for child in children):
         return _Source(_class_folders(folder, children), None)
-    return _without_domains(read_table(folder))
+    return _without_domains(read_table(folder, disjoint=True))
 
 
 def _read_cifar(folder: Path, progress: Progress | None) -> _Source:

@@ -13,13 +13,14 @@ import numpy as np
 from patchgen.common.text import did_you_mean
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.splits import Splits, make_splits
-from patchgen.data.table import Table, read_table
+from patchgen.data.table import Table, check_shared, read_table
 from patchgen.tasks.fold import Fold
 
 
 def make_fold(config: Config, table: Table | None = None) -> Fold:
     """Read, check and split the data of a run."""
     table = table or read_table(config.data, benchmark=config.benchmark, options=config.options)
+    check_shared(table)
     scores = leaves_out(config, table.domains)
     splits = make_splits(table, rule=config.split, seed=config.seed, holdout=config.holdout)
     labelled = table.label >= 0

@@ -25,7 +25,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from patchgen.common.bf16 import require_bf16
 from patchgen.common.children import safe_children
 from patchgen.common.files import cache_dir
-from patchgen.common.progress import Progress
+from patchgen.common.progress import Progress, is_news
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
@@ -106,7 +106,8 @@ class FoldTrainer(Trainer):
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
-        self.say(f"backbone: {self.model.backbone.description}")
+        if is_news(self.model.backbone.description):  # of several trainings of a fit, the first says it
+            self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
 

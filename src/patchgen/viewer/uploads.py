@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.data.images import BILINEAR, UnreadableImage
+from patchgen.data.images import BILINEAR, UnreadableImage, open_header, readable_formats
 from patchgen.viewer.decoding import Decoder
 from patchgen.viewer.guard import Limits, Refused, megabytes
 
-# What `patchgen.data.table.IMAGE_EXTENSIONS` stands for. Pillow reads more, some of it through other programs.
-FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 NAME = 120  # characters of a file's name that are shown
 
 
@@ -104,12 +102,16 @@ def check_image(name: str, data: bytes, limits: Limits) -> None:
     if len(data) > limits.file_bytes:
         raise UnreadableImage(name, f"the file has {len(data) / 2**20:.1f} MB, at most {megabytes(limits.file_bytes)}")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with open_header(io.BytesIO(data)) as image:
             width, height = image.size
     except Image.DecompressionBombError:
         raise UnreadableImage(name, f"image too large: at most {limits.pixels:,} pixels in all") from None
     except UnidentifiedImageError:
-        raise UnreadableImage(name, f"not an image of a known format ({', '.join(FORMATS)}), or damaged") from None
+        raise UnreadableImage(
+            name, f"not an image of a known format ({', '.join(readable_formats())}), or damaged"
+        ) from None
+    except ValueError as error:  # a format whose decoder is not installed
+        raise UnreadableImage(name, str(error), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes
         raise UnreadableImage(name, f"{type(error).__name__}: {error}") from error
     if width * height > limits.pixels:

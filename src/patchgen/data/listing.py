@@ -1,0 +1,113 @@
+"""Which files are images, one rule for training, predictions, the doctor and the viewer; and how folders are listed.
+
+    list_images(folder)                 # relative paths, in DomainBed's order
+    list_files(folder).skipped          # what is not read, to be counted and named
+    skipped_line(skipped)               # "3 files skipped ...: 2 .psd, 1 .txt (such as a.psd)"
+
+Names decide what is listed; whether a file can be decoded is found when it is read (`data/images.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from patchgen.data.benchmarks import is_visible
+
+# Pillow's name of a format -> endings. Pillow reads more, some of it by starting other programs.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "JPEG": (".jpg", ".jpeg", ".jfif"),
+    "PNG": (".png",),
+    "PPM": (".ppm", ".pgm"),
+    "BMP": (".bmp",),
+    "DIB": (),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),  # the first frame
+    "AVIF": (".avif",),
+    "HEIF": (".heic", ".heif"),  # needs the extra `heic`
+}
+IMAGE_EXTENSIONS = tuple(ending for endings in FORMATS.values() for ending in endings)
+
+
+class Files(NamedTuple):
+    """What is below a folder, as relative posix paths."""
+
+    images: list[str]
+    skipped: list[str]  # visible files that are no images
+
+
+def is_image(name: str) -> bool:
+    """Whether a file counts as an image: a visible name with a known extension, in any case."""
+    return is_visible(name) and name.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def list_images(folder: Path) -> list[str]:
+    """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
+
+    Links are followed; a file that several names lead to is listed once, pipes and devices are not.
+
+    Raises:
+        ValueError: a link leads to a folder that it lies in.
+    """
+    return list_files(folder).images
+
+
+def list_files(folder: Path) -> Files:
+    """`list_images`, and the files beside them that are no images."""
+    found: list[tuple[str, str, bool]] = []
+    skipped: list[str] = []
+    _list_below(folder, "", (os.path.realpath(folder),), None, found, skipped)
+    found.sort()
+    if any(linked for *_, linked in found):  # where there are links, what has a name of its own comes first
+        first: dict[str, tuple[str, str, bool]] = {}
+        for one in sorted(found, key=lambda one: one[2]):
+            first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
+        found = sorted(first.values())
+    return Files([f"{parent}/{name}".lstrip("/") for parent, name, _ in found], skipped)
+
+
+def skipped_line(names: Sequence[str]) -> str:
+    """How many files were skipped, of which kinds, and one of them."""
+    kinds = Counter(os.path.splitext(name)[1].lower() or "without an ending" for name in names)
+    text = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])))
+    files = "1 file" if len(names) == 1 else f"{len(names):,} files"
+    return f"{files} skipped, no image by the ending: {text} (such as {names[0]})"
+
+
+def _list_below(
+    folder: Path,
+    parent: str,
+    above: tuple[str, ...],
+    walked: set[str] | None,
+    found: list[tuple[str, str, bool]],
+    skipped: list[str],
+) -> None:
+    """Append (parent, name, reached through a link) of the images, and the names of other files.
+
+    Args:
+        above: true paths of the folders around.
+        walked: behind a link, true paths of the folders that were walked there; else None.
+    """
+    behind: set[str] = set() if walked is None else walked  # links to links could double the work at each level
+    with os.scandir(folder / parent) as entries:
+        visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
+    for entry in visible:
+        link, name = entry.is_symlink(), entry.name
+        if entry.is_dir():
+            inner = f"{parent}/{name}".lstrip("/")
+            real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
+            if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
+                raise ValueError(f"'{entry.path}' links to '{real}', a folder that it lies in; remove the link")
+            if walked is None and not link:
+                _list_below(folder, inner, (*above, real), None, found, skipped)
+            elif real not in behind:
+                behind.add(real)
+                _list_below(folder, inner, (*above, real), behind, found, skipped)
+        elif is_image(name) and (entry.is_file() or (link and not os.path.exists(entry.path))):  # dangling: reported
+            found.append((parent, name, link or walked is not None))
+        elif not is_image(name) and entry.is_file():
+            skipped.append(f"{parent}/{name}".lstrip("/"))

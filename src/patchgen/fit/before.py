@@ -1,0 +1,146 @@
+"""What a fit does before its first training: say what it will do, read every image, give a quick first answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.common.files import cache_dir, expanded
+from patchgen.common.progress import Progress
+from patchgen.common.text import duration
+from patchgen.config import Config
+from patchgen.data.images import ImageStore
+from patchgen.data.listing import list_files, skipped_line
+from patchgen.data.table import Table, fingerprint
+from patchgen.fit.quick import quick_look
+from patchgen.methods import make_method, method_class
+from patchgen.methods.build import build_model
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.tasks import Fold
+
+LISTED = 50  # unreadable files that are named
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All trainings of a fit."""
+
+    candidates: dict[str, Config]  # label -> settings of the training on all sites, simplest first
+    table: Table
+    runs: Path
+    final: Fold
+    sites: dict[str, Fold]  # the folds that leave each out, in the order of the table; empty without an expectation
+    say: Callable[[str], None]
+    quiet: bool
+
+    @cached_property
+    def store(self) -> ImageStore:
+        config = self.first
+        files = [self.table.file(i) for i in range(len(self.table))]
+        return ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.table)
+
+    def is_finished(self, config: Config) -> bool:
+        """Whether this training was made before."""
+        return RunFolder(self.runs / run_name(config, self._fingerprint)).done
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the data is a folder, all of whose files are meant; a manifest says itself what belongs to it."""
+        return expanded(self.first.data).is_dir()
+
+    @property
+    def first(self) -> Config:
+        return next(iter(self.candidates.values()))
+
+    @property
+    def left_out(self) -> list[tuple[Config, Fold]]:
+        """The trainings that leave a site out."""
+        return [(replace(config, unseen=site), fold) for config in self.candidates.values()
+                for site, fold in self.sites.items()]  # fmt: skip
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether only the last training is left, and made for one of the methods."""
+        return all(self.is_finished(config) for config, _ in self.left_out) and any(
+            self.is_finished(config) for config in self.candidates.values()
+        )
+
+    def title(self, config: Config, text: str) -> str:
+        return f"{label_of(config)} {text}" if len(self.candidates) > 1 else text
+
+    def announce(self) -> None:
+        """How many trainings there will be, and how many were found finished, and where."""
+        total, names = len(self.left_out) + 1, list(self.candidates)
+        parts = []
+        if self.sites:
+            each = f" with each of {len(names)} methods ({', '.join(names)})" if len(names) > 1 else ""
+            parts.append(f"{len(self.sites)} sites left out in turn{each}")
+        last = f"without {self.final.unseen}" if self.final.test else "on all sites"
+        parts.append(f"the better one {last}" if len(names) > 1 else f"{names[0]} {last}")
+        done = sum(self.is_finished(config) for config, _ in self.left_out)
+        done += any(self.is_finished(config) for config in self.candidates.values())
+        where = self.runs.absolute()
+        self.say(f"{total} training{'s' * (total > 1)}: {', then '.join(parts)}; {done or 'none'} finished in {where}")
+        if skipped := list_files(self.table.root).skipped if self.is_folder else []:
+            self.say(f"data: {skipped_line(skipped)}")
+
+
+def label_of(config: Config) -> str:
+    """`lp-ln`, or `lp-ln@mean` where pool or tuning mode were chosen."""
+    return "@".join(str(part) for part in (config.method, config.pool, config.tune) if part)
+
+
+def check_models(plan: Plan) -> None:
+    """Build each method's network once: a method that does not fit the backbone or image size is refused here."""
+    for config in plan.candidates.values():
+        method = make_method(config)
+        method.class_names = plan.final.classes
+        build_model(config, method, len(plan.final.classes), plan.say)
+
+
+def check_readable(plan: Plan) -> None:
+    """Decode every labelled image before the first training; with the cache on, this is not done again later.
+
+    Raises:
+        ValueError: lists all that cannot be read.
+    """
+    rows = np.flatnonzero(plan.table.label >= 0)
+    with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
+        bad = plan.store.unreadable(rows, bar.tick)
+    if bad:
+        lines = [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
+        more = [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
+        count = "1 image" if len(bad) == 1 else f"{len(bad):,} images"
+        head = (
+            f"{count} of {len(rows):,} cannot be read; repair, replace or remove (also from a manifest), then repeat:"
+        )
+        raise ValueError("\n".join([head, *lines, *more]))
+
+
+def first_look(plan: Plan) -> None:
+    """Say what a linear probe on frozen features reaches at each left-out site, and what the trainings will cost."""
+    left_out = list(plan.sites) or [plan.final.unseen] * bool(plan.final.test)
+    if plan.quiet or not left_out:
+        return
+    config = plan.first
+    look = quick_look(config, plan.table, left_out, plan.store)
+    plan.say(str(look))
+    jobs = [*plan.left_out, (list(plan.candidates.values())[-1], plan.final)]
+    seconds = sum(forecast(*job, look.per_image) for job in jobs if not plan.is_finished(job[0]))
+    plan.say(f"the trainings will take about {duration(seconds)}, as far as the speed of the quick look tells")
+
+
+def forecast(config: Config, fold: Fold, per_image: float) -> float:
+    """Seconds of a training: a step that tunes the backbone costs three forward passes, one for the way back twice."""
+    passes = 1 if (config.tune or method_class(config.method).tune) == "head" else 3
+    steps = config.steps * config.batch_per_domain * len(fold.train) * passes
+    evaluations = (config.steps // config.eval_every + 1) * sum(len(rows) for rows in fold.validation.values())
+    return per_image * (steps + evaluations + sum(len(rows) for rows in fold.test.values()))

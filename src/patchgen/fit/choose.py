@@ -1,0 +1,129 @@
+"""Which of several methods to keep, from the images of left-out sites that each got right.
+
+    right = {"lp-ln": [site_a, site_b, ...], "patchgen-select": [...]}      # (n,) bool each, the same images
+    choice = choose(right, groups=[...])
+    choice.chosen, choice.counted
+
+**The rule.** Methods come simplest first, and the first is kept until a later one is better by more than chance. With
+d_s the difference of accuracy at site s, on the same images, K sites and D their mean, a method is better when
+
+    D > max(t s, z e) / sqrt(K)     s^2 = variance of the d_s, t = Student's one-sided quantile of K - 1 degrees
+                                    e^2 = mean over sites of the variance of d_s that their images alone make
+
+at the level 5 %, shared by all comparisons. s asks that the sites agree; e asks for enough images. Where patients are
+named, e counts patients, not images.
+
+**The estimate.** A method that was kept because it looked best looks better than it is. So each site counts with the
+method that the same rule keeps when it sees the *other* sites alone: no site's own score speaks for the method that it
+is scored with. This estimates the whole procedure, choice included. With few sites it errs on the low side, because
+fewer sites show less: a single one shows nothing, so that of two sites each counts with the simplest method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A later method against the one that it would replace."""
+
+    method: str
+    against: str
+    difference: float  # mean over sites of the difference in accuracy
+    needed: float  # what it must exceed
+    better: int  # images that only `method` got right
+    worse: int  # images that only `against` got right
+
+    @property
+    def shown(self) -> bool:
+        return self.difference > self.needed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was kept, why, and whose score counts at each site."""
+
+    chosen: str
+    comparisons: list[Comparison]
+    accuracy: dict[str, list[float]]  # method -> accuracy at each site
+    counted: list[str]  # the method that each site counts with: the one that the others keep
+    images: int
+
+
+def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None = None) -> Choice:
+    """Keep a method.
+
+    Args:
+        right: Method, simplest first -> for each of K >= 2 sites (n,) bool, which of its images were right.
+        groups: For each site (n,), the patient of each image.
+    """
+    chosen, comparisons = _keep(right, groups)
+    accuracy = {name: [float(site.mean()) for site in sites] for name, sites in right.items()}
+    counted = []
+    for out in range(len(right[chosen])):
+        others = {name: [*sites[:out], *sites[out + 1 :]] for name, sites in right.items()}
+        counted.append(_keep(others, [*groups[:out], *groups[out + 1 :]] if groups else None)[0])
+    return Choice(chosen, comparisons, accuracy, counted, sum(map(len, right[chosen])))
+
+
+def _keep(
+    right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None
+) -> tuple[str, list[Comparison]]:
+    """The method that the rule keeps, and the comparisons that led to it."""
+    names = list(right)
+    kept, comparisons = names[0], []
+    for name in names[1:]:
+        found = compare(right, name, kept, groups, LEVEL / (len(names) - 1))
+        comparisons.append(found)
+        kept = name if found.shown else kept
+    return kept, comparisons
+
+
+def compare(
+    right: Mapping[str, Sequence[np.ndarray]],
+    method: str,
+    against: str,
+    groups: Sequence[np.ndarray] | None = None,
+    level: float = LEVEL,
+) -> Comparison:
+    """Whether `method` is better than `against` at left-out sites by more than chance."""
+    apart = [a.astype(int) - b.astype(int) for a, b in zip(right[method], right[against], strict=True)]
+    errors = [_variance(d, groups[i] if groups else None) for i, d in enumerate(apart)]
+    differences = np.array([d.mean() for d in apart])
+    better, worse = (sum(int((d == sign).sum()) for d in apart) for sign in (1, -1))
+    return Comparison(method, against, float(differences.mean()), reach(differences, errors, level), better, worse)
+
+
+def reach(differences: np.ndarray, variances: Sequence[float], level: float = LEVEL) -> float:
+    """What the mean of K differences must exceed: `differences` (K,), and the variance that images make of each."""
+    from scipy.stats import norm, t
+
+    count = len(differences)
+    if count < 2:
+        return math.inf  # nothing is known of how much sites differ
+    by_images = float(norm.ppf(1 - level)) * math.sqrt(float(np.mean(variances)))
+    by_sites = float(t.ppf(1 - level, count - 1) * differences.std(ddof=1))
+    return max(by_sites, by_images) / math.sqrt(count)
+
+
+def _variance(apart: np.ndarray, group: np.ndarray | None) -> float:
+    """Of the mean of `apart` (n,), values -1, 0, 1.
+
+    One image more on either side is added, so that a few images that happen to agree are no certainty. With groups the
+    images of one count together, if that makes more of it.
+    """
+    count = len(apart) + 2
+    plain = (float((apart**2).sum()) + 2 - float(apart.sum()) ** 2 / count) / count**2
+    if group is None:
+        return plain
+    _, number = np.unique(group, return_inverse=True)
+    sums = np.bincount(number, weights=apart - apart.mean())  # (G,)
+    grouped = float((sums**2).sum()) / len(apart) ** 2 * len(sums) / max(1, len(sums) - 1)
+    return max(plain, grouped)

@@ -1,0 +1,62 @@
+"""Time left is said when the rate is steady, and what several trainings share is said once."""
+
+from __future__ import annotations
+
+import pytest
+
+from patchgen.common.progress import Progress, is_news, saying_once
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr("patchgen.common.progress.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def work(bar: Progress, now: list[float], seconds: list[float]) -> None:
+    for one in seconds:
+        now[0] += one
+        bar.advance()
+
+
+def test_a_single_slow_step_predicts_nothing(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("training", 61) as bar:
+        work(bar, now, [22.0])
+        bar.say("step 0")
+        now[0] += 30  # the first evaluation
+        work(bar, now, [2.0] * 10)
+        bar.say("step 10")
+        work(bar, now, [2.0] * 50)
+        bar.say("step 60")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "training [1/61] step 0",
+        "training [11/61, 1.7 min left] step 10",
+        "training [61/61] step 60",
+    ]
+
+
+def test_an_uneven_rate_predicts_nothing(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("training", 100) as bar:
+        work(bar, now, [1.0] + [1.0] * 6 + [9.0] * 6)
+        bar.say("uneven")
+        work(bar, now, [9.0] * 60)
+        bar.say("steady")
+    uneven, steady = capsys.readouterr().err.splitlines()
+    assert uneven == "training [13/100] uneven" and "left] steady" in steady
+
+
+def test_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("calibrating", 40) as bar:
+        for _ in range(40):
+            bar.tick()
+    assert len(capsys.readouterr().err.splitlines()) == 10
+
+
+def test_news_are_said_once_within_a_fit() -> None:
+    assert is_news("backbone: x") and is_news("backbone: x")
+    with saying_once():
+        assert [is_news(text) for text in ("backbone: x", "backbone: x", "backbone: y")] == [True, False, True]
+    with saying_once():
+        assert is_news("backbone: x")
