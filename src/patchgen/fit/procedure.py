@@ -116,6 +116,7 @@ def finish(run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = Fals
     whole = make_fold(replace(run.config, val_images=None), fold.table)  # every held-out image, not a sample of them
     files = [fold.table.file(i) for i in range(len(fold.table))]
     store = ImageStore(files, run.config.image_size, cache_dir() if run.config.cache else None)
+    store.stain = predictor.stain
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, report = calibrate(predictor, whole, store, bar.advance)
     header = load_tensors(run.checkpoint(checkpoint))[1]

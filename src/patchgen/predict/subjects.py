@@ -96,6 +96,7 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
         store = ImageStore(
             [fold.table.file(i) for i in range(len(fold.table))], config.image_size, _cache(config.cache)
         )
+        store.stain = predictor.stain
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store))
     return subjects
 

@@ -49,9 +49,7 @@ class Engine(Protocol):
 class Watch:
     """What a person sees of a sweep: steps done in all runs, time left, a line for each run that ends."""
 
-    def __init__(
-        self, jobs: Sequence[Work], quiet: bool = False, title: str = "sweep", what: str = "runs"
-    ) -> None:
+    def __init__(self, jobs: Sequence[Work], quiet: bool = False, title: str = "sweep", what: str = "runs") -> None:
         self.jobs, self.what = jobs, what
         self.ended = sum(job.folder.done for job in jobs)
         self.seen = {job.run: job.progress for job in jobs}

@@ -20,10 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchgen.common.progress import Progress
 from patchgen.runs.claim import Claim
 from patchgen.runs.find import FAILED, Failure, failure_of
-from patchgen.sweep.jobs import Work
+from patchgen.sweep.jobs import Work, perform
 from patchgen.sweep.launch import Watch, launch
+from patchgen.sweep.local import LOG
 from patchgen.train.lifecycle import use_threads
 
 if TYPE_CHECKING:
@@ -114,22 +116,38 @@ def run_units(
     """
     from patchgen.sweep.engines import ENGINES
 
-    for unit in units:
-        if not unit.folder.busy:
-            (unit.claim / FAILED).unlink(missing_ok=True)
+    _forget_failures(units)
     if todo := [unit for unit in units if not unit.folder.done]:
         options.out.mkdir(parents=True, exist_ok=True)
         watch = Watch(units, quiet, title=what, what=what)
         launch(units, ENGINES[engine](options, todo), retries=options.retries, watch=watch)
-    failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
-    remove_claims(units, failures)
-    return {label: failure for label, failure in failures.items() if failure}
+    return _conclude(units)
 
 
-def remove_claims(units: Sequence[Unit], failures: dict[str, Any]) -> None:
-    """Clear the parent of the claims away where nothing in it is needed any more: no unfinished unit, no failure."""
-    if not failures:
-        for parent in {unit.claim.parent for unit in units}:
-            with suppress(OSError):
-                (parent / "sweep.log").unlink(missing_ok=True)
-                parent.rmdir()
+def run_here(units: Sequence[Unit], what: str = "slides", quiet: bool = False) -> dict[str, Failure]:
+    """The same in this process, one after the other."""
+    _forget_failures(units)
+    words = {"done": "done", "found": "was done before", "busy": "another process is at it", "failed": "FAILED"}
+    with Progress(what, len(units), quiet=quiet) as bar:
+        for unit in units:
+            outcome = perform(unit)
+            bar.advance()
+            bar.say(f"{unit}: {words[outcome]}")
+    return _conclude(units)
+
+
+def _forget_failures(units: Sequence[Unit]) -> None:
+    for unit in units:
+        if not unit.folder.busy:
+            (unit.claim / FAILED).unlink(missing_ok=True)
+
+
+def _conclude(units: Sequence[Unit]) -> dict[str, Failure]:
+    """Why units are not done; what the claims' parent holds is cleared away where all are."""
+    busy = Failure(0, "another process is working on it; the same command later", "", False)
+    failures = {unit.label: failure_of(unit.folder) or busy for unit in units if not unit.folder.done}
+    for parent in {unit.claim.parent for unit in units} if not failures else ():
+        with suppress(OSError):
+            (parent / LOG).unlink(missing_ok=True)
+            parent.rmdir()
+    return failures
