@@ -179,7 +179,13 @@ def main(argv: list[str]) -> int:
     failures = arguments.do_units(list(units.values()), out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]
     count = _write_manifest(out, done)
-    _summarise(out, plan, failures)
+    sites = _summarise(out, plan, failures)
+    if len(sites) == 1:
+        print(
+            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of a site "
+            "into a folder of its own, or name the sites in the column `domain` of --labels",
+            file=sys.stderr,
+        )
     for why, number in plan.left_aside.items():
         print(f"annotations left aside: {number} x {shown(why)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}

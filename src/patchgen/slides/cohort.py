@@ -36,6 +36,7 @@ class SlideSummary:
 
     folder: Path
     slide: str
+    model: str  # digest
     tiles: int
     tissue: float  # square millimetres
     classes: tuple[str, ...]
@@ -60,7 +61,7 @@ def summarise(folder: Path) -> SlideSummary:
     masks = [tile.mask for tile in tiles if tile.mask is not None]
     area = (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
     return SlideSummary(
-        folder, facts["slide"], len(tiles), sum(tile.tissue for tile in tiles) * area, classes,
+        folder, facts["slide"], facts["model"], len(tiles), sum(tile.tissue for tile in tiles) * area, classes,
         tuple(labels.count(name) / len(labels) for name in classes),
         tuple(float(p) for p in np.mean([tile.probabilities for tile in tiles], axis=0)),
         float(np.mean(unlike)) if unlike else None,
@@ -87,7 +88,7 @@ def write_cohort(out: Path, folders: Sequence[Path], failures: Mapping[str, str]
     rows = [[*_cells(slide), ""] for slide in slides]
     rows += [[Path(path).name, *empty, why.strip().splitlines()[-1]] for path, why in failures.items()]
     write_csv(out / TABLE, header, rows, people=True)
-    write_text(out / PAGE, _page(out, slides, failures), "backslashreplace")
+    write_text(out / PAGE, _page(slides, failures), "backslashreplace")
     return out / PAGE
 
 
@@ -111,7 +112,8 @@ td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }
 """
 
 
-def _page(out: Path, slides: Sequence[SlideSummary], failures: Mapping[str, str]) -> str:
+def _page(slides: Sequence[SlideSummary], failures: Mapping[str, str]) -> str:
+    title = f"{len(slides)} slide{'s' * (len(slides) > 1)}, model {_plain(slides[0].model)}"
     head = "".join(f"<th>{html.escape(name)}</th>" for name in ("slide", "tiles", "mm²", *slides[0].classes))
     rows = "\n".join(map(_row, slides))
     failed = "".join(
@@ -122,10 +124,10 @@ def _page(out: Path, slides: Sequence[SlideSummary], failures: Mapping[str, str]
 <html lang="en">
 <head>
 <meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_plain(out.resolve().name)}: {len(slides)} slides</title><style>{STYLE}</style>
+<title>{title}</title><style>{STYLE}</style>
 </head>
 <body>
-<h1>{_plain(out.resolve().name)}: {len(slides)} slides</h1>
+<h1>{title}</h1>
 <p>Mean probability of each class over the tiles of a slide; the same and more in <a href="{TABLE}">{TABLE}</a>. A map
 has {TILE_NOTICE}; colours run from 0 (dark) to 1 (bright) in every map. Not for diagnosis.</p>
 <table><tr>{head}</tr>
