@@ -28,7 +28,7 @@ COMMANDS = {
     "explain": "overlay, mask and top classes for images, with any model or run",
     "export": "a model or run as ONNX, checked against the original",
     "serve": "a page on this machine: drop images, see mask and rankings, take patches away, compare runs",
-    "slide": "whole slides: tissue, tiles, maps of each class as PNG and pyramid TIFF, GeoJSON for QuPath",
+    "slide": "whole slides: maps of each class, GeoJSON for QuPath, a page for many; `slide tiles` cuts labelled tiles",
     "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
     "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
     "doctor": "check a data folder and this machine, and name the fixes",

@@ -148,7 +148,8 @@ def test_parts_of_predict_give_the_file_of_one_process(
     """In this process, with the engine's place taken: what the parts are and how they become one file."""
     from patchgen.commands import predict_parts
     from patchgen.commands.engine import EngineArguments
-    from patchgen.sweep.unit import run_here
+    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.unit import run_units
 
     images = shutil.copytree(image_folder, tmp_path / "images")
     (images / "field" / "cross" / "05.png").write_text("broken")
@@ -160,9 +161,10 @@ def test_parts_of_predict_give_the_file_of_one_process(
     def here(self: EngineArguments, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
         ran.append(sum(not unit.folder.done for unit in units))
         if len(ran) == 1:
-            run_here(units[:2], quiet=True)  # and then it is killed
+            run_units(units[:2], None, EngineOptions(work), quiet=True)  # and then it is killed
             raise KeyboardInterrupt
-        return {label: one.error for label, one in run_here(units, quiet=True).items()}
+        run_units(units, None, EngineOptions(work), quiet=True)
+        return {}
 
     monkeypatch.setattr(EngineArguments, "do_units", here)
     for kind in ("csv", "jsonl"):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from patchgen.common.files import write_text
+from patchgen.sweep import launch as launch_module
 from patchgen.sweep import unit as unit_module
+from patchgen.sweep.engines import EngineOptions
 from patchgen.sweep.jobs import perform, read_work
-from patchgen.sweep.unit import Needs, Unit, run_here
+from patchgen.sweep.unit import Needs, Unit, run_units
 
 Work = Callable[..., None]
+
+
+def run_here(units: list[Unit]) -> dict[str, Any]:
+    return run_units(units, None, EngineOptions(units[0].claim.parent), quiet=True)
 
 
 @pytest.fixture
@@ -67,13 +75,21 @@ def test_what_a_killed_attempt_left_is_taken_over(make: Callable[..., Unit]) -> 
     assert perform(unit) == "done" and unit.result.read_text() == "half and whole"
 
 
-def test_what_another_process_holds_is_not_touched(make: Callable[..., Unit]) -> None:
-    unit = make(write)
-    unit.begin()
-    with unit.folder.locked():
-        assert unit.folder.busy and perform(unit) == "busy"
-        assert "another process" in run_here([unit], quiet=True)["unit a"].error
-    assert perform(unit) == "done"
+def test_what_another_process_holds_is_waited_for(make: Callable[..., Unit], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = make(write, "a"), make(write, "b")
+    first.begin()
+    held = first.folder.locked()
+    held.__enter__()
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        assert second.folder.done and not first.folder.done  # the free one was done meanwhile
+        waited.append(seconds)
+        held.__exit__(None, None, None)
+
+    assert perform(first) == "busy"
+    monkeypatch.setattr(launch_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    assert run_here([first, second]) == {} and waited and first.folder.done
 
 
 def test_failures_are_told_and_forgotten_by_the_next_command(make: Callable[..., Unit], tmp_path: Path) -> None:
@@ -85,16 +101,28 @@ def test_failures_are_told_and_forgotten_by_the_next_command(make: Callable[...,
         write(folder, result, word)
 
     units = [make(work, name) for name in "abc"]
-    failures = run_here(units, quiet=True)
+    failures = run_here(units)
     assert {label: (one.error, one.final) for label, one in failures.items()} == {"unit b": ("b is broken", True)}
     assert (tmp_path / "a").exists() and (tmp_path / "c").exists() and (tmp_path / ".work").is_dir()
     mended.append(True)
-    assert run_here(units, quiet=True) == {} and (tmp_path / "b").read_text() == "b"
+    assert run_here(units) == {} and (tmp_path / "b").read_text() == "b"
     assert not (tmp_path / ".work").exists()
+
+
+def test_a_passing_fault_is_tried_again(make: Callable[..., Unit]) -> None:
+    tries: list[int] = []
+
+    def work(folder: Path, result: str, word: str) -> None:
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise OSError("the disk is away")
+        write(folder, result, word)
+
+    assert run_here([make(work)]) == {} and tries == [0, 1, 2]
 
 
 @pytest.mark.parametrize("call", ["os:remove", "subprocess:run"])
 def test_nothing_outside_the_package_is_called(make: Callable[..., Unit], call: str) -> None:
     unit = make(write, call=call)
-    failures: dict[str, Any] = run_here([unit], quiet=True)
+    failures: dict[str, Any] = run_here([unit])
     assert "is no function of patchgen" in failures["unit a"].error

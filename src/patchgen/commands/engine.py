@@ -43,11 +43,8 @@ class EngineArguments:
             quiet: No progress of the units as a whole, where each shows its own.
         """
         from patchgen.sweep.engines import EngineOptions
-        from patchgen.sweep.unit import run_here, run_units
+        from patchgen.sweep.unit import run_units
 
-        if self.alone:
-            failures = run_here(units, what, quiet)
-        else:
-            options = EngineOptions(work, workers=self.workers, threads=self.threads, address=self.address)
-            failures = run_units(units, self.engine, options, what, quiet)
+        options = EngineOptions(work, workers=self.workers, threads=self.threads, address=self.address)
+        failures = run_units(units, None if self.alone else self.engine, options, what, quiet)
         return {label: failure.error for label, failure in failures.items()}

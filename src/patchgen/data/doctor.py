@@ -37,7 +37,7 @@ TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
 OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".jfif", ".jp2", ".svg", ".psd", ".dcm", ".svs", ".ndpi")
 SHOWN = 3  # examples in a detail
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime")
+EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime")
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchgen.common.progress import Progress
 from patchgen.runs.claim import Claim
 from patchgen.runs.find import FAILED, Failure, failure_of
-from patchgen.sweep.jobs import Work, perform
-from patchgen.sweep.launch import Watch, launch
+from patchgen.sweep.jobs import Outcome, Work, perform
+from patchgen.sweep.launch import Engine, Watch, launch
 from patchgen.sweep.local import LOG
 from patchgen.train.lifecycle import use_threads
 
@@ -107,10 +106,28 @@ class Unit(Work):
         return cls(**{**found, "config": Needs(**found["config"])})
 
 
+class Here:
+    """The engine of this process: one unit after the other."""
+
+    slots = 1
+
+    def submit(self, jobs: Sequence[Work]) -> list[Outcome]:
+        return [perform(job) for job in jobs]
+
+    def finished(self, handles: Sequence[Outcome], seconds: float) -> list[Outcome]:
+        return list(handles)
+
+    def outcome(self, handle: Outcome) -> Outcome:
+        return handle
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
 def run_units(
-    units: Sequence[Unit], engine: str, options: EngineOptions, what: str = "slides", quiet: bool = False
+    units: Sequence[Unit], engine: str | None, options: EngineOptions, what: str = "slides", quiet: bool = False
 ) -> dict[str, Failure]:
-    """Do what is not done, on an engine; the failures that remain, by the unit's label.
+    """Do what is not done, on an engine or (None) in this process; the failures that remain, by the unit's label.
 
     Failures of an earlier command are forgotten: what made them may have been mended.
     """
@@ -119,21 +136,12 @@ def run_units(
     _forget_failures(units)
     if todo := [unit for unit in units if not unit.folder.done]:
         options.out.mkdir(parents=True, exist_ok=True)
-        watch = Watch(units, quiet, title=what, what=what)
-        launch(units, ENGINES[engine](options, todo), retries=options.retries, watch=watch)
-    return _conclude(units)
-
-
-def run_here(units: Sequence[Unit], what: str = "slides", quiet: bool = False) -> dict[str, Failure]:
-    """The same in this process, one after the other."""
-    _forget_failures(units)
-    words = {"done": "done", "found": "was done before", "busy": "another process is at it", "failed": "FAILED"}
-    with Progress(what, len(units), quiet=quiet) as bar:
-        for unit in units:
-            outcome = perform(unit)
-            bar.advance()
-            bar.say(f"{unit}: {words[outcome]}")
-    return _conclude(units)
+        chosen: Engine = ENGINES[engine](options, todo) if engine else Here()
+        launch(units, chosen, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
+    failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
+    if not any(failures.values()):
+        _clear(units)
+    return {label: failure for label, failure in failures.items() if failure}
 
 
 def _forget_failures(units: Sequence[Unit]) -> None:
@@ -142,12 +150,9 @@ def _forget_failures(units: Sequence[Unit]) -> None:
             (unit.claim / FAILED).unlink(missing_ok=True)
 
 
-def _conclude(units: Sequence[Unit]) -> dict[str, Failure]:
-    """Why units are not done; what the claims' parent holds is cleared away where all are."""
-    busy = Failure(0, "another process is working on it; the same command later", "", False)
-    failures = {unit.label: failure_of(unit.folder) or busy for unit in units if not unit.folder.done}
-    for parent in {unit.claim.parent for unit in units} if not failures else ():
+def _clear(units: Sequence[Unit]) -> None:
+    """Remove the parent of the claims where nothing in it is needed any more."""
+    for parent in {unit.claim.parent for unit in units}:
         with suppress(OSError):
             (parent / LOG).unlink(missing_ok=True)
             parent.rmdir()
-    return failures
