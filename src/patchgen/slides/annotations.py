@@ -143,7 +143,7 @@ def _area(geometry: dict[str, Any]) -> BaseGeometry:
     area = area if area.is_valid else shapely.make_valid(area)
     parts = [part for part in shapely.get_parts(area) if part.geom_type in ("Polygon", "MultiPolygon")]
     whole = shapely.union_all(parts)
-    if not whole.area:
+    if not 0 < whole.area < float("inf"):
         raise ValueError("it has no area")
     return whole
 
