@@ -30,7 +30,7 @@ COMMANDS = {
     "embed": "features, class tokens and mean patch tokens of images as Parquet or NPZ, with any model or run",
     "export": "a model or run as ONNX, or as TorchScript for QuPath (WSInfer), checked against the original",
     "serve": "a page on this machine: drop images, see mask and rankings, take patches away, compare runs",
-    "slide": "whole slides: tissue, tiles, maps of each class as PNG and pyramid TIFF, GeoJSON for QuPath",
+    "slide": "whole slides: maps of each class, GeoJSON for QuPath, a page for many; `slide tiles` cuts labelled tiles",
     "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
     "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
     "doctor": "check a data folder and this machine, and name the fixes",

@@ -21,8 +21,9 @@ from patchgen.commands import predict_lines
 from patchgen.commands.explain import output_names
 from patchgen.commands.predict import find_images, shown
 from patchgen.commands.predict_lines import GrowingFile, Lines
+from patchgen.common.files import lock
 from patchgen.predict.predictor import Prediction, Predictor, identity, load_run
-from patchgen.runs.folder import RunFolder, lock
+from patchgen.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]

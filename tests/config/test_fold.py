@@ -22,7 +22,7 @@ OTHER: dict[str, Any] = {
     "data": "elsewhere", "unseen": "site_b", "method": "lp", "pool": "cls", "tune": "full", "backbone": "tiny",
     "benchmark": "pacs", "options": {"crctp_fold": "Fold1"}, "image_size": 112, "steps": 7, "batch_per_domain": 8,
     "eval_every": 3, "val_images": 5, "augment": False, "augmentation": "histology",
-    "normalization": "imagenet", "split": "group", "holdout": 0.5,
+    "normalization": "imagenet", "split": "group", "holdout": 0.5, "stain": "macenko",
     "task": "mdg_gcd", "hparams": {"miro": 0.5}, "known": "half", "unlabelled": "mixed", "labelled_share": 0.3,
     "num_classes": 9, "dropout": 0.1, "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1,
     "optimizer": "adamw", "lr_schedule": "cosine", "class_weights": "balanced", "lora_rank": 4, "patience": 3,

@@ -46,3 +46,13 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
     pixels, tissue, tiles = draw_slide()
     write_pyramid(path, pixels, (MPP, MPP))
     return Planted(path, pixels, tissue, tiles)
+
+
+@pytest.fixture(scope="session")
+def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Annotated slides of two sites (`cohort.py`): `slides/SITE/NAME.tif` and `annotations/NAME.geojson`."""
+    pytest.importorskip("openslide")
+    pytest.importorskip("shapely")
+    from .cohort import write_cohort_slides
+
+    return write_cohort_slides(tmp_path_factory.mktemp("cohort"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import tyro
 
 from patchgen.commands import announce, parse
+from patchgen.commands.engine import EngineArguments
 from patchgen.common.files import check_writable, expanded, is_replaceable, regular
 from patchgen.common.text import csv_cell, printable
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PredictArguments:
+class PredictArguments(EngineArguments):
     """Predict the class of images with a trained model. A command that writes a file goes on after it was stopped."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -185,6 +186,7 @@ def _check(arguments: PredictArguments) -> None:
         raise ValueError(f"{' and '.join(chosen)} exclude each other: choose one")
     if arguments.batch < 1:
         raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
+    arguments.check_engine()
     name = arguments.csv or arguments.jsonl
     if name in (None, "-"):
         return
@@ -197,7 +199,7 @@ def _check(arguments: PredictArguments) -> None:
         check_writable(file.absolute().parent / file.name, chosen[0])
 
 
-def _lines(arguments: PredictArguments, predictor: Predictor) -> Lines:
+def lines_of(arguments: PredictArguments, predictor: Predictor) -> Lines:
     """How a prediction becomes a line of the file or stream that was asked for."""
     from patchgen.commands.predict_lines import Lines, csv_line
 
@@ -215,7 +217,7 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
     from patchgen.predict.predictor import identity
 
     target, model = Path(str(arguments.csv or arguments.jsonl)), identity(arguments.run, arguments.checkpoint)
-    with GrowingFile(target, model, _lines(arguments, predictor), paths) as file:
+    with GrowingFile(target, model, lines_of(arguments, predictor), paths) as file:
         left = [path for path in paths if path not in file]
         if len(left) < len(paths):
             bar.advance(len(paths) - len(left))
@@ -227,7 +229,7 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
 def _to_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], rows: Iterable[Prediction],
                out: TextIO) -> None:  # fmt: skip
     if arguments.csv or arguments.jsonl:
-        lines = _lines(arguments, predictor)
+        lines = lines_of(arguments, predictor)
         out.write(lines.head)
         out.writelines(map(lines.line, rows))
     elif arguments.json:
@@ -242,8 +244,14 @@ def main(argv: list[str]) -> int:
     announce()
     paths = find_images(arguments.images)
     from patchgen.predict.predictor import load_predictor
+    from patchgen.train.lifecycle import use_threads
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
+    if not arguments.alone:
+        from patchgen.commands.predict_parts import predict_parts
+
+        return predict_parts(arguments, predictor, paths)
+    use_threads(arguments.threads)
     # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl

@@ -1,17 +1,25 @@
-"""patchgen slide MODEL SLIDE... --out DIR: maps of whole slides as PNG, pyramid TIFF, CSV and GeoJSON for QuPath."""
+"""patchgen slide MODEL SLIDE... --out DIR: maps of whole slides as PNG, pyramid TIFF, CSV and GeoJSON for QuPath.
+
+`patchgen slide tiles` (`slide_tiles.py`) makes training data of slides.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from patchgen.commands import announce, parse
+from patchgen.commands.engine import EngineArguments
 from patchgen.commands.predict import report_unreadable, shown, ticker
 from patchgen.common.files import write_text
 
@@ -19,21 +27,26 @@ if TYPE_CHECKING:
     import numpy as np
 
     from patchgen.predict.predictor import Predictor
-    from patchgen.slides.slide import Slide, UnreadableSlide
+    from patchgen.slides.slide import Slide
     from patchgen.slides.tiles import TileGrid
+    from patchgen.sweep.unit import Unit
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
+WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
 
 
 @dataclass(frozen=True)
-class SlideArguments:
-    """Predict whole slides tile by tile: a folder a slide with tiles.csv, tiles.geojson and a map of each class."""
+class SlideArguments(EngineArguments):
+    """Predict whole slides tile by tile: a folder a slide with tiles.csv, tiles.geojson and a map of each class.
+
+    `patchgen slide tiles --help` is about cutting slides into labelled tiles to train on.
+    """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUN")]
     """Model folder, as `patchgen fit` prints it, or run folder, as `patchgen train` does."""
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
-    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and whatever else OpenSlide reads."""
+    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and whatever else OpenSlide reads; or folders of them."""
     out: str
     """Folder for the results; made when missing. The same command goes on where a stopped one ended."""
     mpp: float = 0.5
@@ -56,6 +69,7 @@ def _check(arguments: SlideArguments) -> None:
     """Refuse before any work what holds for every slide."""
     if not arguments.slides:
         raise ValueError("no slide given; name slide files after the model")
+    arguments.check_engine()
     if not 0 <= arguments.min_tissue <= 1:
         raise ValueError(f"--min-tissue is a share from 0 to 1, not {arguments.min_tissue}")
     for name in ("mpp", "mpp_slide", "tile", "batch"):
@@ -64,10 +78,6 @@ def _check(arguments: SlideArguments) -> None:
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")
     if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
         raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
-    stems = [Path(word).stem for word in arguments.slides]
-    twice = sorted({stem for stem in stems if stems.count(stem) > 1})
-    if twice:
-        raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
 
 
 def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
@@ -85,12 +95,10 @@ def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, dig
     }
 
 
-def _claim(folder: Path, settings: dict[str, Any]) -> None:
-    """Begin a slide's folder, or go on with one of the same settings."""
+def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder that was begun with other settings; one that is not there is new."""
     file = folder / DESCRIPTION
     if not file.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_json(file, settings)
         return
     try:
         was = json.loads(file.read_text(encoding="utf-8"))
@@ -106,8 +114,16 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     write_text(file, json.dumps(content, indent=2) + "\n")
 
 
-def process(arguments: SlideArguments, predictor: Predictor, path: Path, digest: str) -> Path:
-    """Everything of one slide; returns its folder.
+@lru_cache(1)
+def _model(model: str, checkpoint: Literal["selected", "swad"]) -> tuple[Predictor, str]:
+    """The predictor and its digest, once for all slides that this process is given."""
+    from patchgen.predict.predictor import identity, load_predictor
+
+    return load_predictor(model, checkpoint), identity(model, checkpoint)[:16]
+
+
+def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
+    """Everything of one slide; `result` appears when all of it is there, `folder` has what there is so far.
 
     Raises:
         UnreadableSlide: the slide cannot be used, or shows no tissue.
@@ -115,30 +131,36 @@ def process(arguments: SlideArguments, predictor: Predictor, path: Path, digest:
     from PIL import Image
 
     from patchgen.common.progress import Progress
+    from patchgen.slides.cohort import save_thumbnail
     from patchgen.slides.heatmap import save_png
     from patchgen.slides.scan import find_places, scan
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.slides.tiles import make_grid, thumbnail
     from patchgen.slides.tissue import tissue_mask, tissue_share
 
-    with open_slide(path, arguments.mpp_slide) as slide:
-        grid = make_grid(slide, arguments.mpp, arguments.tile)
-        small = thumbnail(slide, grid)
+    given, path, part = SlideArguments(**arguments), Path(slide), folder / PART
+    predictor, digest = _model(given.model, given.checkpoint)
+    with open_slide(path, given.mpp_slide) as opened:
+        grid = make_grid(opened, given.mpp, given.tile)
+        small = thumbnail(opened, grid)
         mask = tissue_mask(small, grid.cell**2 / 4)
-        places = find_places(tissue_share(mask, grid), arguments.min_tissue)
+        places = find_places(tissue_share(mask, grid), given.min_tissue)
         if not places:
             raise UnreadableSlide(
-                path, f"no tile has {arguments.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
+                path, f"no tile has {given.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
             )
-        folder, settings = Path(arguments.out) / path.stem, _settings(arguments, predictor, slide, digest)
-        _claim(folder, settings)
-        save_png(folder / "tissue.png", Image.fromarray(mask))
-        with Progress(shown(path.name), len(places)) as bar:
-            scan(predictor, slide, grid, places, folder / TILES, arguments.batch, ticker(bar))
-        files = _write_results(folder, predictor.classes, grid, small, slide.mpp)
-        facts = {"tiles": len(places), "origin": list(slide.origin), "files": files}
-    _write_json(folder / DESCRIPTION, settings | facts)
-    return folder
+        settings = _settings(given, predictor, opened, digest)
+        _check_settings(part, settings)
+        part.mkdir(exist_ok=True)
+        _write_json(part / DESCRIPTION, settings)
+        save_png(part / "tissue.png", Image.fromarray(mask))
+        save_thumbnail(part, small, grid)
+        with Progress(shown(path.name), len(places), quiet=quiet) as bar:
+            scan(predictor, opened, grid, places, part / TILES, given.batch, ticker(bar))
+        files = _write_results(part, predictor.classes, grid, small, opened.mpp)
+        facts = {"tiles": len(places), "origin": list(opened.origin), "files": files}
+    _write_json(part / DESCRIPTION, settings | facts)
+    os.replace(part, result)
 
 
 def _write_results(
@@ -158,19 +180,74 @@ def _write_results(
     return files
 
 
+def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
+    """The work of each slide; what is there already must be of the same model and settings."""
+    from patchgen.slides.slide import UnreadableSlide, open_slide
+    from patchgen.sweep.unit import Needs, Unit
+
+    predictor, digest = _model(arguments.model, arguments.checkpoint)
+    out, units = Path(arguments.out), []
+    needs = Needs(arguments.threads, predictor.config.accelerator)
+    for path in slides:
+        result, claim = out / path.stem, out / WORK / path.stem
+        call = {
+            "arguments": asdict(arguments), "slide": str(path), "result": str(result.absolute()),
+            "quiet": not arguments.alone,
+        }  # fmt: skip
+        unit = Unit("patchgen.commands.slide:map_slide", call, claim, result, str(path), needs)
+        _take_over(unit)
+        for folder in (result, claim / PART):
+            if (folder / DESCRIPTION).is_file():
+                try:
+                    with open_slide(path, arguments.mpp_slide) as slide:
+                        _check_settings(folder, _settings(arguments, predictor, slide, digest))
+                except UnreadableSlide:  # said when its turn comes, or not at all where it is done
+                    continue
+        units.append(unit)
+    return units
+
+
+def _take_over(unit: Unit) -> None:
+    """An unfinished folder of an earlier version, which wrote under the slide's own name, is continued as a claim."""
+    file, part = unit.result / DESCRIPTION, unit.claim / PART
+    if file.is_file() and not part.exists() and b'"files"' not in file.read_bytes():
+        unit.begin()
+        os.replace(unit.result, part)
+
+
+def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
+    """List on stderr why slides could not be used; the exit code, as `report_unreadable` has it."""
+    from patchgen.slides.slide import UnreadableSlide
+
+    failed = [UnreadableSlide(path, why.removeprefix(f"cannot use slide {path}: ").strip().splitlines()[-1])
+              for path, why in failures.items()]  # fmt: skip
+    return report_unreadable(failed, total, strict, "slides could not be read")
+
+
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["tiles"]:
+        from patchgen.commands.slide_tiles import main as main_tiles
+
+        return main_tiles(argv[1:])
     arguments = parse(SlideArguments, "slide", argv)
     _check(arguments)
+    from patchgen.slides.plan import find_slides
+
+    slides = find_slides(arguments.slides)
+    twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
+    if twice:
+        raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
     announce()
-    from patchgen.predict.predictor import identity, load_predictor
-    from patchgen.slides.slide import UnreadableSlide, require_openslide
+    from patchgen.slides.cohort import write_cohort
+    from patchgen.slides.slide import require_openslide
 
     require_openslide()
-    predictor = load_predictor(arguments.model, arguments.checkpoint)
-    digest, failed = identity(arguments.model, arguments.checkpoint)[:16], list["UnreadableSlide"]()
-    for word in arguments.slides:
-        try:
-            print(process(arguments, predictor, Path(word), digest), flush=True)
-        except UnreadableSlide as error:
-            failed.append(error)
-    return report_unreadable(failed, len(arguments.slides), arguments.strict, "slides could not be read")
+    units = _units(arguments, slides)
+    failures = arguments.do_units(units, Path(arguments.out) / WORK, "slides", quiet=arguments.alone)
+    done = [unit.result for unit in units if unit.label not in failures]
+    for folder in done:
+        print(folder, flush=True)
+    if done:
+        page = write_cohort(Path(arguments.out), done, failures)
+        print(f"all slides on one page: {page}", file=sys.stderr)
+    return report_slides(failures, len(slides), arguments.strict)

@@ -49,6 +49,8 @@ class Config(Settings):
     """Random changes of the images while training."""
     augmentation: Literal["natural", "crop-flip", "histology"] = "natural"
     """Crop, flip and colours; crop and flip; or for stained tissue quarter turns, mirror images, strength of stains."""
+    stain: Literal["none", "macenko"] = "none"
+    """For stained tissue: give every image the stain colours of the training images (extra `stain`)."""
     split: SplitRule = "domainbed"
     """How a domain is split: the field's rule, or `group` (within a domain, a patient is never on both sides)."""
     holdout: float = 0.2

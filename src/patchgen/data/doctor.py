@@ -40,7 +40,10 @@ OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng
 SHOWN = 3  # examples in a detail
 NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = ("timm", "umap", "ray", "submitit", "fastapi", "openslide", "onnx", "onnxruntime", "pillow_heif")
+EXTRAS = (
+    *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
+    "pillow_heif",
+)
 
 
 @dataclass(frozen=True)

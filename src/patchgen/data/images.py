@@ -225,7 +225,12 @@ class ImageStore:
         size: Side of the square images; with `keep_aspect` the shorter side.
         interpolation: How square images are resized: what the backbone expects. Those that keep their aspect are
             always resized bicubically.
+
+    Attributes:
+        stain: Changes each image (H, W, 3) uint8 when it is asked for; the cache holds it as it was decoded.
     """
+
+    stain: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __init__(
         self,
@@ -310,6 +315,11 @@ class ImageStore:
         return rows
 
     def _image(self, row: int) -> np.ndarray:
+        """(3,h,w) uint8, with its stains normalised where that is asked for."""
+        pixels = self._decoded(row)
+        return pixels if self.stain is None else self.stain(pixels.transpose(1, 2, 0)).transpose(2, 0, 1)
+
+    def _decoded(self, row: int) -> np.ndarray:
         """(3,h,w) uint8 from the cache, else from the file."""
         cached = self._read(row)
         if cached is not None:

@@ -187,6 +187,7 @@ def finish(
     files = [fold.table.file(i) for i in range(len(fold.table))]
     cache = cache_dir() if run.config.cache else None
     store = ImageStore(files, run.config.image_size, cache, interpolation=predictor.interpolation)
+    store.stain = predictor.stain
     _say(quiet)(f"calibrating confidence on {calibration_images(whole):,} images of the training sites")
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, report = calibrate(predictor, whole, store, bar.tick)

@@ -140,13 +140,14 @@ def _data(facts: dict[str, Any]) -> str:
         "domainbed": "The split into training and validation was by image"
         + (", so a group may be on both sides." if data["groups"] else "."),
     }
+    stain = " The stains of every image are normalised to those of the training images (Macenko), here and in use."
     return "\n".join(
         [
             "## Images\n",
             f"| site | {' | '.join(classes)} |",
             "|---|" + "---|" * len(classes),
             *rows,
-            f"\n{rule[data['split']]}{groups}",
+            f"\n{rule[data['split']]}{groups}{stain if facts.get('stain') else ''}",
         ]
     )
 

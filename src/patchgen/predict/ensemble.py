@@ -138,6 +138,7 @@ def _subject(folder: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Subject:
     files = [fold.table.file(i) for i in range(len(fold.table))]
     cache = cache_dir() if config.cache else None
     store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
+    store.stain = predictor.stain
     return Subject(config.method, folder.path.resolve().name, predictor, fold, store)
 
 

@@ -65,6 +65,11 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is left then.
     """
     require_extra()
+    if predictor.stain:
+        raise ValueError(
+            "this model normalises the stains of every image first (--stain macenko), which an ONNX file cannot do; "
+            "use `patchgen predict`, or train without --stain"
+        )
     with replacing(target) as temporary:
         _write(predictor, temporary)
         differences = compare(predictor, temporary, images)

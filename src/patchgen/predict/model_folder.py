@@ -26,6 +26,7 @@ from patchgen.common.reading import read_json, shortly
 from patchgen.common.tensors import parse_tensors
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config, known_settings
+from patchgen.data.macenko import read_macenko
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model, build_on, load_trained
 from patchgen.methods.clip import Sentences
@@ -163,6 +164,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
         "settings": {**settings, "backbone": model.about["backbone"]["source"]} if with_backbone else settings,
         "weights": {"file": WEIGHTS, "sha256": digest},
         **({"plugins": used} if used else {}),
+        **({"stain": predictor.stain.facts()} if predictor.stain else {}),
     }
 
 
@@ -190,7 +192,9 @@ def read_model(path: str | Path) -> Model:
             f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error}; get the folder again"
         ) from error
     known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
-    return Model(Predictor(model, classes, config, confidence), {name: facts[name] for name in known if name in facts})
+    stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
+    predictor = Predictor(model, classes, config, confidence, stain)
+    return Model(predictor, {name: facts[name] for name in known if name in facts})
 
 
 def _check_numbers(file: Path, facts: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.given import squares
 from patchgen.data.images import UnreadableImage, decode
+from patchgen.data.macenko import Macenko, read_macenko
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained
@@ -130,7 +131,8 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
     model = build_model(config, method, len(classes), recorded=facts.get("backbone") or {})
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
-    return Predictor(model, classes, config)
+    stain = read_macenko(facts.get("stain"), str(file)) if config.stain != "none" else None
+    return Predictor(model, classes, config, stain=stain)
 
 
 def _checkpoint_file(folder: RunFolder, name: str) -> Path:
@@ -170,7 +172,12 @@ class Predictor:
     """A trained classifier with its classes; `load_predictor` makes one."""
 
     def __init__(
-        self, model: Classifier, classes: tuple[str, ...], config: Config, confidence: Confidence | None = None
+        self,
+        model: Classifier,
+        classes: tuple[str, ...],
+        config: Config,
+        confidence: Confidence | None = None,
+        stain: Macenko | None = None,
     ) -> None:
         from lightning_fabric import Fabric
 
@@ -180,6 +187,7 @@ class Predictor:
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
+        self.stain = stain  # what training did to its images: files, slides and uploads get it too
 
     @property
     def interpolation(self) -> str:
@@ -226,10 +234,14 @@ class Predictor:
             best = int(probabilities.argmax())
             yield Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
 
+    def pixels(self, images: Sequence[np.ndarray]) -> Tensor:
+        """Images (S, S, 3) uint8 -> (B, 3, S, S) in [0, 1] on the model's device, stains normalised as in training."""
+        same = images if self.stain is None else [self.stain(image) for image in images]
+        return torch.from_numpy(np.stack(same)).to(self.device).permute(0, 3, 1, 2).float() / 255
+
     def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
-        pixels = torch.from_numpy(np.stack(images)).to(self.device).permute(0, 3, 1, 2).float() / 255
-        return normalize(pixels, self.model.backbone.mean, self.model.backbone.std)
+        return normalize(self.pixels(images), self.model.backbone.mean, self.model.backbone.std)
 
     @torch.inference_mode()
     def score(self, images: Sequence[np.ndarray]) -> list[Scores]:

@@ -95,6 +95,7 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
         config = _config(folder, data)
         files, cache = [fold.table.file(i) for i in range(len(fold.table))], _cache(config.cache)
         store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
+        store.stain = predictor.stain
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store))
     return subjects
 

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from patchgen.common.files import temporary_name
 from patchgen.common.reading import read_json
-from patchgen.runs.folder import UNREADABLE, RunBusy, RunFolder, run_folders
+from patchgen.runs.claim import Claim, RunBusy
+from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
 from patchgen.runs.scores import headline
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
@@ -41,7 +42,7 @@ class Failure:
         return (self.error.strip().splitlines() or ["unknown error"])[-1]
 
 
-def state_of(run: RunFolder) -> State:
+def state_of(run: Claim) -> State:
     """What has become of a run; a lock that is held outweighs an old failure."""
     if run.done:
         return "done"
@@ -52,7 +53,7 @@ def state_of(run: RunFolder) -> State:
     return "unfinished" if (run.path / "config.yaml").exists() else "waiting"
 
 
-def failure_of(run: RunFolder) -> Failure | None:
+def failure_of(run: Claim) -> Failure | None:
     """The kept error of a run, if it has one."""
     try:
         found = read_json(run.path / FAILED)

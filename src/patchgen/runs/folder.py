@@ -25,16 +25,17 @@ import numpy as np
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import lock, refuse_links, regular, replacing, write_text
+from patchgen.common.files import refuse_links, regular, replacing, write_text
 from patchgen.common.reading import read_json, shortly
 from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
 from patchgen.model.local import content, local_path
+from patchgen.runs.claim import Claim, not_through_links
+from patchgen.runs.claim import RunBusy as RunBusy
 from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 CONTENT = "content.npy"  # a digest of each image
 WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
-LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
 
 
 # what a damaged folder may raise when it is read
@@ -42,19 +43,16 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, StopI
               OSError)  # fmt: skip
 
 
-class RunBusy(ValueError):
-    """Another process trains this run."""
-
-
 class ProcessDied(ValueError):
     """One of a run's processes ended early; another attempt goes on from the last evaluation."""
 
 
-class RunFolder:
+class RunFolder(Claim):
     """A run on disk: its settings, records and checkpoints, its lock, and whether it is done."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.data = Path(path), ""
+        super().__init__(path)
+        self.data = ""
         self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record
 
     @classmethod
@@ -125,13 +123,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """One process a run folder: the lock goes with the process, however it ends."""
         self.refuse_links()
-        with open(self.path / ".lock", "w", opener=_not_through_links) as handle:
-            for attempt in range(LOCK_ATTEMPTS):
-                if lock(handle.fileno()):
-                    break
-                if attempt == LOCK_ATTEMPTS - 1:
-                    raise RunBusy(f"{self.path} is being trained by another process; wait for it, or end it")
-                time.sleep(LOCK_PAUSE)
+        with super().locked():
             self._clear()
             yield
 
@@ -139,14 +131,6 @@ class RunFolder:
         """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
         for stray in (self.path / "checkpoints").glob(".*"):  # ours, and those of the library that writes tensors
             stray.unlink(missing_ok=True)
-
-    @property
-    def busy(self) -> bool:
-        """True while a process holds the lock."""
-        if not (self.path / ".lock").exists():
-            return False
-        with open(self.path / ".lock", "a", opener=_not_through_links) as handle:
-            return not lock(handle.fileno())
 
     def renew_settings(self, config: Settings) -> None:
         """Write down what this process was told: where the data is now, and nothing that a disk has changed since."""
@@ -187,7 +171,7 @@ class RunFolder:
     # Records
 
     def append(self, record: Mapping[str, Any]) -> None:
-        with open(self._records_path, "a", encoding="utf-8", opener=_not_through_links) as handle:
+        with open(self._records_path, "a", encoding="utf-8", opener=not_through_links) as handle:
             handle.write(json.dumps(record) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
@@ -242,9 +226,6 @@ class RunFolder:
         return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
 
     # Files
-
-    def write_json(self, name: str, value: Any) -> None:
-        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def write_environment(self, backbone: Mapping[str, Any]) -> None:
         """What the numbers may depend on beside the settings; of the data its fingerprint."""
@@ -380,10 +361,6 @@ def environment(threads: int) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "packages": packages,
     }
-
-
-def _not_through_links(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

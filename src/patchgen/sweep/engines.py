@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchgen.sweep.jobs import Job
+from patchgen.sweep.jobs import Work
 from patchgen.sweep.launch import Engine
 
 
@@ -54,7 +54,7 @@ def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[
     return Share(max(1, cores // ((threads or 1) * devices)), threads or 1)
 
 
-def share_of(options: EngineOptions, jobs: Sequence[Job]) -> Share:
+def share_of(options: EngineOptions, jobs: Sequence[Work]) -> Share:
     """What a local worker gets on this machine."""
     import torch
 
@@ -65,24 +65,24 @@ def share_of(options: EngineOptions, jobs: Sequence[Job]) -> Share:
     return divide(options.workers, threads_of(options, jobs), os.cpu_count() or 1, names, devices_of(jobs))
 
 
-def threads_of(options: EngineOptions, jobs: Sequence[Job]) -> int | None:
+def threads_of(options: EngineOptions, jobs: Sequence[Work]) -> int | None:
     """The option's, else the most that a recipe asks for, if one does."""
     return options.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
 
 
-def devices_of(jobs: Sequence[Job]) -> int:
+def devices_of(jobs: Sequence[Work]) -> int:
     """The most devices that one run asks for."""
     return max((getattr(job.config, "devices", 1) for job in jobs), default=1)
 
 
-def _local(options: EngineOptions, jobs: Sequence[Job]) -> Engine:
+def _local(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
     from patchgen.sweep.local import LocalEngine
 
     share = share_of(options, jobs)
     return LocalEngine(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
 
 
-def _ray(options: EngineOptions, jobs: Sequence[Job]) -> Engine:
+def _ray(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
     from patchgen.sweep.ray import RayEngine
 
     threads = threads_of(options, jobs) or 1
@@ -90,7 +90,7 @@ def _ray(options: EngineOptions, jobs: Sequence[Job]) -> Engine:
     return RayEngine(threads, options.retries, options.address, cpus)
 
 
-def _slurm(options: EngineOptions, jobs: Sequence[Job]) -> Engine:
+def _slurm(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
     from patchgen.sweep.slurm import SlurmEngine
 
     gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else devices_of(jobs)
@@ -100,4 +100,4 @@ def _slurm(options: EngineOptions, jobs: Sequence[Job]) -> Engine:
     )  # fmt: skip
 
 
-ENGINES: dict[str, Callable[[EngineOptions, Sequence[Job]], Engine]] = {"local": _local, "ray": _ray, "slurm": _slurm}
+ENGINES: dict[str, Callable[[EngineOptions, Sequence[Work]], Engine]] = {"local": _local, "ray": _ray, "slurm": _slurm}

@@ -19,15 +19,46 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.config import Settings, config_class
+from patchgen.runs.claim import Claim, RunBusy
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
-from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
+from patchgen.runs.folder import ProcessDied, RunFolder
 
 Outcome = Literal["done", "found", "busy", "failed"]  # found: somebody else had done it; busy: is doing it
 Kind = Literal["train", "no-op"]
 
 
+class Work:
+    """What launchers, engines and workers know of a piece of work: a training (`Job`), or a call (`unit.Unit`)."""
+
+    run: str  # names it among the others
+    size: int  # how much there is to do
+    config: Any  # has `threads` and `accelerator`, and `devices` where several share the work
+
+    @property
+    def folder(self) -> Claim:
+        """Its lock, its last failure, and whether it is done."""
+        raise NotImplementedError
+
+    @property
+    def progress(self) -> int:
+        """How much of `size` is done."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Make its folder."""
+        raise NotImplementedError
+
+    def do(self) -> None:
+        """All of it, here and now."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """One line, for another process; `read_work` reads it."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Work):
     labels: tuple[str, ...]  # what its recipes call it
     rows: tuple[str, ...]
     config: Settings
@@ -61,8 +92,14 @@ class Job:
         epochs = sum(record["kind"] == "epoch" for record in records)
         return min(self.size, epochs or max((record.get("step", -1) + 1 for record in records), default=0))
 
+    def begin(self) -> None:
+        with suppress(ValueError):  # the folder of another run: `perform` has said so already
+            RunFolder.create(self.out, self.config, self.run)
+
+    def do(self) -> None:
+        WORK[self.kind](self)
+
     def to_json(self) -> str:
-        """One line, for another process."""
         return json.dumps({**dataclasses.asdict(self), "out": str(self.out.resolve())})
 
     @classmethod
@@ -72,18 +109,25 @@ class Job:
         return cls(tuple(found.pop("labels")), tuple(found.pop("rows")), config, out, **found)
 
 
-def worth_another(job: Job, retries: int) -> bool:
+def read_work(text: str) -> Work:
+    """What `to_json` wrote."""
+    from patchgen.sweep.unit import Unit
+
+    return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
+
+
+def worth_another(job: Work, retries: int) -> bool:
     """False where a run has used up its attempts, or would fail again as it did."""
     failure = failure_of(job.folder)
     return failure is None or (not failure.final and failure.attempts <= retries)
 
 
-def perform(job: Job) -> Outcome:
-    """Train one run to its end; what goes wrong is kept in its folder."""
+def perform(job: Work) -> Outcome:
+    """Train one run (or do one unit of other work) to its end; what goes wrong is kept in its folder."""
     if job.folder.done:
         return "found"
     try:
-        WORK[job.kind](job)
+        job.do()
     except RunBusy:
         return "busy"
     except Exception as error:  # whatever it is, the sweep goes on with the other runs
@@ -94,13 +138,12 @@ def perform(job: Job) -> Outcome:
     return "done"
 
 
-def note_failure(job: Job, error: str, final: bool = False) -> Failure:
+def note_failure(job: Work, error: str, final: bool = False) -> Failure:
     """Count an attempt that failed, and keep its error."""
     before = failure_of(job.folder)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     failure = Failure((before.attempts if before else 0) + 1, error or "unknown error", now, final)
-    with suppress(ValueError):  # the folder of another run: `perform` has said so already
-        RunFolder.create(job.out, job.config, job.run)
+    job.begin()
     job.folder.write_json(FAILED, dataclasses.asdict(failure))
     return failure
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from patchgen.common.progress import Progress
 from patchgen.runs.find import failure_of
-from patchgen.sweep.jobs import Job, Outcome, note_failure, worth_another
+from patchgen.sweep.jobs import Outcome, Work, note_failure, worth_another
 
 TICK = 1.0  # seconds between two looks at the records of what is running
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
 
     slots: int  # jobs that it takes at once
 
-    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+    def submit(self, jobs: Sequence[Work]) -> list[Any]:
         """Begin jobs; a handle for each."""
 
     def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
@@ -49,36 +49,36 @@ class Engine(Protocol):
 class Watch:
     """What a person sees of a sweep: steps done in all runs, time left, a line for each run that ends."""
 
-    def __init__(self, jobs: Sequence[Job], quiet: bool = False) -> None:
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Work], quiet: bool = False, title: str = "sweep", what: str = "runs") -> None:
+        self.jobs, self.what = jobs, what
         self.ended = sum(job.folder.done for job in jobs)
         self.seen = {job.run: job.progress for job in jobs}
-        self.bar = Progress("sweep", sum(job.size - self.seen[job.run] for job in jobs), quiet=quiet)
+        self.bar = Progress(title, sum(job.size - self.seen[job.run] for job in jobs), quiet=quiet)
         self.looked = time.monotonic()
 
-    def look(self, active: Sequence[Job]) -> None:
+    def look(self, active: Sequence[Work]) -> None:
         """Count the steps that the active runs have recorded since the last look."""
         if time.monotonic() - self.looked >= TICK:
             for job in active:
                 self._count(job, job.progress)
             self.looked = time.monotonic()
 
-    def end(self, job: Job, word: str) -> None:
+    def end(self, job: Work, word: str) -> None:
         self.ended += 1
         self._count(job, job.size)
-        self.bar.say(f"{self.ended} of {len(self.jobs)} runs: {job}: {word}")
+        self.bar.say(f"{self.ended} of {len(self.jobs)} {self.what}: {job}: {word}")
 
-    def _count(self, job: Job, progress: int) -> None:
+    def _count(self, job: Work, progress: int) -> None:
         # a run that went on from a checkpoint may fall back; the bar waits for it
         self.bar.advance(max(0, progress - self.seen[job.run]))
         self.seen[job.run] = max(progress, self.seen[job.run])
 
 
-def launch(jobs: Sequence[Job], engine: Engine, *, retries: int, watch: Watch) -> Counter[str]:
+def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) -> Counter[str]:
     """Do what is not done; returns how many runs were done here, found done, and failed for good."""
     counts: Counter[str] = Counter()
-    todo, aside = deque(job for job in jobs if not job.folder.done and worth_another(job, retries)), deque[Job]()
-    active: list[tuple[Any, Job]] = []
+    todo, aside = deque(job for job in jobs if not job.folder.done and worth_another(job, retries)), deque[Work]()
+    active: list[tuple[Any, Work]] = []
     try:
         with watch.bar:
             while todo or active or aside:
@@ -98,10 +98,10 @@ def launch(jobs: Sequence[Job], engine: Engine, *, retries: int, watch: Watch) -
 
 
 def _hand_out(
-    todo: deque[Job], aside: deque[Job], engine: Engine, active: int, counts: Counter[str], watch: Watch
-) -> list[tuple[Any, Job]]:
+    todo: deque[Work], aside: deque[Work], engine: Engine, active: int, counts: Counter[str], watch: Watch
+) -> list[tuple[Any, Work]]:
     """Begin as many of the waiting jobs as there is room for; what others do or have done is not begun."""
-    ready: list[Job] = []
+    ready: list[Work] = []
     while todo and active + len(ready) < engine.slots:
         job = todo.popleft()
         if job.folder.done:
@@ -114,7 +114,7 @@ def _hand_out(
     return list(zip(engine.submit(ready), ready, strict=True)) if ready else []
 
 
-def _outcome(engine: Engine, handle: Any, job: Job) -> Outcome:
+def _outcome(engine: Engine, handle: Any, job: Work) -> Outcome:
     try:
         return engine.outcome(handle)
     except WorkerLost as error:
@@ -125,7 +125,7 @@ def _outcome(engine: Engine, handle: Any, job: Job) -> Outcome:
 
 
 def _take_in(
-    outcome: Outcome, job: Job, todo: deque[Job], aside: deque[Job], retries: int, counts: Counter[str], watch: Watch
+    outcome: Outcome, job: Work, todo: deque[Work], aside: deque[Work], retries: int, counts: Counter[str], watch: Watch
 ) -> None:
     if outcome == "busy":
         aside.append(job)
@@ -138,6 +138,6 @@ def _take_in(
         watch.end(job, words[outcome])
 
 
-def _why(job: Job) -> str:
+def _why(job: Work) -> str:
     failure = failure_of(job.folder)
     return failure.line if failure else "unknown error"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from patchgen.common.children import child_environment, python
-from patchgen.sweep.jobs import Job, Outcome
+from patchgen.sweep.jobs import Outcome, Work
 from patchgen.sweep.launch import WorkerLost
 
 LOG = "sweep.log"  # in the sweep's folder: what the workers and the libraries in them print
@@ -33,7 +33,7 @@ class Worker:
         self.process: subprocess.Popen[str] | None = None
         self.closed = False
 
-    def do(self, job: Job) -> Outcome:
+    def do(self, job: Work) -> Outcome:
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         with suppress(BrokenPipeError):  # it died while it was idle: no answer will come
@@ -84,10 +84,10 @@ class LocalEngine:
             self.idle.put(worker)
         self.pool = ThreadPoolExecutor(workers)
 
-    def submit(self, jobs: Sequence[Job]) -> list[Future[Outcome]]:
+    def submit(self, jobs: Sequence[Work]) -> list[Future[Outcome]]:
         return [self.pool.submit(self._do, job) for job in jobs]
 
-    def _do(self, job: Job) -> Outcome:
+    def _do(self, job: Work) -> Outcome:
         worker = self.idle.get()
         try:
             return worker.do(job)

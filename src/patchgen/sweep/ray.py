@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from patchgen.common import plugins
 from patchgen.common.children import SOURCE, safe_children
-from patchgen.sweep.jobs import Job, Outcome, perform
+from patchgen.sweep.jobs import Outcome, Work, perform, read_work
 from patchgen.sweep.launch import EngineLost, WorkerLost
 
 
@@ -23,7 +23,7 @@ def ray_perform(text: str, folder: str) -> Outcome:
     """One job, in a worker of Ray's; `folder` is the launcher's, for relative paths in the settings."""
     if os.path.isdir(folder):
         os.chdir(folder)
-    return perform(Job.from_json(text))
+    return perform(read_work(text))
 
 
 class RayEngine:
@@ -58,10 +58,10 @@ class RayEngine:
             self.close()
             raise ValueError(f"a run asks Ray for --threads {self.threads} CPUs and it has {cpus}; lower --threads")
 
-    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+    def submit(self, jobs: Sequence[Work]) -> list[Any]:
         return [self._task(job).remote(job.to_json(), os.getcwd()) for job in jobs]
 
-    def _task(self, job: Job) -> Any:
+    def _task(self, job: Work) -> Any:
         """The function with what it asks the cluster for."""
         devices = getattr(job.config, "devices", 1)
         gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0

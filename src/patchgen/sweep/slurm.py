@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from patchgen.common.children import python, safe_children
-from patchgen.sweep.jobs import Job, Outcome, perform
+from patchgen.sweep.jobs import Outcome, Work, perform, read_work
 from patchgen.sweep.launch import WorkerLost
 
 POLL = 2.0  # seconds between two questions to Slurm, which answers slowly
@@ -26,7 +26,7 @@ class SlurmTask:
     def __call__(self, text: str) -> Outcome:
         # a task is one whole run: without this its trainer would take itself for one rank of a distributed job
         os.environ.pop("SLURM_NTASKS", None)
-        return perform(Job.from_json(text))
+        return perform(read_work(text))
 
     def checkpoint(self, text: str) -> Any:
         """Called before a time-out or preemption: the same again."""
@@ -68,7 +68,7 @@ class SlurmEngine:
         self.slots = 100_000  # Slurm has a queue of its own
         self.open: list[Any] = []
 
-    def submit(self, jobs: Sequence[Job]) -> list[Any]:
+    def submit(self, jobs: Sequence[Work]) -> list[Any]:
         with safe_children(), self.executor.batch():  # one array, which is one question to Slurm
             handles = [self.executor.submit(SlurmTask(), job.to_json()) for job in jobs]
         self.open += handles

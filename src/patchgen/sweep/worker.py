@@ -21,10 +21,10 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # whatever prints must not get between the answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    from patchgen.sweep.jobs import Job, perform
+    from patchgen.sweep.jobs import perform, read_work
 
     while True:
-        answers.write(perform(Job.from_json(lines.get())) + "\n")
+        answers.write(perform(read_work(lines.get())) + "\n")
         answers.flush()
 
 

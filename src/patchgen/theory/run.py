@@ -89,17 +89,15 @@ def _read(predictor: Any, table: Any, truth: np.ndarray, rows: np.ndarray, tick:
     """u_p, and z+ under the learned and under the true mask, of rows of a table."""
     import torch
 
-    from patchgen.data.augment import normalize
     from patchgen.data.images import decode
 
     model: Classifier = predictor.model
     parts: dict[str, list[np.ndarray]] = {"u": [], "mask": [], "learned": [], "oracle": []}
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
-        pixels = np.stack([decode(table.file(int(row)), predictor.config.image_size) for row in some])
-        image = torch.from_numpy(pixels).to(predictor.device).permute(0, 3, 1, 2).float() / 255  # (B,3,S,S)
+        image = predictor.inputs([decode(table.file(int(row)), predictor.config.image_size) for row in some])
         with torch.inference_mode():
-            tokens = model.read(normalize(image, model.backbone.mean, model.backbone.std))
+            tokens = model.read(image)
             own, u = _context(model, tokens)
             given = model.classify(tokens, torch.from_numpy(truth[some]).to(tokens))
         found = {"u": u, "mask": own.mask, "learned": own.features, "oracle": given.features}

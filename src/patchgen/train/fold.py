@@ -29,6 +29,7 @@ from patchgen.common.progress import Progress, is_news
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
+from patchgen.data.macenko import TILES, Macenko, fit_macenko
 from patchgen.data.oracle import true_masks
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
@@ -121,6 +122,8 @@ class FoldTrainer(Trainer):
         files = [table.file(i) for i in range(len(table))]
         cache, backbone = cache_dir() if config.cache else None, self.model.backbone
         store = ImageStore(files, config.image_size, cache, interpolation=backbone.interpolation)
+        if config.stain != "none":
+            store.stain = self._fit_stain(store)
         self.batches = DomainBatches(
             store,
             fold.target,
@@ -148,6 +151,14 @@ class FoldTrainer(Trainer):
         self.peak, self.without_gain = -math.inf, 0  # of source validation, for --patience
         self.values = StepValues(fabric.device)
         self.resume()
+
+    def _fit_stain(self, store: ImageStore) -> Macenko:
+        """The stains of training images alone, evenly over their rows; the same on every rank and after a kill."""
+        rows = np.unique(np.concatenate(list(self.fold.train.values())))
+        some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
+        reference = fit_macenko(image.transpose(1, 2, 0) for image in store.images(some))
+        self.about["stain"] = reference.facts()
+        return reference
 
     def _compile(self) -> None:
         """For the shape of a micro-batch, in the run's number format."""

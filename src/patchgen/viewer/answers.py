@@ -67,7 +67,7 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
         raise ValueError(f"operator must be one of {', '.join(PERTURBATIONS)}, not {operator!r}")
     if any(not 0 <= patch < height * width for patch in off):
         raise ValueError(f"patches are numbered 0 to {height * width - 1} in this model")
-    images = torch.from_numpy(pixels).to(predictor.device).permute(2, 0, 1)[None].float() / 255  # (1,3,S,S)
+    images = predictor.pixels([pixels])  # (1,3,S,S)
     keep = torch.ones(1, height * width, dtype=torch.bool, device=predictor.device)
     keep[0, list(off)] = False
     replacement = OPERATORS[operator](images, images, images.shape[-1] // width)

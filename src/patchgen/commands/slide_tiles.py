@@ -1,0 +1,199 @@
+"""patchgen slide tiles SLIDES... --annotations FILES... --out TILES: labelled tiles and a manifest, ready for `fit`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from patchgen.commands import parse, print_table
+from patchgen.commands.engine import EngineArguments
+from patchgen.commands.predict import shown
+from patchgen.common.reading import read_json
+
+if TYPE_CHECKING:
+    from patchgen.slides.cut import CutSettings
+    from patchgen.slides.plan import Plan, PlannedSlide
+    from patchgen.sweep.unit import Unit
+
+IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
+
+
+@dataclass(frozen=True)
+class TilesArguments(EngineArguments):
+    """Cut slides into labelled tiles. A stopped command continues: finished slides are not cut again."""
+
+    slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
+    """Slide files, or folders that are searched for slides with their sub-folders."""
+    out: str
+    """Folder for manifest.csv, slides.csv and the images; made when missing."""
+    annotations: tuple[str, ...] = ()
+    """GeoJSON files of QuPath (or folders of them), each named like its slide: a tile's class is the region's."""
+    labels: str | None = None
+    """CSV file with the column slide and any of label, domain, group: one row per slide."""
+    classes: tuple[str, ...] = ()
+    """The classes that there may be; another name is an error. Any when left out."""
+    ignore: tuple[str, ...] = ()
+    """Classes of annotations that label nothing."""
+    outside: str | None = None
+    """The class of tissue outside all annotations of an annotated slide; left out when not given."""
+    mpp: float = 0.5
+    """Resolution of the tiles in microns per pixel (0.5 is 20x); give the same to `patchgen slide`."""
+    tile: int = 224
+    """Side of a tile in pixels at that resolution."""
+    overlap: float = 0.0
+    """Share of its side that a tile shares with the next one, from 0 to below 1."""
+    min_tissue: float = 0.5
+    """Tiles with a smaller share of tissue are left out."""
+    min_label: float = 0.75
+    """Share of a tile that its class must cover, above 0.5; tiles in between are ambiguous and left out."""
+    mpp_slide: float | None = None
+    """Microns per pixel of the slides themselves, where the files do not say it or are wrong."""
+    from_corner: bool = False
+    """Annotations count from the corner of the scanned area (QuPath does so with MIRAX), not of level 0."""
+    strict: bool = False
+    """Exit with code 1 when any slide could not be used, not only when all could not."""
+
+    @property
+    def settings(self) -> CutSettings:
+        """What decides the tiles."""
+        from patchgen.slides.cut import CutSettings
+
+        names = ("mpp", "tile", "overlap", "min_tissue", "min_label", "outside", "ignore", "mpp_slide", "from_corner")
+        return CutSettings(**{name: getattr(self, name) for name in names})
+
+
+def _check(arguments: TilesArguments) -> None:
+    """Refuse before any work what holds for every slide."""
+    arguments.check_engine()
+    if not arguments.annotations and not arguments.labels:
+        raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
+    for name, least, most in (("overlap", 0, 1), ("min_tissue", 0, 1), ("min_label", 0.5, 1)):
+        value = getattr(arguments, name)
+        inside = least <= value < most if name == "overlap" else least < value <= most or value == least == 0
+        if not inside:
+            rule = {"overlap": "from 0 to below 1", "min_tissue": "from 0 to 1"}.get(name, "above 0.5, at most 1")
+            raise ValueError(f"--{name.replace('_', '-')} is a share {rule}, not {value}")
+    for name in ("mpp", "mpp_slide", "tile"):
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
+        raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
+
+
+def _plan(arguments: TilesArguments) -> Plan:
+    from patchgen.slides.plan import find_annotations, find_slides, make_plan, read_labels
+
+    labels = read_labels(arguments.labels) if arguments.labels else {}
+    slides, annotations = find_slides(arguments.slides), find_annotations(arguments.annotations)
+    plan = make_plan(
+        slides, annotations, labels, classes=arguments.classes, ignore=arguments.ignore, outside=arguments.outside
+    )
+    if not plan.slides:
+        raise ValueError("no slide has an annotation or a label; annotations and rows are named like the slides")
+    return plan
+
+
+def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
+    """The work of each slide; a finished one of other settings is refused."""
+    from patchgen.slides.cut import DESCRIPTION, description
+    from patchgen.sweep.unit import Needs, Unit
+
+    out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), {}
+    for slide in plan.slides:
+        folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
+        if (file := folder / DESCRIPTION).is_file():
+            then, now = read_json(file), description(str(slide.path), annotation, slide.label, arguments.settings)
+            if odd := [name for name in now if then.get(name) != now[name]]:
+                raise ValueError(
+                    f"{folder} was cut with {odd[0]} {then.get(odd[0])!r}, now it is {now[odd[0]]!r}; remove the "
+                    "folder, or choose another --out"
+                )
+        call = {
+            "slide": str(slide.path), "annotation": annotation, "label": slide.label,
+            "settings": asdict(arguments.settings), "result": str(folder.absolute()),
+        }  # fmt: skip
+        claim = out / ".work" / slide.folder.replace("/", "+")
+        units[slide] = Unit("patchgen.slides.cut:cut_slide", call, claim, folder, str(slide.path), needs)
+    return units
+
+
+def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
+    """All tiles of the slides that are cut; returns how many."""
+    from patchgen.data.table import write_csv
+    from patchgen.slides.cut import TILES
+
+    rows = []
+    for slide in slides:
+        with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
+            rows += [
+                (f"{IMAGES}/{slide.folder}/{one['file']}", slide.domain, one["label"], slide.group)
+                for one in csv.DictReader(stream)
+            ]
+    if rows:
+        write_csv(out / MANIFEST, ("path", "domain", "label", "group"), rows)
+    return len(rows)
+
+
+def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Counter[str]]:
+    """Write a row per slide, and print a row per site; the counts of each site."""
+    from patchgen.data.table import write_csv
+    from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
+
+    names = [*plan.classes, AMBIGUOUS, OUTSIDE]
+    rows: list[list[str]] = []
+    sites: dict[str, Counter[str]] = {}
+    for slide in plan.slides:
+        error, counts = failures.get(str(slide.path), ""), Counter[str]()
+        if not error:
+            counts.update(json.loads((out / IMAGES / slide.folder / DESCRIPTION).read_text())["counts"])
+            sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
+        cells = [str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error]
+        rows.append(cells)
+    header = ["slide", "domain", "group", *plan.classes, "ambiguous", "outside", "error"]
+    write_csv(out / SUMMARY, header, rows, people=True)
+    table = [[site, *(str(c[name]) for name in ("slides", *names))] for site, c in sites.items()]
+    if table:
+        print_table(("site", "slides", *plan.classes, "ambiguous", "outside"), table)
+    return sites
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(TilesArguments, "slide tiles", argv)
+    _check(arguments)
+    from patchgen.commands.slide import report_slides
+    from patchgen.slides.slide import require_openslide
+
+    require_openslide()
+    plan, out = _plan(arguments), Path(arguments.out)
+    units = _units(arguments, plan)
+    out.mkdir(parents=True, exist_ok=True)
+    failures = arguments.do_units(list(units.values()), out / ".work", "slides")
+    done = [slide for slide in plan.slides if str(slide.path) not in failures]
+    count = _write_manifest(out, done)
+    sites = _summarise(out, plan, failures)
+    if len(sites) == 1:
+        print(
+            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of a site "
+            "into a folder of its own, or name the sites in the column `domain` of --labels",
+            file=sys.stderr,
+        )
+    for why, number in plan.left_aside.items():
+        print(f"annotations left aside: {number} x {shown(why)}", file=sys.stderr)
+    failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
+    if count:
+        print(out / MANIFEST)
+    elif done:
+        raise ValueError(
+            f"no tile has a label: all tissue is outside the annotations or ambiguous ({out / SUMMARY} counts it); "
+            "check --mpp and --tile, lower --min-label, or add --from-corner"
+        )
+    return report_slides(failures, len(units) + len(plan.unlabelled), arguments.strict)

@@ -1,0 +1,66 @@
+"""A folder that one process at a time works in: its lock, and whether its work is done.
+
+    claim = RunFolder("runs/4f2a9c01b7de")
+    with claim.locked(): ...            # RunBusy where another process has it
+
+The lock belongs to the process: however that ends, the next one may take the folder over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from patchgen.common.files import lock, write_text
+
+LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
+
+
+class RunBusy(ValueError):
+    """Another process works in this folder."""
+
+
+class Claim:
+    """A folder with a lock; what `done` means is up to the kind of work."""
+
+    verb = "trained"  # what is done to it, for messages
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock meanwhile."""
+        with open(self.path / ".lock", "w", opener=not_through_links) as handle:
+            for attempt in range(LOCK_ATTEMPTS):
+                if lock(handle.fileno()):
+                    break
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise RunBusy(f"{self.path} is being {self.verb} by another process; wait for it, or end it")
+                time.sleep(LOCK_PAUSE)
+            yield
+
+    @property
+    def busy(self) -> bool:
+        """True while a process holds the lock."""
+        if not (self.path / ".lock").exists():
+            return False
+        with open(self.path / ".lock", "a", opener=not_through_links) as handle:
+            return not lock(handle.fileno())
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json.dumps(value, indent=2) + "\n")
+
+
+def not_through_links(path: str, flags: int) -> int:
+    """An opener that refuses links: a folder of others may hold one that leads elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

@@ -1,0 +1,164 @@
+"""Cut a slide into labelled tiles for training: where there is tissue, and where the annotations leave no doubt.
+
+    cut_slide(folder, slide="a.svs", annotation="a.geojson", label="", settings={...}, result="TILES/images/a")
+
+A tile takes the class that covers at least `min_label` of it, if all others together cover no more than the rest;
+tissue outside of every annotation counts as a class of its own. A tile without such a class is ambiguous, and left out.
+The folder of a slide appears under its name when it is whole: PNG files, `tiles.csv` and `slide.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from patchgen.common.files import replacing_folder, write_text
+from patchgen.data.table import write_csv
+from patchgen.predict.predictor import DECODERS
+from patchgen.slides.annotations import Box, Cover, read_annotations
+from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
+from patchgen.slides.tiles import TileGrid, make_grid, thumbnail
+from patchgen.slides.tissue import tissue_mask
+
+TILES, DESCRIPTION = "tiles.csv", "slide.json"
+COLUMNS = ("file", "label", "x", "y", "width", "height", "tissue", "cover")
+AMBIGUOUS, OUTSIDE = "(ambiguous)", "(outside)"  # why tiles are left out; no class is written in brackets
+
+
+@dataclass(frozen=True)
+class CutSettings:
+    """What decides the tiles of a slide."""
+
+    mpp: float  # microns a pixel of the tiles
+    tile: int  # their side in pixels
+    overlap: float  # share of its side that a tile shares with the next one
+    min_tissue: float
+    min_label: float
+    outside: str | None  # the label of tissue outside all annotations; None leaves it out
+    ignore: tuple[str, ...]  # classes of annotations that label nothing
+    mpp_slide: float | None
+    from_corner: bool  # annotations count from the corner of the scanned area
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where a tile is."""
+
+    corner: tuple[float, float]  # level-0 pixels
+    tissue: float
+
+
+def cut_slide(
+    folder: Path, slide: str, annotation: str | None, label: str, settings: dict[str, Any], result: str
+) -> None:
+    """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label.
+
+    Args:
+        folder: Of the claim; a slide is cut in minutes, so nothing is kept there.
+
+    Raises:
+        UnreadableSlide: the slide cannot be used, or shows no tissue.
+    """
+    rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
+    with open_slide(slide, rules.mpp_slide) as opened:
+        grid = make_grid(opened, rules.mpp, rules.tile)
+        mask = tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4)
+        windows = list(find_windows(mask, grid, rules.overlap, rules.min_tissue))
+        if not windows:
+            raise UnreadableSlide(
+                slide, f"no tile has {rules.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
+            )
+        found = list(_labelled(opened, grid, windows, annotation, label, rules))
+        counts = Counter(name for _, name, _ in found)
+        kept = [one for one in found if one[1] not in (AMBIGUOUS, OUTSIDE)]
+        with replacing_folder(result, sync=False) as temporary:
+            _write_tiles(temporary, opened, grid, kept, rules.tile)
+            facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": dict(counts)}
+            write_text(temporary / DESCRIPTION, json.dumps(facts, indent=2) + "\n")
+
+
+def description(slide: str, annotation: str | None, label: str, rules: CutSettings) -> dict[str, Any]:
+    """What decides the tiles, as JSON has it; a folder that was cut of something else is never mixed in."""
+    drawn = hashlib.sha256(Path(annotation).read_bytes()).hexdigest()[:16] if annotation else None
+    size = Path(slide).stat().st_size if Path(slide).exists() else -1
+    settings = {**asdict(rules), "ignore": list(rules.ignore)}
+    return {"slide": Path(slide).name, "bytes": size, "annotation": drawn, "label": label, **settings}
+
+
+def find_windows(mask: np.ndarray, grid: TileGrid, overlap: float, least: float) -> Iterator[Window]:
+    """Places of tiles with enough tissue, row by row, from a mask (rows * cell, columns * cell) of the whole grid."""
+    sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
+    sums[0, :] = sums[:, 0] = 0
+    stride = 1 - overlap  # in tiles
+    columns, rows = (int(np.ceil(n / (s * stride) - 1e-9)) for n, s in zip(grid.size, grid.step, strict=True))
+    for row in range(rows):
+        for column in range(columns):
+            x, y = (min(round(place * stride * grid.cell), side) for place, side in ((column, mask.shape[1]),
+                                                                                    (row, mask.shape[0])))  # fmt: skip
+            right, bottom = x + grid.cell, y + grid.cell
+            inside = sums[bottom, right] - sums[y, right] - sums[bottom, x] + sums[y, x]
+            share = float(inside / grid.cell**2)
+            if share > 0 and share >= least:
+                yield Window((column * stride * grid.step[0], row * stride * grid.step[1]), share)
+
+
+def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:
+    """The class of a tile, OUTSIDE, or AMBIGUOUS.
+
+    Args:
+        shares: How much of the tile each class covers; classes may overlap.
+        covered: How much of it any class covers.
+        least: Share that the class must cover, above one half; the others together may cover what is left.
+    """
+    every = {**shares, OUTSIDE: 1 - covered}
+    best = max(every, key=lambda name: every[name])
+    others = sum(every.values()) - every[best]
+    return best if every[best] >= least - 1e-9 and others <= 1 - least + 1e-9 else AMBIGUOUS
+
+
+def _labelled(
+    slide: Slide, grid: TileGrid, windows: Sequence[Window], annotation: str | None, label: str, rules: CutSettings
+) -> Iterator[tuple[Window, str, float]]:
+    """Each window with its label, or why it has none, and how much of it that label covers."""
+    if annotation is None:
+        yield from ((window, label, 1.0) for window in windows)
+        return
+    shapes = {k: v for k, v in read_annotations(annotation).shapes.items() if k not in rules.ignore}
+    cover = Cover(shapes, slide.origin if rules.from_corner else (0, 0))
+    for window in windows:
+        box = _box(window, grid)
+        shares, covered = cover.shares(box), cover.covered(box)
+        name = choose_label(shares, covered, rules.min_label)
+        share = shares.get(name, 1 - covered)
+        yield window, rules.outside if name == OUTSIDE and rules.outside else name, share
+
+
+def _box(window: Window, grid: TileGrid) -> Box:
+    left, top = window.corner
+    return left, top, left + grid.step[0], top + grid.step[1]
+
+
+def _write_tiles(
+    folder: Path, slide: Slide, grid: TileGrid, tiles: Sequence[tuple[Window, str, float]], size: int
+) -> None:
+    """A PNG a tile, and their list."""
+
+    def write(one: tuple[Window, str, float]) -> tuple[str, ...]:
+        window, label, share = one
+        left, top, right, bottom = (round(n) for n in _box(window, grid))
+        name = f"x{left}_y{top}.png"
+        Image.fromarray(slide.read(window.corner, grid.step, (size, size))).save(folder / name, "PNG")
+        place = [str(n) for n in (left, top, right - left, bottom - top)]
+        return name, label, *place, f"{window.tissue:.4f}", f"{share:.4f}"
+
+    with ThreadPoolExecutor(DECODERS) as pool:
+        write_csv(folder / TILES, COLUMNS, pool.map(write, tiles))

@@ -1,0 +1,196 @@
+"""Which slides there are, and what is known of each: its annotations, label, site and patient.
+
+    slides = find_slides(["slides/site_a", "more/b.svs"])
+    plan = make_plan(slides, find_annotations(["annotations"]), read_labels("slides.csv"))
+    plan.slides[0].domain, plan.classes
+
+An annotation belongs to the slide whose name it has: `b.geojson` or `b.svs.geojson` to `b.svs`. The site is the column
+`domain` of the CSV file, else the folder that the slide is in; the group is the column `group` (or `patient`), else the
+slide itself. All of it is checked before the first slide is opened.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchgen.common.files import expanded
+from patchgen.common.text import did_you_mean, printable
+from patchgen.data.table import read_csv
+from patchgen.slides.annotations import read_annotations
+
+ENDINGS = (".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".svslide", ".vms", ".vmu", ".dcm", ".czi")
+GEOJSON = (".geojson", ".json")
+GROUP = ("group", "patient")  # either is the name of the column
+
+
+@dataclass(frozen=True)
+class PlannedSlide:
+    path: Path
+    domain: str
+    group: str
+    label: str  # empty where annotations say it
+    annotation: Path | None
+
+    @property
+    def folder(self) -> str:
+        """`site/slide`, in letters that any file system takes."""
+        return "/".join(re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "_" for name in (self.domain, self.path.stem))
+
+
+@dataclass(frozen=True)
+class Plan:
+    slides: list[PlannedSlide]
+    classes: list[str]
+    unlabelled: list[Path]  # neither annotation nor label
+    left_aside: Counter[str]  # features of annotations that label nothing
+
+
+def find_slides(words: Sequence[str]) -> list[Path]:
+    """Files as they are, and the slides below folders, each once.
+
+    Raises:
+        ValueError: no word, or a folder without a slide.
+    """
+    found: dict[Path, None] = {}
+    for word in words:
+        path = expanded(word)
+        slides = _below(path, ENDINGS) if path.is_dir() else [path]
+        if not slides:
+            raise ValueError(f"the folder {printable(word)} and its sub-folders hold no slide ({' '.join(ENDINGS)})")
+        found.update(dict.fromkeys(slides))
+    if not found:
+        raise ValueError("no slide given; name slide files or folders of slides")
+    return list(found)
+
+
+def find_annotations(words: Sequence[str]) -> list[Path]:
+    """The same for annotations.
+
+    Raises:
+        ValueError: a file that is not there, or a folder without any.
+    """
+    found: dict[Path, None] = {}
+    for word in words:
+        path = expanded(word)
+        files = _below(path, GEOJSON) if path.is_dir() else [path]
+        if not files or not all(file.is_file() for file in files):
+            what = "holds no .geojson file" if path.is_dir() else "does not exist"
+            raise ValueError(f"--annotations: {printable(word)} {what}; QuPath writes one with File > Export objects")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    visible = (path for path in sorted(folder.rglob("*")) if not path.name.startswith("."))
+    return [path for path in visible if path.suffix.lower() in endings and path.is_file()]
+
+
+def read_labels(path: str | Path) -> dict[str, dict[str, str]]:
+    """The rows of a CSV file by slide; a slide is named with or without its ending.
+
+    Raises:
+        ValueError: no such file or column, an empty cell, or a slide twice.
+    """
+    file = expanded(path)
+    if not file.is_file():
+        raise ValueError(f"--labels: there is no file {printable(path)}")
+    header, rows = read_csv(file)
+    if "slide" not in header or not {"label", "domain", *GROUP} & set(header):
+        raise ValueError(
+            f"{file} needs the column `slide` and one or more of label, domain, group (found: {', '.join(header)})"
+            f"{did_you_mean('slide', header)}"
+        )
+    found: dict[str, dict[str, str]] = {}
+    for line, cells in rows:
+        name = Path(cells["slide"].strip()).name
+        if not name or name in found:
+            raise ValueError(f"{file}, line {line}: the slide {name!r} is {'there twice' if name else 'not named'}")
+        found[name] = {key: cell.strip() for key, cell in cells.items()}
+    return found
+
+
+def make_plan(
+    slides: Sequence[Path],
+    annotations: Sequence[Path],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    classes: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    outside: str | None = None,
+) -> Plan:
+    """What is to be cut.
+
+    Args:
+        classes: The only classes that there may be; any when left out.
+        ignore: Classes of annotations that label nothing.
+        outside: The label of tissue outside all annotations.
+
+    Raises:
+        ValueError: an annotation for no slide or for two, an unknown class, two slides of one name and site.
+    """
+    drawn = _match(slides, annotations)
+    planned, unlabelled, aside = [], [], Counter[str]()
+    names: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it was met first
+    for path in slides:
+        cells = labels.get(path.name) or labels.get(path.stem) or {}
+        annotation, label = drawn.get(path), cells.get("label", "")
+        if annotation:
+            content = read_annotations(annotation)
+            aside += content.left_aside
+            aside += Counter({f"class {n}": len(s) for n, s in content.shapes.items() if n in ignore})
+            found = {name: str(annotation) for name in content.shapes if name not in ignore}
+        else:
+            found = {label: f"the row of {path.name}"} if label else {}
+        names = {**found, **names}
+        if not found:
+            unlabelled.append(path)
+            continue
+        group = next((cells[name] for name in GROUP if cells.get(name)), path.stem)
+        domain = cells.get("domain") or path.absolute().parent.name or "slides"
+        planned.append(PlannedSlide(path, domain, group, "" if annotation else label, annotation))
+    _check_classes(names, classes)
+    _check_folders(planned)
+    return Plan(planned, sorted(names), unlabelled, aside)
+
+
+def _match(slides: Sequence[Path], annotations: Sequence[Path]) -> dict[Path, Path]:
+    """The annotation of each slide that has one."""
+    found: dict[Path, Path] = {}
+    for file in annotations:
+        name = file.name[: -len(file.suffix)]
+        of = [path for path in slides if name in (path.name, path.stem)]
+        near = [path for path in of if path.parent.resolve() == file.parent.resolve()]
+        of = near if len(of) > 1 and near else of
+        if not of:
+            hint = did_you_mean(name, [path.stem for path in slides])
+            raise ValueError(
+                f"{file} is the annotation of no slide{hint}: it must be called like one, such as "
+                f"{slides[0].stem}.geojson; add its slide, or take it out of --annotations"
+            )
+        if len(of) > 1 or of[0] in found:
+            raise ValueError(f"{file} fits {of[0]} and {(*of[1:], found.get(of[0]))[0]}; give them different names")
+        found[of[0]] = file
+    return found
+
+
+def _check_classes(names: Mapping[str, str], classes: Sequence[str]) -> None:
+    for name, where in names.items():
+        if classes and name not in classes:
+            raise ValueError(
+                f"unknown class {name!r} in {where}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
+                "correct it, add it to --classes, or leave its annotations aside with --ignore"
+            )
+
+
+def _check_folders(slides: Sequence[PlannedSlide]) -> None:
+    first: dict[str, PlannedSlide] = {}
+    for slide in slides:
+        if (other := first.setdefault(slide.folder.lower(), slide)) is not slide:
+            raise ValueError(
+                f"{other.path} and {slide.path} are both called {slide.path.stem!r} at site {slide.domain!r}; rename "
+                "one, or give them different sites in the column `domain` of --labels"
+            )

@@ -1,0 +1,158 @@
+"""A unit of work that is not a training: one call of a function of this package, claimed on disk as a run is.
+
+    unit = Unit("patchgen.commands.slide:map_slide", {"slide": "a.svs"}, out / ".work" / "a", out / "a", "a.svs")
+    failed = run_units([unit], "ray", EngineOptions(out / ".work"))
+
+The function is called with the arguments and with `folder`, the claim's own folder, where it may keep what it has so
+far. It writes the result under another name and renames it: a unit is done when its result is there, and its claim is
+removed then. Whoever is killed leaves the claim behind, and the next attempt takes it over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from patchgen.runs.claim import Claim
+from patchgen.runs.find import FAILED, Failure, failure_of
+from patchgen.sweep.jobs import Outcome, Work, perform
+from patchgen.sweep.launch import Engine, Watch, launch
+from patchgen.sweep.local import LOG
+from patchgen.train.lifecycle import use_threads
+
+if TYPE_CHECKING:
+    from patchgen.sweep.engines import EngineOptions
+
+PACKAGE = "patchgen."  # a call is read from another process: nothing outside the package is imported for it
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a unit asks of the machine, by the names that a run's settings have."""
+
+    threads: int | None = None
+    accelerator: str = "auto"
+
+
+class UnitClaim(Claim):
+    verb = "worked on"
+
+    def __init__(self, path: Path, result: Path) -> None:
+        super().__init__(path)
+        self.result = result
+
+    @property
+    def done(self) -> bool:
+        return self.result.exists()
+
+
+@dataclass(frozen=True)
+class Unit(Work):
+    call: str  # module:function
+    arguments: dict[str, Any]  # as JSON has them
+    claim: Path
+    result: Path  # file or folder
+    label: str
+    config: Needs = field(default_factory=Needs)
+    size: int = 1
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def run(self) -> str:  # type: ignore[override]
+        return str(self.claim)
+
+    @property
+    def folder(self) -> UnitClaim:
+        return UnitClaim(self.claim, self.result)
+
+    @property
+    def progress(self) -> int:
+        return self.size if self.folder.done else 0
+
+    def begin(self) -> None:
+        self.claim.mkdir(parents=True, exist_ok=True)
+
+    def do(self) -> None:
+        self.begin()
+        with self.folder.locked():
+            if not self.folder.done:  # by another process, before the lock was ours
+                use_threads(self.config.threads)
+                self._function()(folder=self.claim, **self.arguments)
+            shutil.rmtree(self.claim, ignore_errors=True)
+
+    def _function(self) -> Callable[..., None]:
+        module, _, name = self.call.partition(":")
+        if not module.startswith(PACKAGE):
+            raise ValueError(f"{self.call!r} is no function of {PACKAGE[:-1]}")
+        return getattr(import_module(module), name)  # type: ignore[no-any-return]
+
+    def to_json(self) -> str:
+        paths = {"claim": str(self.claim.resolve()), "result": str(self.result.resolve())}
+        return json.dumps({**dataclasses.asdict(self), **paths})
+
+    @classmethod
+    def from_json(cls, text: str) -> Unit:
+        found: dict[str, Any] = json.loads(text)
+        found |= {name: Path(found[name]) for name in ("claim", "result")}
+        return cls(**{**found, "config": Needs(**found["config"])})
+
+
+class Here:
+    """The engine of this process: one unit after the other."""
+
+    slots = 1
+
+    def submit(self, jobs: Sequence[Work]) -> list[Outcome]:
+        return [perform(job) for job in jobs]
+
+    def finished(self, handles: Sequence[Outcome], seconds: float) -> list[Outcome]:
+        return list(handles)
+
+    def outcome(self, handle: Outcome) -> Outcome:
+        return handle
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+def run_units(
+    units: Sequence[Unit], engine: str | None, options: EngineOptions, what: str = "slides", quiet: bool = False
+) -> dict[str, Failure]:
+    """Do what is not done, on an engine or (None) in this process; the failures that remain, by the unit's label.
+
+    Failures of an earlier command are forgotten: what made them may have been mended.
+    """
+    from patchgen.sweep.engines import ENGINES
+
+    _forget_failures(units)
+    if todo := [unit for unit in units if not unit.folder.done]:
+        options.out.mkdir(parents=True, exist_ok=True)
+        chosen: Engine = ENGINES[engine](options, todo) if engine else Here()
+        launch(units, chosen, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
+    failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
+    if not any(failures.values()):
+        _clear(units)
+    return {label: failure for label, failure in failures.items() if failure}
+
+
+def _forget_failures(units: Sequence[Unit]) -> None:
+    for unit in units:
+        if not unit.folder.busy:
+            (unit.claim / FAILED).unlink(missing_ok=True)
+
+
+def _clear(units: Sequence[Unit]) -> None:
+    """Remove the parent of the claims where nothing in it is needed any more."""
+    for parent in {unit.claim.parent for unit in units}:
+        with suppress(OSError):
+            (parent / LOG).unlink(missing_ok=True)
+            parent.rmdir()

@@ -1,0 +1,246 @@
+"""From slides to a classifier and back to maps; many slides at once, on several processes, to the same bytes."""
+
+from __future__ import annotations
+
+import csv
+import html
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+from patchgen.cli import main
+from patchgen.common.children import child_environment, python
+
+pytest.importorskip("openslide")
+pytest.importorskip("shapely")
+
+from .cohort import TILE, expected  # noqa: E402
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.fixture(scope="module")
+def model(cohort: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiles of the annotated slides, and a model fitted on them, with normalised stains."""
+    pytest.importorskip("torchstain")
+    out = tmp_path_factory.mktemp("model")
+    annotations = ["--annotations", str(cohort / "annotations")]
+    assert main(["slide", "tiles", str(cohort / "slides"), *annotations, "--out", f"{out}/t", "--tile", str(TILE)]) == 0
+    words = ["fit", f"{out}/t/manifest.csv", "--out", f"{out}/model", "--runs", f"{out}/runs", "--no-expect"]
+    tiny = ["--backbone", "tiny", "--image-size", str(TILE), "--steps", "40", "--eval-every", "20", "--lr", "3e-3"]
+    assert main([*words, *tiny, "--stain", "macenko", "--augmentation", "histology", "--method", "lp-ln"]) == 0
+    return out / "model"
+
+
+@pytest.fixture(scope="module")
+def mapped(cohort: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Maps of all slides, made by one process."""
+    out = tmp_path_factory.mktemp("maps") / "one"
+    words = [str(cohort / "slides"), "--out", str(out), "--tile", str(TILE), "--batch", "16", "--threads", "1"]
+    assert main(["slide", str(model), *words]) == 0
+    return out
+
+
+def test_tiles_to_model_to_map(cohort: Path, mapped: Path, model: Path) -> None:
+    assert json.loads((model / "config.json").read_text())["stain"]["kind"] == "macenko"
+    truth = {place: "tumour" if place[0] >= 7 else "stroma" for place in expected()}  # also where nothing was drawn
+    for name in ("a1", "a2", "b1", "b2"):
+        rows = rows_of(mapped / name / "tiles.csv")
+        found = {(int(row["column"]), int(row["row"])): row["label"] for row in rows}
+        assert found.keys() == truth.keys()
+        assert np.mean([found[place] == label for place, label in truth.items()]) > 0.9, name
+
+
+def test_stains_are_normalised_on_the_way_to_the_map(cohort: Path, model: Path, mapped: Path, tmp_path: Path) -> None:
+    """The same model without its reference answers otherwise: so `slide` and `predict` have applied it."""
+    from patchgen.predict.predictor import load_predictor
+
+    tiles = sorted((model.parent / "t" / "images" / "site_b" / "b1").glob("*.png"))
+    predictor = load_predictor(model)
+    with_stain = {one.path.stem: one for one in predictor.predict(tiles)}
+    for row in rows_of(mapped / "b1" / "tiles.csv"):
+        if (same := with_stain.get(f"x{row['x']}_y{row['y']}")) is not None:
+            np.testing.assert_allclose(same.probabilities[1], float(row["p_tumour"]), atol=2e-5)  # type: ignore[union-attr]
+    predictor.stain = None
+    without = [one.probabilities[1] for one in predictor.predict(tiles)]  # type: ignore[union-attr]
+    assert np.abs(without - np.array([with_stain[p.stem].probabilities[1] for p in tiles])).max() > 0.01  # type: ignore[union-attr]
+
+
+def test_a_row_per_slide_and_a_page_with_their_pictures(mapped: Path) -> None:
+    rows = rows_of(mapped / "cohort.csv")
+    assert [row["slide"] for row in rows] == ["a1.tif", "a2.tif", "b1.tif", "b2.tif"]
+    for row in rows:
+        tiles = rows_of(mapped / row["folder"] / "tiles.csv")
+        tumour = np.array([float(tile["p_tumour"]) for tile in tiles])
+        assert int(row["tiles"]) == len(tiles) == 48
+        assert float(row["mean_p_tumour"]) == pytest.approx(tumour.mean(), abs=1e-5)
+        assert float(row["share_tumour"]) == pytest.approx(np.mean([tile["label"] == "tumour" for tile in tiles]))
+        assert float(row["tissue_mm2"]) == pytest.approx(48 * (TILE * 0.0005) ** 2, rel=0.02)
+        assert row["label"] == ("tumour" if tumour.mean() > 0.5 else "stroma") and row["error"] == ""
+    page = (mapped / "index.html").read_text()
+    pictures = [unquote(html.unescape(source)) for source in re.findall(r'<img src="([^"]+)"', page)]
+    assert {"a1/thumbnail.png", "b2/map_01_p_tumour.png"} <= set(pictures)
+    assert all((mapped / picture).is_file() for picture in pictures) and "<script" not in page
+    assert not (mapped / ".work").exists()
+
+
+def test_finished_slides_are_not_read_again_and_a_broken_one_is_listed(
+    cohort: Path, model: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from patchgen.slides.slide import Slide
+
+    def never(*_: Any) -> None:
+        raise AssertionError("a finished slide is read")
+
+    monkeypatch.setattr(Slide, "read", never)
+    out = shutil.copytree(mapped, tmp_path / "again")
+    (tmp_path / "bad<b>.svs").write_text("no slide")
+    words = [str(cohort / "slides"), str(tmp_path / "bad<b>.svs"), "--out", str(out), "--tile", str(TILE)]
+    assert main(["slide", str(model), *words, "--batch", "16"]) == 0
+    assert "OpenSlide says" in rows_of(out / "cohort.csv")[-1]["error"]
+    page = (out / "index.html").read_text()
+    assert "bad&lt;b&gt;.svs" in page and "<b>.svs" not in page
+    assert files_below(out / "a1") == files_below(mapped / "a1")
+
+
+def test_an_unfinished_folder_of_an_earlier_version_is_continued(
+    cohort: Path, model: Path, mapped: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a1").mkdir()
+    facts = json.loads((mapped / "a1" / "slide.json").read_text())
+    settings = {name: value for name, value in facts.items() if name not in ("tiles", "origin", "files")}
+    (tmp_path / "a1" / "slide.json").write_text(json.dumps(settings))
+    lines = (mapped / "a1" / "tiles.csv").read_text().splitlines(keepends=True)
+    lines[5] = re.sub(r"(tumour|stroma),0\.\d+", r"\1,0.123456", lines[5])  # shows that the line was taken over
+    (tmp_path / "a1" / "tiles.csv").write_text("".join(lines[:17]))
+    slide = str(cohort / "slides" / "site_a" / "a1.tif")
+    assert main(["slide", str(model), slide, "--out", str(tmp_path), "--tile", str(TILE), "--batch", "16"]) == 0
+    assert "0.123456" in lines[5] and (tmp_path / "a1" / "tiles.csv").read_text() == "".join(lines)
+    assert not (tmp_path / ".work").exists()
+
+
+# Several processes
+
+
+def test_parts_of_predict_give_the_file_of_one_process(
+    image_folder: Path, tiny_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In this process, with the engine's place taken: what the parts are and how they become one file."""
+    from patchgen.commands import predict_parts
+    from patchgen.commands.engine import EngineArguments
+    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.unit import run_units
+
+    images = shutil.copytree(image_folder, tmp_path / "images")
+    (images / "field" / "cross" / "05.png").write_text("broken")
+    run = str(tiny_run("lp-ln").path)
+    words = ["predict", run, str(images), "--batch", "8"]
+    monkeypatch.setattr(predict_parts, "IMAGES", 20)  # of 90 images, in parts of two batches
+    ran: list[int] = []
+
+    def here(self: EngineArguments, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
+        ran.append(sum(not unit.folder.done for unit in units))
+        if len(ran) == 1:
+            run_units(units[:2], None, EngineOptions(work), quiet=True)  # and then it is killed
+            raise KeyboardInterrupt
+        run_units(units, None, EngineOptions(work), quiet=True)
+        return {}
+
+    monkeypatch.setattr(EngineArguments, "do_units", here)
+    for kind in ("csv", "jsonl"):
+        assert main([*words, f"--{kind}", str(tmp_path / f"one.{kind}")]) == 0
+        assert main([*words, f"--{kind}", str(tmp_path / f"two.{kind}"), "--workers", "2"]) == (
+            130 if not ran[1:] else 0
+        )
+        if len(ran) == 1:
+            assert not (tmp_path / "two.csv").exists()
+            assert main([*words, "--csv", str(tmp_path / "two.csv"), "--workers", "2"]) == 0
+        assert (tmp_path / f"two.{kind}").read_bytes() == (tmp_path / f"one.{kind}").read_bytes()
+    assert ran == [6, 4, 6] and "1 of 90 images could not be read" in capsys.readouterr().err
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+    assert main([*words, "--workers", "2"]) == 2
+    assert "add --csv FILE" in capsys.readouterr().err
+
+
+def holder(path: Path) -> int | None:
+    """The process that has a file open."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(link) == str(path) for link in (folder / "fd").iterdir()):
+                return int(folder.name)
+        except OSError:
+            continue
+    return None
+
+
+def kill_the_worker_of(claim: Path, when: Callable[[], bool], killed: list[int], stop: threading.Event) -> None:
+    while not stop.is_set() and not killed:
+        if when() and (pid := holder((claim / ".lock").resolve())):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the process to kill through /proc")
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_two_workers_one_of_them_killed_give_the_bytes_of_one_process(
+    engine: str, cohort: Path, model: Path, tmp_path: Path
+) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    words = [str(cohort / "slides"), "--tile", str(TILE), "--batch", "1", "--threads", "1"]
+    assert main(["slide", str(model), *words, "--out", str(tmp_path / "one")]) == 0
+    claim, killed, stop = tmp_path / "two" / ".work" / "a1", list[int](), threading.Event()
+
+    def some_way() -> bool:
+        file = claim / "part" / "tiles.csv"
+        return file.exists() and file.read_bytes().count(b"\n") > 3
+
+    killer = threading.Thread(target=kill_the_worker_of, args=(claim, some_way, killed, stop))
+    killer.start()
+    try:
+        command = python("-m", "patchgen", "slide", str(model), *words, "--out", str(tmp_path / "two"),
+                         "--engine", engine, "--workers", "2")  # fmt: skip
+        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=500)
+    finally:
+        stop.set()
+        killer.join()
+    assert done.returncode == 0, done.stderr
+    assert killed and files_below(tmp_path / "two") == files_below(tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_tiles_and_predictions_of_two_workers(engine: str, cohort: Path, model: Path, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
+    two = ["--engine", engine, "--workers", "2", "--threads", "1"]
+    annotations = ["--annotations", str(cohort / "annotations")]
+    words = ["slide", "tiles", str(cohort / "slides"), *annotations, "--out", str(tmp_path / "t"), "--tile", str(TILE)]
+    assert main([*words, *two]) == 0
+    assert files_below(tmp_path / "t") == files_below(model.parent / "t")
+    words = ["predict", str(model), str(tmp_path / "t" / "images"), "--batch", "8"]
+    assert main([*words, "--threads", "1", "--csv", str(tmp_path / "one.csv")]) == 0
+    assert main([*words, *two, "--csv", str(tmp_path / "two.csv")]) == 0
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
