@@ -98,8 +98,8 @@ def test_table_only_names_what_is_missing_and_trains_nothing(
     text = capsys.readouterr().out
     assert set(runs.iterdir()) == before
     assert "2 of 4 runs are not there yet:" in text
-    for method, lr in zip(METHODS, ("0.003", "0.001"), strict=True):  # each at the preset's own rate
-        assert f"\n  {method}, unseen field, seed 2, lr {lr}\n" in text
+    for method in METHODS:  # at the preset's rate
+        assert f"\n  {method}, unseen field, seed 2, lr 0.003\n" in text
     assert "seed 1" not in text
     command = text.splitlines()[-1]
     assert command.startswith("  patchgen benchmark ") and "only" not in command and command.endswith("--folds field")

@@ -18,7 +18,7 @@ from patchgen.model.losses import (
 
 class PatchGenWithoutLosses(Method):
     pool = "patchgen"
-    small_rates = Rates(1e-3)
+    small_rates = Rates(3e-3, module=1e-3)
     summary = "the mask module trained by cross-entropy alone (equal-parameter control, ablation row 3.1)"
 
     @no_grad()
