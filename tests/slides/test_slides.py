@@ -31,6 +31,7 @@ CLASSES = ("pink", "violet")
 class ByColour:
     """Says violet as far as a tile's green is low; counts its batches, and may stop like a killed process."""
 
+    interpolation = "bilinear"
     classes = CLASSES
     config = SimpleNamespace(image_size=32)
 
