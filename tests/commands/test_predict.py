@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -449,7 +450,7 @@ def test_explain_fails_when_nothing_could_be_read(run: str, photos: Path, tmp_pa
 def test_explain_tells_its_progress_in_tenths(run: str, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
     images = sorted((image_folder / "studio").rglob("*.png"))[:20]
     assert main(["explain", run, *map(str, images), "--out", str(tmp_path)]) == 0
-    told = [line.split("[")[1].split(",")[0] for line in capsys.readouterr().err.splitlines() if "explaining" in line]
+    told = re.findall(r"explaining \[(\d+/\d+)", capsys.readouterr().err)
     assert told == [f"{n}/20" for n in range(2, 21, 2)]
 
 

@@ -164,5 +164,5 @@ def test_lines_say_how_many_runs_are_done(no_ops: NoOps, capsys: pytest.CaptureF
     jobs = no_ops(2)
     launch(jobs, Here(slots=1), retries=0, watch=Watch(jobs))
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("sweep [1/2, ") and said[0].endswith("1 of 2 runs: no-op 0: done")
+    assert said[0].startswith("sweep [1/2] ") and said[0].endswith("1 of 2 runs: no-op 0: done")
     assert said[1].startswith("sweep [2/2] 2 of 2 runs")

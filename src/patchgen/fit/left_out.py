@@ -30,7 +30,7 @@ def right_at(run: RunFolder, fold: Fold, store: ImageStore, checkpoint: Checkpoi
     rows, file = rows_of(fold), run.path / f"{checkpoint}_{NAME}"
     known = _load(file, len(rows))
     if known is not None:
-        bar.tick(len(rows))
+        bar.advance(len(rows))
         return known
     logits, _ = read(load_run(run.path, checkpoint), store, rows, bar.tick)
     right: np.ndarray = logits.argmax(1).numpy() == fold.truth[rows]
