@@ -13,7 +13,7 @@ from patchgen.common.files import cache_dir, expanded
 from patchgen.common.progress import Progress
 from patchgen.common.text import duration
 from patchgen.config import Config
-from patchgen.data.images import ImageStore
+from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.table import Table, fingerprint
 from patchgen.fit.quick import quick_look
@@ -25,7 +25,7 @@ from patchgen.tasks import Fold
 LISTED = 50  # unreadable files that are named
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """All trainings of a fit."""
 
@@ -36,12 +36,14 @@ class Plan:
     sites: dict[str, Fold]  # the folds that leave each out, in the order of the table; empty without an expectation
     say: Callable[[str], None]
     quiet: bool
+    interpolation: str = BILINEAR  # what the backbone expects: `check_models` finds out
 
     @cached_property
     def store(self) -> ImageStore:
         config = self.first
         files = [self.table.file(i) for i in range(len(self.table))]
-        return ImageStore(files, config.image_size, cache_dir() if config.cache else None)
+        cache = cache_dir() if config.cache else None
+        return ImageStore(files, config.image_size, cache, interpolation=self.interpolation)
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -103,7 +105,8 @@ def check_models(plan: Plan) -> None:
     for config in plan.candidates.values():
         method = make_method(config)
         method.class_names = plan.final.classes
-        build_model(config, method, len(plan.final.classes), plan.say)
+        model = build_model(config, method, len(plan.final.classes), plan.say)
+        plan.interpolation = model.backbone.interpolation
 
 
 def check_readable(plan: Plan) -> None:

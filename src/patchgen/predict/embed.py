@@ -53,7 +53,7 @@ def embed(
         images, part = [], paths[start : start + batch]
         for row, path in enumerate(part, start):
             try:
-                images.append(decode(path, predictor.config.image_size))
+                images.append(decode(path, predictor.config.image_size, predictor.interpolation))
                 rows.append(row)
             except UnreadableImage as error:
                 failed.append(Unreadable.because(path, error))

@@ -87,7 +87,7 @@ def measure_predict(
 def _measure_batch(
     predictor: Predictor, files: Sequence[Path], batch: int, repeats: int, report: Report
 ) -> dict[str, Any]:
-    decoded = [decode(file, predictor.config.image_size) for file in files]
+    decoded = [decode(file, predictor.config.image_size, predictor.interpolation) for file in files]
     inputs = [predictor.inputs(decoded[i : i + batch]) for i in range(0, len(files), batch)]
 
     @torch.inference_mode()

@@ -95,7 +95,9 @@ def _read(predictor: Any, table: Any, truth: np.ndarray, rows: np.ndarray, tick:
     parts: dict[str, list[np.ndarray]] = {"u": [], "mask": [], "learned": [], "oracle": []}
     for start in range(0, len(rows), BATCH):
         some = rows[start : start + BATCH]
-        image = predictor.inputs([decode(table.file(int(row)), predictor.config.image_size) for row in some])
+        image = predictor.inputs(
+            [decode(table.file(int(row)), predictor.config.image_size, predictor.interpolation) for row in some]
+        )
         with torch.inference_mode():
             tokens = model.read(image)
             own, u = _context(model, tokens)
