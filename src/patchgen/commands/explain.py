@@ -14,7 +14,7 @@ from urllib.parse import quote
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.commands.predict import apply_dropping, find_images, report_unreadable, shown, ticker
 from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class ExplainArguments:
     """Stretch the colours to each mask's own range; the pictures then say so."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
+    drop_unselected: bool = False
+    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    drop_after: int | None = None
+    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -148,6 +152,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
+    apply_dropping(predictor, arguments.drop_unselected, arguments.drop_after)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     with Progress("explaining", len(paths)) as bar:
