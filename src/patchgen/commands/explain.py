@@ -14,7 +14,7 @@ from urllib.parse import quote
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import apply_dropping, find_images, report_unreadable, shown, ticker
+from patchgen.commands.predict import choose_pass, find_images, report_unreadable, shown, ticker
 from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class ExplainArguments:
     """Stretch the colours to each mask's own range; the pictures then say so."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
     """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
     drop_after: int | None = None
@@ -152,7 +154,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
-    apply_dropping(predictor, arguments.drop_unselected, arguments.drop_after)
+    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     with Progress("explaining", len(paths)) as bar:

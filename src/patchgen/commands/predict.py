@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Prediction, Predictor, Unreadable
+    from patchgen.predict.runtime import Runtime
     from patchgen.slides.slide import UnreadableSlide
 
 
@@ -46,6 +47,8 @@ class PredictArguments:
     """Exit with code 1 when any image could not be read, not only when all could not."""
     batch: int = 64
     """Images a forward pass."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
     """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
     drop_after: int | None = None
@@ -131,12 +134,15 @@ def report_unreadable(
     return 1 if failed and (strict or len(failed) == total) else 0
 
 
-def apply_dropping(predictor: Predictor, drop_unselected: bool, drop_after: int | None) -> None:
-    """What --drop-unselected and --drop-after ask for."""
+def choose_pass(
+    predictor: Predictor, runtime: Runtime, drop_unselected: bool = False, drop_after: int | None = None
+) -> None:
+    """What --runtime, --drop-unselected and --drop-after ask for; a line on stderr says what a runtime is."""
     if drop_unselected:
         predictor.drop_unselected(drop_after)
     elif drop_after is not None:
         raise ValueError("--drop-after says when patches leave; add --drop-unselected to let them leave")
+    predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
@@ -253,7 +259,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
-    apply_dropping(predictor, arguments.drop_unselected, arguments.drop_after)
+    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
     # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl

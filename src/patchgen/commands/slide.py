@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import apply_dropping, report_unreadable, shown, ticker
+from patchgen.commands.predict import choose_pass, report_unreadable, shown, ticker
 from patchgen.common.files import write_text
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ class SlideArguments:
     """Exit with code 1 when any slide could not be used, not only when all could not."""
     batch: int = 64
     """Tiles a forward pass."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
     """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
     drop_after: int | None = None
@@ -171,7 +173,7 @@ def main(argv: list[str]) -> int:
 
     require_openslide()
     predictor = load_predictor(arguments.model, arguments.checkpoint)
-    apply_dropping(predictor, arguments.drop_unselected, arguments.drop_after)
+    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
     digest = " ".join([identity(arguments.model, arguments.checkpoint)[:16], predictor.variant]).strip()
     failed = list["UnreadableSlide"]()
     for word in arguments.slides:

@@ -30,9 +30,10 @@ from patchgen.methods.presets import preset_settings
 from patchgen.predict.hub import fetch_model, push_model
 from patchgen.predict.model_folder import Model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
+from patchgen.predict.runtime import Runtime
 
 BATCH = 64
-OWN = ("method", "backbone", "preset", "runs", "expect", "quiet")
+OWN = ("method", "backbone", "preset", "runs", "expect", "quiet", "runtime")
 SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("data", "unseen", "task", *OWN))
 
 
@@ -46,6 +47,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         runs: Folder of the trainings. A fit that was stopped goes on from there when it is called again.
         expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
         quiet: No progress.
+        runtime: What computes predictions after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
         settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
 
     After `fit` or `load`: ``classes_``, ``domains_``, ``expected_accuracy_`` (`Expected`, or None), ``folds_`` (a dict
@@ -61,10 +63,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         runs: str = "runs",
         expect: bool = True,
         quiet: bool = False,
+        runtime: Runtime = "torch",
         **settings: Any,
     ) -> None:
         self.method, self.backbone, self.preset = method, backbone, preset
-        self.runs, self.expect, self.quiet = runs, expect, quiet
+        self.runs, self.expect, self.quiet, self.runtime = runs, expect, quiet, runtime
         self._settings: tuple[str, ...] = ()
         self._set(settings)
 
@@ -79,7 +82,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that were given, and the defaults of the first six."""
+        """The settings that were given, and the defaults of the first seven."""
         return {name: getattr(self, name) for name in (*OWN, *self._settings)}
 
     def set_params(self, **params: Any) -> Self:
@@ -127,6 +130,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def _take(self, model: Model) -> None:
         """What is known after a fit and after loading alike."""
+        model.predictor.use(self.runtime)
         self.model_, about = model, model.about
         names = model.predictor.classes
         self.classes_ = np.array([int(name) for name in names] if about.get("labels") == "int" else names)
@@ -198,13 +202,13 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return write_model(folder, self.model_, with_backbone=with_backbone)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls, folder: str | Path, *, runtime: Runtime = "torch") -> Self:
         """The estimator of a model folder, its settings included."""
         model = read_model(folder)
         config, usual = model.predictor.config, Config("", "")
         own = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
         own["normalization"] = config.normalization  # all that the preset would change
-        found = cls(method=config.method, backbone=config.backbone, preset="paper", **own)
+        found = cls(method=config.method, backbone=config.backbone, preset="paper", runtime=runtime, **own)
         found._take(model)
         return found
 
