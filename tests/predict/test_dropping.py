@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from patchgen.cli import main
-from patchgen.predict.dropping import _kept, measure_drop, ratio_of
+from patchgen.predict.dropping import _kept, measure_drop
 from patchgen.predict.predictor import load_run
 from patchgen.predict.subjects import open_subjects, unseen_rows
+from patchgen.predict.throughput import ratio_of
 
 
 @pytest.fixture(scope="module")

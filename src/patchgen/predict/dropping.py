@@ -8,9 +8,8 @@ Both passes read the same decoded images and take turns, so that a ratio is that
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from torch import Tensor
 from patchgen.model.dropping import drop_unselected
 from patchgen.model.selector import SELECTED, Selector
 from patchgen.predict.subjects import Subject
+from patchgen.predict.throughput import ratio_of
 
-LARGEST_REACH = 0.15  # between the quartiles of a conclusive ratio, as a share of its median
 WAYS = ("whole", "dropped")
 
 
@@ -81,13 +80,6 @@ def measure_drop(
         "seconds": seconds,
         "machine": {"device": str(subject.predictor.device), "threads": torch.get_num_threads()},
     }
-
-
-def ratio_of(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
-    """How many times as fast, turn by turn: median, quartiles, and whether these are close enough to say."""
-    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"median": median, "quartiles": [low, high], "conclusive": (high - low) / median <= LARGEST_REACH}
 
 
 def _kept(shown: Tensor, batch: int) -> dict[str, float]:
