@@ -16,6 +16,8 @@ from patchgen.predict.export import drawn_images
 from patchgen.predict.predictor import Outputs, Predictor
 from patchgen.predict.sessions import PACKAGES, installed
 
+onnx = pytest.importorskip("onnx")
+
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 
 
@@ -36,6 +38,7 @@ def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predic
         np.testing.assert_allclose(a.mask, b.mask, atol=1e-2)
     assert lines[-1].startswith(f"runtime {name}") and "same classes as torch on 8 images" in lines[-1]
     [file] = (cache_dir() / "runtimes" / runtime.digest(predictor)).glob("*.onnx")
+    assert "Resize" not in {node.op_type for node in onnx.load(file).graph.node}  # of position embeddings: computed
     before, again = file.stat().st_mtime_ns, list[str]()
     predictor.use(name, again.append)  # type: ignore[arg-type]
     assert file.stat().st_mtime_ns == before and again == lines[-1:]

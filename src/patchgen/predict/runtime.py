@@ -92,8 +92,7 @@ def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], Non
 def _missing(runtime: str) -> list[str]:
     from importlib.util import find_spec
 
-    needed = {PACKAGES[runtime], *(name for name in NEEDED if name != "onnxruntime")}  # what converts is needed by both
-    return sorted(name for name in needed if find_spec(name) is None)
+    return sorted(name for name in {PACKAGES[runtime], *NEEDED} if find_spec(name) is None)
 
 
 def _open(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> Engine:
@@ -145,10 +144,22 @@ def _convert(predictor: Predictor, file: Path) -> None:
     names = ["probabilities", "features", *(["mask"] if predictor.model.has_mask else [])]
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with replacing(file) as temporary:
-            write_graph(predictor, Graph(predictor), example, names, temporary)
+        with replacing(file) as temporary, tempfile.TemporaryDirectory(prefix="patchgen-") as place:
+            plain = Path(place) / "model.onnx"
+            write_graph(predictor, Graph(predictor), example, names, plain)
+            _fold(plain, temporary)
     except ValueError as error:
         raise Refused(str(error)) from error
+
+
+def _fold(plain: Path, folded: Path) -> None:
+    """Compute what does not depend on the images: runtimes resize position embeddings in ways of their own."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath, options.log_severity_level = str(folded), 3
+    onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
 
 
 # Check
