@@ -69,7 +69,8 @@ def test_parameters_are_those_of_scikit_learn() -> None:
     assert copy is not model and copy.get_params() == model.get_params() and is_classifier(model)
     assert model.get_params() == {
         "method": "lp", "methods": ("lp-ln", "patchgen-select"), "backbone": "auto", "preset": "small",
-        "runs": "runs", "expect": True, "track": False, "quiet": False, "steps": 7, "hparams": {"miro": 0.1},
+        "runs": "runs", "expect": True,
+        "track": False, "quiet": False, "runtime": "torch", "steps": 7, "hparams": {"miro": 0.1},
     }  # fmt: skip
     assert model.set_params(seed=3, method="lp-ln").get_params()["seed"] == 3
     assert (model.method, model.steps) == ("lp-ln", 7) and "seed" not in copy.get_params()

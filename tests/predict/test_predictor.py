@@ -87,7 +87,7 @@ def test_batches_keep_order_and_broken_files_keep_their_place(
             np.testing.assert_allclose(a.probabilities, b.probabilities, atol=1e-5)
 
 
-def test_an_endless_list_is_read_only_a_batch_ahead(predictor: Predictor, files: list[Path]) -> None:
+def test_an_endless_list_is_read_only_two_batches_ahead(predictor: Predictor, files: list[Path]) -> None:
     taken = 0
 
     def endless() -> Iterator[Path]:
@@ -100,7 +100,7 @@ def test_an_endless_list_is_read_only_a_batch_ahead(predictor: Predictor, files:
     for _ in range(4):
         next(stream)
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # the caller's mode is its own
-    assert taken == 9  # two batches begun, the third read ahead
+    assert taken == 12  # two batches begun, the third with the model, the fourth read ahead
     stream.close()  # type: ignore[attr-defined]
 
 

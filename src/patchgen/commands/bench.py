@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json as to_json
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from patchgen.commands import announce, choose, parse, print_table
 
@@ -128,6 +130,123 @@ def _print_predict(found: Mapping[str, Any]) -> None:
         )
 
 
+def bench_drop(
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional],
+    after: tuple[int, ...] = (),
+    images: int = 400,
+    batch: int = 16,
+    repeats: int = 5,
+    data: str | None = None,
+    json: bool = False,
+) -> None:
+    """Images per second and accuracy of `predict --drop-unselected` against the whole pass, on the unseen domain.
+
+    Args:
+        runs: Run folders of method patchgen-select.
+        after: How many blocks unselected patches pass, each measured; a third of them when left out.
+        images: At most so many of the unseen domain, evenly over the classes.
+        batch: Images per forward pass.
+        repeats: Timed turns of the two, at least 2, after one that warms up.
+        data: Where the data lie now, if not where the runs were trained.
+        json: Print JSON instead of a table.
+    """
+    announce()
+    from patchgen.common.progress import Progress
+    from patchgen.predict.dropping import measure_drop
+    from patchgen.predict.subjects import open_subjects, unseen_rows
+
+    if not runs:
+        raise ValueError("no run given; name run folders of method patchgen-select")
+    found, places = [], after or (None,)
+    with Progress("bench drop", len(runs) * len(places) * repeats) as bar:
+        for run in runs:
+            [subject] = open_subjects([run], data)
+            rows = unseen_rows(subject.fold, images, subject.predictor.config.seed)
+            for place in places:
+                found.append(measure_drop(subject, rows, place, batch=batch, repeats=repeats, report=_reporter(bar)))
+    if json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        _print_drop(found)
+
+
+def _print_drop(found: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (row["run"], row["unseen"], f"{row['image_size']} px", str(row["images"]), str(row["after"]),
+         f"{row['kept']['selected']:.2f} / {row['kept']['batches']:.2f}",
+         _ratio(row["speed"]),
+         *(f"{100 * row['accuracy'][name]:.1f}" for name in ("whole", "dropped")), f"{100 * row['same_class']:.1f}",
+         "" if row["speed"]["conclusive"] else "inconclusive")
+        for row in found
+    ]  # fmt: skip
+    header = ("run", "unseen", "size", "images", "after block", "kept: image / batch", "times as fast",
+              "accuracy, whole", "dropped", "same class", "")  # fmt: skip
+    print_table(header, rows)
+    if not all(row["speed"]["conclusive"] for row in found):
+        print("inconclusive: the quartiles lie too far apart; use more --repeats, or a machine with less to do")
+
+
+def bench_runtime(
+    model: str,
+    files: tuple[str, ...] = (),
+    runtimes: tuple[Literal["auto", "torch", "onnx", "openvino"], ...] = ("torch", "auto"),
+    images: int = 64,
+    pixels: int = 512,
+    batch: int = 32,
+    repeats: int = 5,
+    json: bool = False,
+) -> None:
+    """The whole of `predict` on each runtime against the first one: how many times as fast, and how far apart.
+
+    Args:
+        model: A model or run folder.
+        files: Images, folders or patterns; generated JPEG files when left out.
+        runtimes: Two or more; the others are compared with the first.
+        images: At most so many files.
+        pixels: Side of generated files.
+        batch: Images per forward pass.
+        repeats: Timed turns, at least 2, after one that warms up.
+        json: Print JSON instead of a table.
+    """
+    announce()
+    import tempfile
+    from pathlib import Path
+
+    from patchgen.commands.predict import find_images
+    from patchgen.common.progress import Progress
+    from patchgen.predict.predictor import load_predictor
+    from patchgen.predict.throughput import measure_runtimes, write_images
+
+    predictor = load_predictor(model)
+    with tempfile.TemporaryDirectory() as place, Progress("bench runtime", repeats) as bar:
+        found_files = find_images(files)[:images] if files else write_images(Path(place), images, pixels)
+        found = measure_runtimes(
+            predictor, found_files, runtimes, batch=batch, repeats=repeats, report=_reporter(bar), say=bar.say
+        )
+    if json:
+        print(to_json.dumps(found, indent=2))
+    else:
+        _print_runtime(found)
+
+
+def _print_runtime(found: Mapping[str, Any]) -> None:
+    print(f"{found['backbone']}, {found['image_size']} px, {found['images']} images, {_machine(found)}")
+    rows = [
+        (row["engine"], _ratio(row["speed"]), _ratio(row["predict_over_model"]), f"{100 * row['same_class']:.1f}",
+         f"{row['probabilities']:.1e}", "" if row["masks"] is None else f"{row['masks']:.1e}",
+         "" if row["speed"]["conclusive"] and row["predict_over_model"]["conclusive"] else "inconclusive")
+        for row in found["runtimes"].values()
+    ]  # fmt: skip
+    print_table(("runtime", "predict: times as fast", "predict / model", "same class, %", "probabilities", "masks", ""),
+                rows)  # fmt: skip
+    if any(row[-1] for row in rows):
+        print("inconclusive: the quartiles lie too far apart; use more --repeats, or a machine with less to do")
+
+
+def _ratio(ratio: Mapping[str, Any]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['quartiles'][0]:.2f}-{ratio['quartiles'][1]:.2f})"
+
+
 def _machine(found: Mapping[str, Any]) -> str:
     return f"{found['machine']['device']}, {found['machine']['threads']} threads"
 
@@ -142,7 +261,12 @@ def _reporter(bar: Any) -> Callable[[str], None]:
     return report
 
 
-SUBJECTS: dict[str, Callable[..., None]] = {"step": bench_step, "predict": bench_predict}
+SUBJECTS: dict[str, Callable[..., None]] = {
+    "step": bench_step,
+    "predict": bench_predict,
+    "drop": bench_drop,
+    "runtime": bench_runtime,
+}
 
 
 def main(argv: list[str]) -> int:

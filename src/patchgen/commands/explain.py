@@ -15,7 +15,7 @@ from urllib.parse import quote
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.commands.predict import choose_pass, find_images, report_unreadable, shown, ticker
 from patchgen.common.files import check_writable, replacing, write_text
 from patchgen.draw.overlay import UNSELECTIVE
 
@@ -45,6 +45,12 @@ class ExplainArguments:
     """Opacity of the colours: 0 shows the image alone, 1 the map alone."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    drop_unselected: bool = False
+    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    drop_after: int | None = None
+    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -163,6 +169,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
+    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}

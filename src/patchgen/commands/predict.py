@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Prediction, Predictor, Unreadable
+    from patchgen.predict.runtime import Runtime
     from patchgen.slides.slide import UnreadableSlide
 
 
@@ -47,6 +48,12 @@ class PredictArguments(EngineArguments):
     """Exit with code 1 when any image could not be read, not only when all could not."""
     batch: int = 64
     """Images a forward pass."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    drop_unselected: bool = False
+    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    drop_after: int | None = None
+    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
@@ -128,6 +135,17 @@ def report_unreadable(
         for one in failed:
             print(f"  {shown(one.path)}: {shown(one.reason)}", file=sys.stderr)
     return 1 if failed and (strict or len(failed) == total) else 0
+
+
+def choose_pass(
+    predictor: Predictor, runtime: Runtime, drop_unselected: bool = False, drop_after: int | None = None
+) -> None:
+    """What --runtime, --drop-unselected and --drop-after ask for; a line on stderr says what a runtime is."""
+    if drop_unselected:
+        predictor.drop_unselected(drop_after)
+    elif drop_after is not None:
+        raise ValueError("--drop-after says when patches leave; add --drop-unselected to let them leave")
+    predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
@@ -216,7 +234,8 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
     from patchgen.commands.predict_lines import GrowingFile
     from patchgen.predict.predictor import identity
 
-    target, model = Path(str(arguments.csv or arguments.jsonl)), identity(arguments.run, arguments.checkpoint)
+    target = Path(str(arguments.csv or arguments.jsonl))
+    model = identity(arguments.run, arguments.checkpoint) + predictor.variant
     with GrowingFile(target, model, lines_of(arguments, predictor), paths) as file:
         left = [path for path in paths if path not in file]
         if len(left) < len(paths):
@@ -247,11 +266,13 @@ def main(argv: list[str]) -> int:
     from patchgen.train.lifecycle import use_threads
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
+    if arguments.alone:
+        use_threads(arguments.threads)
+    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
     if not arguments.alone:
         from patchgen.commands.predict_parts import predict_parts
 
         return predict_parts(arguments, predictor, paths)
-    use_threads(arguments.threads)
     # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from patchgen.commands.predict import PredictArguments, lines_of, report_unreadable
+from patchgen.commands.predict import PredictArguments, choose_pass, lines_of, report_unreadable
 from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
         raise ValueError("--engine and --workers need a file to write to: add --csv FILE or --jsonl FILE")
     target, lines = Path(str(file)), lines_of(arguments, predictor)
     size = max(1, IMAGES // arguments.batch) * arguments.batch
-    model = f"{identity(arguments.run, arguments.checkpoint)} {arguments.batch} {size}"
+    model = f"{identity(arguments.run, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}"
     work = target.absolute().with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.parts")
     needs = Needs(arguments.threads, predictor.config.accelerator)
     units = []
@@ -66,11 +66,13 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
 
 
 @lru_cache(1)
-def _model(model: str, checkpoint: Literal["selected", "swad"]) -> Predictor:
+def _model(run: str, checkpoint: Literal["selected", "swad"], *how: Any) -> Predictor:
     """Once for all parts that this process is given."""
     from patchgen.predict.predictor import load_predictor
 
-    return load_predictor(model, checkpoint)
+    predictor = load_predictor(run, checkpoint)
+    choose_pass(predictor, *how)
+    return predictor
 
 
 def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
@@ -78,7 +80,7 @@ def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], res
     from patchgen.predict.predictor import Unreadable
 
     given = PredictArguments(**arguments)
-    predictor = _model(given.run, given.checkpoint)
+    predictor = _model(given.run, given.checkpoint, given.runtime, given.drop_unselected, given.drop_after)
     line = lines_of(given, predictor).line
     found = list(predictor.predict([Path(image) for image in images], given.batch))
     unreadable = [(str(one.path), one.reason) for one in found if isinstance(one, Unreadable)]

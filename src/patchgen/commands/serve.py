@@ -6,7 +6,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -28,6 +28,8 @@ class ServeArguments:
     """The address to listen at. Any other than this machine's own lets others use the viewer: it has no password."""
     open: bool = False
     """Open the page in the browser."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes predictions and masks; rankings and patches taken away stay with torch."""
 
 
 def require_extra() -> None:
@@ -63,7 +65,7 @@ def main(argv: list[str]) -> int:
     from patchgen.viewer.guard import HeaderTimeout, Hosts
     from patchgen.viewer.library import Library, find_items
 
-    library = Library(find_items(arguments.folders))
+    library = Library(find_items(arguments.folders), arguments.runtime)
     if len(library.items) == 1:  # one that cannot be loaded is said here, not in the browser
         library.predictor(next(iter(library.items)))
     app = create_app(library, Hosts(arguments.host, also=socket.gethostname()))

@@ -20,7 +20,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
-from patchgen.commands.predict import report_unreadable, shown, ticker
+from patchgen.commands.predict import choose_pass, report_unreadable, shown, ticker
 from patchgen.common.files import write_text
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class SlideArguments(EngineArguments):
     """Exit with code 1 when any slide could not be used, not only when all could not."""
     batch: int = 64
     """Tiles a forward pass."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    drop_unselected: bool = False
+    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    drop_after: int | None = None
+    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
 
 
 def _check(arguments: SlideArguments) -> None:
@@ -115,11 +121,13 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 @lru_cache(1)
-def _model(model: str, checkpoint: Literal["selected", "swad"]) -> tuple[Predictor, str]:
+def _model(model: str, checkpoint: Literal["selected", "swad"], *how: Any) -> tuple[Predictor, str]:
     """The predictor and its digest, once for all slides that this process is given."""
     from patchgen.predict.predictor import identity, load_predictor
 
-    return load_predictor(model, checkpoint), identity(model, checkpoint)[:16]
+    predictor = load_predictor(model, checkpoint)
+    choose_pass(predictor, *how)
+    return predictor, " ".join([identity(model, checkpoint)[:16], predictor.variant]).strip()
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
@@ -139,7 +147,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     from patchgen.slides.tissue import tissue_mask, tissue_share
 
     given, path, part = SlideArguments(**arguments), Path(slide), folder / PART
-    predictor, digest = _model(given.model, given.checkpoint)
+    predictor, digest = _model(given.model, given.checkpoint, given.runtime, given.drop_unselected, given.drop_after)
     with open_slide(path, given.mpp_slide) as opened:
         grid = make_grid(opened, given.mpp, given.tile)
         small = thumbnail(opened, grid)
@@ -185,7 +193,8 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.sweep.unit import Needs, Unit
 
-    predictor, digest = _model(arguments.model, arguments.checkpoint)
+    a = arguments
+    predictor, digest = _model(a.model, a.checkpoint, a.runtime, a.drop_unselected, a.drop_after)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
     for path in slides:

@@ -33,9 +33,10 @@ from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.hub import fetch_model, push_model
 from patchgen.predict.model_folder import Model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
+from patchgen.predict.runtime import Runtime
 
 BATCH = 64
-OWN = ("method", "methods", "backbone", "preset", "runs", "expect", "track", "quiet")
+OWN = ("method", "methods", "backbone", "preset", "runs", "expect", "track", "quiet", "runtime")
 SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("data", "unseen", "task", *OWN))
 
 
@@ -53,6 +54,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
         track: Write the numbers of every training for TensorBoard.
         quiet: No progress.
+        runtime: What computes predictions after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
         settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
 
     After `fit` or `load`: ``classes_``, ``domains_`` (those it was trained on), ``expected_accuracy_`` (`Expected`, or
@@ -71,10 +73,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         expect: bool = True,
         track: bool = False,
         quiet: bool = False,
+        runtime: Runtime = "torch",
         **settings: Any,
     ) -> None:
         self.method, self.methods, self.backbone, self.preset = method, methods, backbone, preset
-        self.runs, self.expect, self.track, self.quiet = runs, expect, track, quiet
+        self.runs, self.expect, self.track, self.quiet, self.runtime = runs, expect, track, quiet, runtime
         self._settings: tuple[str, ...] = ()
         self._set(settings)
 
@@ -89,7 +92,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that were given, and the defaults of the first eight."""
+        """The settings that were given, and the defaults of the first nine."""
         return {name: getattr(self, name) for name in (*OWN, *self._settings)}
 
     def set_params(self, **params: Any) -> Self:
@@ -150,6 +153,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def _take(self, model: Model) -> None:
         """What is known after a fit and after loading alike."""
+        model.predictor.use(self.runtime)
         self.model_, about = model, model.about
         names = model.predictor.classes
         self.classes_ = np.array([int(name) for name in names] if about.get("labels") == "int" else names)
@@ -249,13 +253,13 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return write_model(folder, self.model_, with_backbone=with_backbone)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls, folder: str | Path, *, runtime: Runtime = "torch") -> Self:
         """The estimator of a model folder, its settings included."""
         model = read_model(folder)
         config, usual = model.predictor.config, Config("", "")
         own = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
         own["normalization"] = config.normalization  # all that the preset would change
-        found = cls(method=config.method, backbone=config.backbone, preset="paper", **own)
+        found = cls(method=config.method, backbone=config.backbone, preset="paper", runtime=runtime, **own)
         found._take(model)
         return found
 

@@ -13,12 +13,16 @@ mask is scored a third of the way up, where a token still tells of its own patch
 
 Patches attend to each other as they were trained to. Where m is the same everywhere nothing changes: the classifier is
 then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and registers have a bias.
+
+With ``drop``, for predictions, patches that are shown below 0.5 leave the pass behind the early block or a later one.
+The others keep their proportions and share what is read of all P patches, as if m were 0 for those that left.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -27,17 +31,19 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from patchgen.model.backbone import Backbone, Tokens
+from patchgen.model.hooks import on_input
 from patchgen.model.patchgen import LEAST, default_heads
 
 SPREAD = 1.0  # standard deviation of the scores at the start
 GAIN = 2.0  # exponent of m in what is read: lets one patch outweigh the rest
+SELECTED = 0.5  # of the mask that is shown
 
 
 Read = Callable[[Tensor, Callable[[Tensor], None]], Tokens]  # images, and what is shown their early tokens
 
 
 class Selected(NamedTuple):
-    tokens: Tokens  # cls has read the selected patches alone
+    tokens: Tokens  # cls has read the selected patches alone; patches (B, K, D) where others were dropped
     mask: Tensor  # (B, P)  m, or the mask that was given
     shown: Tensor  # (B, P)  the same on its calibrated level
     early: Tensor  # (B, P, D)  what the mask was scored on
@@ -53,6 +59,8 @@ class Selector(nn.Module):
         spread: Deviation of the scores at the start.
         contrast: Whether scores begin with contrast; otherwise at random, as published.
         everywhere: Whether patches read the selection too, not CLS and the registers alone.
+        drop: How many blocks unselected patches pass before they leave, at least those up to the early one; None keeps
+            them to the end (`patchgen.model.dropping`).
         sharpen: Changes log m (B, P) in a training pass, for methods that want it other than it is.
         level: (scale, shift) of log r for the mask that is shown, sigmoid(scale * log r + shift), so that 0.5 separates
             what is selected; set after training (`patchgen.train.level`). While the scale is 0, m itself is shown. It
@@ -66,6 +74,7 @@ class Selector(nn.Module):
         dim = backbone.dim
         self.gain: float | nn.Parameter = GAIN
         self.spread, self.everywhere, self.contrast = SPREAD, False, True
+        self.drop: int | None = None
         self.sharpen: Callable[[Tensor], Tensor] | None = None
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
@@ -113,18 +122,18 @@ class Selector(nn.Module):
             read: A pass of the backbone that is other than the plain one, such as one with prompts.
         """
         reading = _Reading(self, mask)
-        with reading:
+        with reading, self._dropping(backbone, reading):
             tokens = (read or backbone)(images, reading.see)
         if backbone.num_prefix_tokens == 0:
-            weight = reading.bias.exp().unsqueeze(-1)  # (B, P, 1), mean 1
-            tokens = tokens._replace(cls=(weight * tokens.patches).mean(1))
-        return Selected(tokens, reading.mask, self._shown(reading), reading.early)
+            weight = reading.bias.exp().unsqueeze(-1)  # (B, K, 1), sum P
+            share = weight.shape[1] / reading.mask.shape[1]  # 1 where nothing was dropped
+            tokens = tokens._replace(cls=(weight * tokens.patches).mean(1) * share)
+        return Selected(tokens, reading.mask, reading.shown, reading.early)
 
-    def _shown(self, reading: _Reading) -> Tensor:
-        if reading.given is not None:
-            return reading.given
-        calibrated = (self.level[0] * reading.bias + self.level[1]).sigmoid()
-        return torch.where(self.level[0] > 0, calibrated, reading.mask)
+    def _dropping(self, backbone: Backbone, reading: _Reading) -> AbstractContextManager[Any]:
+        if self.drop is None:
+            return nullcontext()
+        return on_input(backbone.model.get_submodule(backbone.family.blocks)[self.drop], reading.keep)
 
 
 class _Reading(TorchFunctionMode):
@@ -132,7 +141,9 @@ class _Reading(TorchFunctionMode):
 
     early: Tensor
     mask: Tensor
-    bias: Tensor
+    shown: Tensor
+    bias: Tensor  # (B, P) log r; (B, K) of the patches that stay where others are dropped
+    padding: Tensor | None = None  # (B, K) 0, and -inf for places of images that keep fewer than K patches
 
     def __init__(self, selector: Selector, given: Tensor | None) -> None:
         super().__init__()
@@ -144,7 +155,27 @@ class _Reading(TorchFunctionMode):
         log_mask = F.logsigmoid(selector.score(self.early).float()) if given is None else log_of(given)
         self.mask = log_mask.exp() if given is None else given
         self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
+        self.shown = self._shown()
         self.acts = given is None or bool((given != given[:, :1]).any())  # else all is read alike
+
+    def _shown(self) -> Tensor:
+        if self.given is not None:
+            return self.given
+        level = self.selector.level
+        return torch.where(level[0] > 0, (level[0] * self.bias + level[1]).sigmoid(), self.mask)
+
+    def keep(self, hidden: Tensor) -> Tensor:
+        """Tokens (B, T, D) without unselected patches: (B, T - P + K, D), K the most that any image has selected."""
+        keep = (self.shown >= SELECTED) | (self.shown == self.shown.amax(1, keepdim=True))  # never none
+        if bool(keep.all()):
+            return hidden
+        before, most = hidden.shape[1] - keep.shape[1], int(keep.sum(1).max())
+        order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, K), the kept ones first
+        chosen = keep.gather(1, order)
+        self.bias = relative(self.bias.masked_fill(~keep, -torch.inf)).gather(1, order)
+        self.padding = None if bool(chosen.all()) else torch.zeros_like(self.bias).masked_fill(~chosen, -torch.inf)
+        patches = hidden[:, before:].gather(1, order.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        return torch.cat([hidden[:, :before], patches], 1)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -160,22 +191,26 @@ class _Reading(TorchFunctionMode):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Attention (B, H, T, d) in which the T - P queries before the patches see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
-        if not before:  # no class token to read for
+        if not before and self.padding is None:  # no class token to read for
             return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
-        bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): none on the keys before
+
+        def on_keys(values: Tensor) -> Tensor:  # (B, 1, 1, T): 0 on the keys before the patches
+            return F.pad(values, (before, 0))[:, None, None].to(q.dtype)
+
+        bias, padding = on_keys(self.bias), None if self.padding is None else on_keys(self.padding)
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers makes one of ones for an exporter
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
 
-        def rows(start: int, end: int | None, biased: bool) -> Tensor:
-            mask = bias if biased else None
+        def rows(start: int, end: int | None, added: Tensor | None) -> Tensor:
+            mask = added
             if whole is not None:
-                mask = whole[..., start:end, :] + (bias if biased else 0)
+                mask = whole[..., start:end, :] + (0 if added is None else added)
             return F.scaled_dot_product_attention(q[..., start:end, :], k, v, attn_mask=mask, **options)
 
-        if self.selector.everywhere:
-            return rows(0, None, True)
-        return torch.cat([rows(0, before, True), rows(before, None, False)], -2)
+        if self.selector.everywhere or not before:
+            return rows(0, None, bias if self.selector.everywhere else padding)
+        return torch.cat([rows(0, before, bias), rows(before, None, padding)], -2)
 
 
 def log_of(mask: Tensor) -> Tensor:

@@ -83,25 +83,36 @@ def _write(predictor: Predictor, path: Path) -> None:
     import onnx
 
     size = predictor.config.image_size
-    whole = WholeModel(merged(predictor.model.cpu()), predictor.confidence.temperature).eval()
+    whole = WholeModel(merged(predictor.model.cpu()), predictor.confidence.temperature)
     example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     names = ["probabilities", "mask"] if predictor.model.has_mask else ["probabilities"]
+    write_graph(predictor, whole, example, names, path)
+    written = onnx.load(path)
+    onnx.helper.set_model_props(written, _metadata(predictor))
+    onnx.save(written, path)
+
+
+def write_graph(predictor: Predictor, whole: nn.Module, example: Tensor, names: Sequence[str], path: Path) -> None:
+    """A module around the predictor's model as ONNX: input `pixels` like the example, of any number, outputs by name.
+
+    Raises:
+        ValueError: the model cannot be exported.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    predictor.model.cpu()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns of its own internals
         try:
             torch.onnx.export(
-                whole, (example,), str(path), dynamo=True, external_data=False, input_names=["pixels"],
-                output_names=names, dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},), verbose=False,
+                whole.eval(), (example,), str(path), dynamo=True, external_data=False, input_names=["pixels"],
+                output_names=list(names), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},),
+                verbose=False,
             )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"method {predictor.config.method!r} cannot be exported to ONNX: {reason}") from error
         finally:
             predictor.model.to(predictor.device)
-    written = onnx.load(path)
-    onnx.helper.set_model_props(written, _metadata(predictor))
-    onnx.save(written, path)
 
 
 def _metadata(predictor: Predictor) -> dict[str, str]:

@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -34,9 +34,13 @@ from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
+from patchgen.model.selector import Selector
 from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
+
+if TYPE_CHECKING:
+    from patchgen.predict.runtime import Engine, Runtime
 
 Checkpoint = Literal["selected", "swad"]
 DECODERS = 2  # threads that read the next batch while the model works on this one
@@ -74,6 +78,14 @@ class Scores(NamedTuple):
     probabilities: np.ndarray  # (C,)
     mask: np.ndarray | None  # (h, w)
     unlike_training: bool | None = None
+
+
+class Outputs(NamedTuple):
+    """What the model says of a batch."""
+
+    probabilities: np.ndarray  # (B, C), calibrated
+    masks: np.ndarray | None  # (B, h, w)
+    features: Tensor  # (B, D)
 
 
 def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
@@ -188,16 +200,61 @@ class Predictor:
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
         self.stain = stain  # what training did to its images: files, slides and uploads get it too
+        self.engine: Engine | None = None  # what answers in the place of torch
 
     @property
     def interpolation(self) -> str:
         """How an image is resized to the square that the model reads."""
         return self.model.backbone.interpolation
 
+    def use(self, runtime: Runtime, say: Callable[[str], None] | None = None) -> Self:
+        """Let another runtime answer for images; gradients, rankings and given masks stay with torch.
+
+        Args:
+            runtime: `torch`, `onnx`, `openvino`, or `auto`: the fastest that is installed and agrees with torch.
+            say: Called with a line that names the runtime and how far its answers are from torch's.
+
+        Raises:
+            ValueError: a runtime that was named is not installed, crashes or disagrees.
+        """
+        from patchgen.predict.runtime import open_engine
+
+        self.engine = open_engine(self, runtime, say or (lambda _: None))
+        return self
+
+    @property
+    def dropped_after(self) -> int | None:
+        """How many blocks unselected patches pass; None where they stay to the end."""
+        return self.model.select.drop if isinstance(self.model.select, Selector) else None
+
+    @property
+    def variant(self) -> str:
+        """How its answers are computed, where that is not the plain pass of torch; files of two kinds do not mix."""
+        dropping = "" if self.dropped_after is None else f"drop-unselected {self.dropped_after}"
+        return " ".join(filter(None, (dropping, self.engine.name if self.engine else "")))
+
+    def drop_unselected(self, after: int | None = None) -> Self:
+        """Faster, with other answers: patches whose mask is below 0.5 leave the pass in the midst of it.
+
+        Masks are still whole. Changes this predictor's model, and returns the predictor.
+
+        Args:
+            after: How many blocks they pass first; None: those up to the early one, a third, where the mask is scored.
+
+        Raises:
+            ValueError: the method does not select inside the backbone, or the backbone needs all of its patches.
+        """
+        from patchgen.model.dropping import drop_unselected
+
+        if self.engine:
+            raise ValueError(f"unselected patches can be dropped with torch, not with {self.engine.name}")
+        drop_unselected(self.model, after)
+        return self
+
     def predict(
         self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
-        """Predictions in the order of `paths`, one batch and the next one's pixels in memory at a time.
+        """Predictions in the order of `paths`; pixels of two batches and predictions of two are in memory at a time.
 
         Args:
             paths: Image files; may be endless.
@@ -213,48 +270,61 @@ class Predictor:
     def _stream(
         self, paths: Iterator[Path], batch: int, tick: Callable[[int], None] | None
     ) -> Iterator[Prediction | Unreadable]:
-        with ThreadPoolExecutor(DECODERS) as pool:
-            ahead = self._decode(pool, islice(paths, batch))
-            while ahead:
+        """The next batch is decoded and this one computed while the caller works on the last one's predictions."""
+        with ThreadPoolExecutor(DECODERS) as pool, ThreadPoolExecutor(1) as model:
+            ahead, scored = self._decode(pool, islice(paths, batch)), None
+            while ahead or scored:
                 current, ahead = ahead, self._decode(pool, islice(paths, batch))
-                yield from self._predict([(path, future.result()) for path, future in current])
-                if tick:
-                    tick(len(current))
+                last, scored = scored, model.submit(self._predict, current) if current else None
+                if last:
+                    yield from (predictions := last.result())
+                    if tick:
+                        tick(len(predictions))
 
     def _decode(self, pool: ThreadPoolExecutor, paths: Iterable[Path]) -> list[tuple[Path, Future[Pixels]]]:
         return [(path, pool.submit(_pixels, path, self.config.image_size, self.interpolation)) for path in paths]
 
-    def _predict(self, decoded: list[tuple[Path, Pixels]]) -> Iterator[Prediction | Unreadable]:
+    def _predict(self, decoding: list[tuple[Path, Future[Pixels]]]) -> list[Prediction | Unreadable]:
+        decoded = [(path, future.result()) for path, future in decoding]
         scores = iter(self.score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
-        for path, pixels in decoded:
-            if isinstance(pixels, Unreadable):
-                yield pixels
-                continue
-            probabilities, mask, unlike = next(scores)
-            best = int(probabilities.argmax())
-            yield Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
+        return [
+            pixels if isinstance(pixels, Unreadable) else self._prediction(path, next(scores))
+            for path, pixels in decoded
+        ]
+
+    def _prediction(self, path: Path, scores: Scores) -> Prediction:
+        probabilities, mask, unlike = scores
+        best = int(probabilities.argmax())
+        return Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
 
     def pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8 -> (B, 3, S, S) in [0, 1] on the model's device, stains normalised as in training."""
-        same = images if self.stain is None else [self.stain(image) for image in images]
-        return torch.from_numpy(np.stack(same)).to(self.device).permute(0, 3, 1, 2).float() / 255
+        return torch.from_numpy(np.stack(self._stained(images))).to(self.device).permute(0, 3, 1, 2).float() / 255
+
+    def _stained(self, images: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        return images if self.stain is None else [self.stain(image) for image in images]
 
     def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
         return normalize(self.pixels(images), self.model.backbone.mean, self.model.backbone.std)
 
     @torch.inference_mode()
+    def outputs(self, images: Sequence[np.ndarray]) -> Outputs:
+        """Images (S, S, 3) uint8 in one forward pass of torch."""
+        out = self.model(self.inputs(images))
+        masks = None if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
+        return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, out.features)
+
     def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
-        """Images (S, S, 3) uint8, S the model's image size, in one forward pass."""
+        """Images (S, S, 3) uint8, S the model's image size, in one forward pass of the runtime."""
         if not len(images):
             return []
-        out = self.model(self.inputs(images))
-        probabilities = self.confidence.probabilities(out.logits).cpu().numpy()
+        found = self.engine.answer(np.stack(self._stained(images))) if self.engine else self.outputs(images)
         nothing = [None] * len(images)
-        masks = nothing if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
+        masks = nothing if found.masks is None else found.masks
         familiar = self.confidence.familiar
-        unlike = familiar.unlike(out.features) if familiar else nothing
-        return [Scores(*row) for row in zip(probabilities, masks, unlike, strict=True)]
+        unlike = familiar.unlike(found.features) if familiar else nothing
+        return [Scores(*row) for row in zip(found.probabilities, masks, unlike, strict=True)]
 
     def require_mask(self) -> None:
         """ValueError when the run's method has no mask to show."""

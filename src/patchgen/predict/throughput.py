@@ -26,7 +26,8 @@ from patchgen.data.images import decode
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_architecture
-from patchgen.predict.predictor import Predictor
+from patchgen.predict.predictor import Prediction, Predictor
+from patchgen.predict.runtime import Runtime
 
 LARGEST_SPREAD = 0.15  # of repeated measurements of the same thing: slowest / fastest - 1
 BATCHES = (1, 8, 32)
@@ -111,6 +112,77 @@ def _measure_batch(
             rates = ", ".join(f"{name} {len(files) / taken[-1]:.1f} images/s" for name, taken in seconds.items())
             report(f"batch {batch}: {rates}")
     return {"batch": batch, **rates_of(seconds, len(files))}
+
+
+def measure_runtimes(
+    predictor: Predictor,
+    files: Sequence[Path],
+    runtimes: Sequence[Runtime] = ("torch", "auto"),
+    *,
+    batch: int = 32,
+    repeats: int = 5,
+    report: Report = lambda _: None,
+    say: Report = lambda _: None,
+) -> dict[str, Any]:
+    """The whole of `predict` and the model alone on each runtime, in turn, and how far their answers are apart.
+
+    Args:
+        files: Images.
+        runtimes: The first is what the others are compared with.
+        batch: Images per forward pass.
+        repeats: Turns, after one that warms up.
+        report: Called with one line per turn.
+        say: Called with what each runtime says of itself.
+    """
+    if len(runtimes) < 2 or repeats < 2 or not files or batch < 1:
+        raise ValueError("two or more runtimes, 2 or more repeats, an image and a batch of at least 1 are needed")
+    engines = {name: predictor.use(name, say).engine for name in runtimes}
+    decoded = [decode(file, predictor.config.image_size) for file in files]
+    seconds: dict[str, dict[str, list[float]]] = {name: {"model": [], "predict": []} for name in engines}
+    answers: dict[str, list[Any]] = {}
+    for turn in range(repeats + 1):
+        for name, predictor.engine in engines.items():
+            start = time.perf_counter()
+            for i in range(0, len(decoded), batch):
+                predictor.score(decoded[i : i + batch])
+            middle = time.perf_counter()
+            answers[name] = list(predictor.predict(files, batch))
+            if turn:  # the first warms up
+                seconds[name]["model"].append(middle - start)
+                seconds[name]["predict"].append(time.perf_counter() - middle)
+        if turn:
+            report(", ".join(f"{n} {len(files) / seconds[n]['predict'][-1]:.1f} images/s" for n in engines))
+    first = runtimes[0]
+    rows = {
+        name: {
+            "engine": engine.name if engine else "torch",
+            "speed": ratio_of(seconds[first]["predict"], seconds[name]["predict"]),
+            "predict_over_model": ratio_of(seconds[name]["model"], seconds[name]["predict"]),
+            **apart(answers[first], answers[name]),
+        }
+        for name, engine in engines.items()
+    }
+    machine = {"device": str(predictor.device), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    about = {"backbone": predictor.model.backbone.resolved, "image_size": predictor.config.image_size}
+    return {**about, "images": len(files), "batch": batch, "machine": machine, "runtimes": rows, "seconds": seconds}
+
+
+def apart(truth: Sequence[Prediction], found: Sequence[Prediction]) -> dict[str, float | None]:
+    """How far predictions of the same images are apart."""
+    pairs = list(zip(truth, found, strict=True))
+    masks = [np.abs(a.mask - b.mask).max() for a, b in pairs if a.mask is not None and b.mask is not None]
+    return {
+        "same_class": float(np.mean([a.label == b.label for a, b in pairs])),
+        "probabilities": float(max(np.abs(a.probabilities - b.probabilities).max() for a, b in pairs)),
+        "masks": float(max(masks)) if masks else None,
+    }
+
+
+def ratio_of(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
+    """How many times as fast, turn by turn: median, quartiles, and whether these are close enough to say."""
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high], "conclusive": (high - low) / median <= LARGEST_SPREAD}
 
 
 def rates_of(seconds: Mapping[str, Sequence[float]], images: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from typing import Literal
 
 from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
+from patchgen.predict.runtime import Runtime
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
@@ -109,10 +111,10 @@ def _longer(item: Item) -> str:
 
 
 class Library:
-    """Items by id, with the models that were used last."""
+    """Items by id, with the models that were used last, each on the runtime that was asked for."""
 
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.items = {item.id: item for item in items}
+    def __init__(self, items: Sequence[Item], runtime: Runtime = "torch") -> None:
+        self.items, self.runtime = {item.id: item for item in items}, runtime
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
         self._examples: dict[str, list[Example]] = {}
         self._lock = threading.Lock()
@@ -135,7 +137,7 @@ class Library:
                 while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                     self._loaded.popitem(last=False)
                 try:
-                    self._loaded[name] = load_predictor(item.path)
+                    self._loaded[name] = load_predictor(item.path).use(self.runtime, say=_say)
                 except UNREADABLE as error:
                     raise ValueError(without_paths(error, item.path)) from error
             self._loaded.move_to_end(name)
@@ -147,6 +149,10 @@ class Library:
         if name not in self._examples:
             self._examples[name] = _examples_of(item) if item.kind == "run" else []
         return self._examples[name]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _examples_of(item: Item) -> list[Example]:

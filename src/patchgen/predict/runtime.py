@@ -1,0 +1,268 @@
+"""Predictions by a faster runtime than torch: converted once, kept in the cache, checked against torch before use.
+
+    load_predictor("tiles-model").use("auto", say=print)     # openvino: 1.7e-06 from torch on 8 images
+
+A model is converted to ONNX and kept below the cache folder under a digest of its weights and of the versions that
+wrote it. The runtime first answers for a few images in a child process: a crash there is a sentence here. Where its
+answers differ from torch's by more than `TOLERANCE`, or in a class, it is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchgen import __version__
+from patchgen.common.children import child_environment, python
+from patchgen.common.files import cache_dir, replacing, write_text
+from patchgen.data.augment import normalize
+from patchgen.model.lora import merged
+from patchgen.predict.export import NEEDED, drawn_images, write_graph
+from patchgen.predict.predictor import Outputs, Predictor
+from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session
+
+Runtime = Literal["auto", "torch", "onnx", "openvino"]
+EXTRAS = {"onnx": "export", "openvino": "openvino"}
+IMAGES = 8  # that a runtime is checked on
+TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from torch
+PATIENCE = 600  # seconds that the check may take
+GRAPH_VERSION = 1  # of the converted graph: another one has another digest
+
+
+class Refused(ValueError):
+    """A runtime that cannot be used, and why."""
+
+
+class Engine(NamedTuple):
+    """A runtime that passed its check."""
+
+    name: str  # with its version
+    answer: Callable[[np.ndarray], Outputs]  # images (N, S, S, 3) uint8
+
+
+class Graph(nn.Module):
+    """Images (N, S, S, 3) uint8 -> calibrated probabilities, features and, where the method has one, the mask."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.model, self.temperature = merged(predictor.model), predictor.confidence.temperature
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        backbone = self.model.backbone
+        out = self.model(normalize(pixels.permute(0, 3, 1, 2).float() / 255, backbone.mean, backbone.std))
+        found = ((out.logits / self.temperature).softmax(1), out.features)
+        return found if out.mask is None else (*found, out.mask.unflatten(1, self.model.grid))
+
+
+def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], None]) -> Engine | None:
+    """The engine that answers for a predictor; None is torch as it is. One line says which, and why not others.
+
+    Raises:
+        ValueError: a runtime that was asked for by name cannot be used.
+    """
+    if runtime == "torch":
+        return None
+    if predictor.device.type != "cpu":
+        if runtime != "auto":
+            raise ValueError(f"--runtime {runtime} works on the CPU, and this machine has an accelerator; choose auto")
+        return _half(predictor, say)
+    names = [name for name in PACKAGES if runtime == "auto" and installed(name) and not _missing(name)]
+    for name in names if runtime == "auto" else [runtime]:
+        try:
+            return _open(predictor, name, say)
+        except Refused as error:
+            if runtime != "auto":
+                raise ValueError(f"--runtime {name}: {error}; choose --runtime torch") from error
+            say(f"{name}: {error}")
+    say("runtime torch" if names else "runtime torch: no faster one is installed (pip install 'patchgen[openvino]')")
+    return None
+
+
+def _missing(runtime: str) -> list[str]:
+    from importlib.util import find_spec
+
+    return sorted(name for name in {PACKAGES[runtime], *NEEDED} if find_spec(name) is None)
+
+
+def _open(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> Engine:
+    if predictor.dropped_after is not None:
+        raise Refused("it cannot drop unselected patches")
+    if missing := _missing(runtime):
+        raise Refused(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
+    folder = cache_dir() / "runtimes" / digest(predictor)
+    file, threads = folder / "model.onnx", torch.get_num_threads()
+    if not file.is_file():
+        say(f"converting the model for {runtime}; it is kept for the next time")
+        _convert(predictor, file)
+    gap = _checked(predictor, runtime, folder, threads)
+    say(f"runtime {runtime} {installed(runtime)}: {_text(gap)}")
+    return Engine(f"{runtime} {installed(runtime)}", _outputs(open_session(runtime, file, threads)))
+
+
+def _outputs(answer: Answer) -> Callable[[np.ndarray], Outputs]:
+    def outputs(pixels: np.ndarray) -> Outputs:
+        found = answer(pixels)
+        return Outputs(found["probabilities"], found.get("mask"), torch.from_numpy(found["features"]))
+
+    return outputs
+
+
+# Conversion
+
+
+def digest(predictor: Predictor) -> str:
+    """Of all that decides the converted file: weights, calibration, settings and the versions that write it."""
+    import onnx
+    import onnxscript
+
+    about = [GRAPH_VERSION, __version__, torch.__version__, onnx.__version__, onnxscript.__version__]
+    about += [predictor.config.method, predictor.config.image_size, predictor.confidence.temperature]
+    about += [predictor.config.pool, json.dumps(predictor.config.hparams, sort_keys=True, default=str)]
+    about += [predictor.model.backbone.model_type, predictor.model.backbone.mean, predictor.model.backbone.std]
+    sha = hashlib.sha256(repr(about).encode())
+    for name, tensor in sorted(predictor.model.state_dict().items()):
+        sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        sha.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return sha.hexdigest()[:32]
+
+
+def _convert(predictor: Predictor, file: Path) -> None:
+    """Two processes may do so at once: each writes under a name of its own, and either file will do."""
+    size = predictor.config.image_size
+    example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    names = ["probabilities", "features", *(["mask"] if predictor.model.has_mask else [])]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(file) as temporary, tempfile.TemporaryDirectory(prefix="patchgen-") as place:
+            plain = Path(place) / "model.onnx"
+            write_graph(predictor, Graph(predictor), example, names, plain)
+            _fold(plain, temporary)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+
+
+def _fold(plain: Path, folded: Path) -> None:
+    """Compute what does not depend on the images: runtimes resize position embeddings in ways of their own."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath, options.log_severity_level = str(folded), 3
+    onnxruntime.InferenceSession(plain, options, providers=["CPUExecutionProvider"])
+
+
+# Check
+
+
+def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> dict[str, float]:
+    """Differences from torch; those of an earlier check where machine and version are the same.
+
+    Raises:
+        Refused: the runtime crashed, or its answers differ too much.
+    """
+    key = hashlib.sha256(f"{runtime} {installed(runtime)} {threads} {_processor()}".encode()).hexdigest()[:16]
+    record = folder / f"{runtime}-{key}.json"
+    with suppress(OSError, ValueError):
+        gap = json.loads(record.read_text(encoding="utf-8"))
+        if set(TOLERANCE) >= set(gap) - {"classes"}:
+            return _allowed(gap)
+    images = drawn_images(IMAGES, predictor.config.image_size)
+    found = _in_child(runtime, folder / "model.onnx", threads, np.stack(images))
+    gap = compare(predictor.outputs(images), found)
+    write_text(record, json.dumps(gap) + "\n")
+    return _allowed(gap)
+
+
+def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Largest differences, and the number of images with another class."""
+    gap = {"classes": float((truth.probabilities.argmax(1) != found["probabilities"].argmax(1)).sum())}
+    gap["probabilities"] = float(np.abs(truth.probabilities - found["probabilities"]).max())
+    if "alone" in found:
+        gap["probabilities"] = max(gap["probabilities"], float(np.abs(truth.probabilities[:1] - found["alone"]).max()))
+    if truth.masks is not None:
+        gap["mask"] = float(np.abs(truth.masks - found["mask"]).max())
+    return gap
+
+
+def _allowed(gap: dict[str, float]) -> dict[str, float]:
+    far = [name for name, most in TOLERANCE.items() if name in gap and not gap[name] <= most]  # nan is far
+    if gap["classes"] or far:
+        raise Refused(f"its answers are not torch's ({_text(gap)})")
+    return gap
+
+
+def _text(gap: Mapping[str, float]) -> str:
+    mask = f", mask {gap['mask']:.1e}" if "mask" in gap else ""
+    same = "same classes" if not gap["classes"] else f"another class for {gap['classes']:.0f}"
+    return f"{same} as torch on {IMAGES} images, probabilities within {gap['probabilities']:.1e}{mask}"
+
+
+def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray) -> dict[str, np.ndarray]:
+    with tempfile.TemporaryDirectory(prefix="patchgen-") as place:
+        images, answers = Path(place) / "images.npy", Path(place) / "answers.npz"
+        np.save(images, pixels, allow_pickle=False)
+        words = ["-m", "patchgen.predict.sessions", runtime, str(file), str(threads), str(images), str(answers)]
+        try:
+            child = subprocess.run(
+                python(*words), env=child_environment(), capture_output=True, text=True, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            raise Refused(f"it gave no answer within {PATIENCE} seconds") from None
+        if child.returncode < 0:
+            raise Refused(f"it was killed by {_signal(-child.returncode)} on its first image")
+        if child.returncode:
+            last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise Refused(f"it failed on its first image ({last[:200]})")
+        with np.load(answers, allow_pickle=False) as found:
+            return dict(found)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _processor() -> str:
+    """What the processor says it can do: another machine may share the cache."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+# Accelerators
+
+
+def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
+    """Torch with half the digits where the device multiplies them faster."""
+    kind = torch.bfloat16 if predictor.device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
+    images = drawn_images(IMAGES, predictor.config.image_size)
+    name = f"torch autocast {str(kind).removeprefix('torch.')}"
+
+    def answer(pixels: np.ndarray) -> Outputs:
+        with torch.autocast(predictor.device.type, kind):
+            return predictor.outputs(list(pixels))
+
+    found = answer(np.stack(images))
+    answers: dict[str, Any] = {"probabilities": found.probabilities, "mask": found.masks}
+    try:
+        gap = _allowed(compare(predictor.outputs(images), answers))
+    except Refused as error:
+        say(f"{name}: {error}; runtime torch")
+        return None
+    say(f"runtime {name}: {_text(gap)}")
+    return Engine(name, answer)

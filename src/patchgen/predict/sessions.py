@@ -1,0 +1,74 @@
+"""A converted model in a runtime of its own: ONNX Runtime or OpenVINO. Nothing here imports torch.
+
+    answer = open_session("openvino", Path("model.onnx"), threads=2)
+    answer(pixels)["probabilities"]                   # (N, S, S, 3) uint8 -> (N, C) float32
+
+    python -m patchgen.predict.sessions openvino model.onnx 2 images.npy answers.npz
+
+As a program it answers for a few images in a process of its own, because a runtime that uses instructions which the
+machine only claims to have is killed, and with it the process that it is in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Answer = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}  # fastest first
+
+
+def installed(runtime: str) -> str | None:
+    """The version of the runtime's package, None where it is missing."""
+    try:
+        return version(PACKAGES[runtime])
+    except PackageNotFoundError:
+        return None
+
+
+def open_session(runtime: str, file: Path, threads: int) -> Answer:
+    """A function from images (N, S, S, 3) uint8 to the model's outputs by name."""
+    return _openvino(file, threads) if runtime == "openvino" else _onnx(file, threads)
+
+
+def _onnx(file: Path, threads: int) -> Answer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors alone
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return lambda pixels: dict(zip(names, session.run(names, {"pixels": pixels}), strict=True))
+
+
+def _openvino(file: Path, threads: int) -> Answer:
+    # importing openvino reports the import to its makers where this package is there; nothing of ours does that
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    compiled = openvino.Core().compile_model(str(file), "CPU", settings)
+    request, names = compiled.create_infer_request(), [output.any_name for output in compiled.outputs]
+
+    def answer(pixels: np.ndarray) -> dict[str, np.ndarray]:
+        request.infer([pixels])
+        return {name: request.get_output_tensor(i).data.copy() for i, name in enumerate(names)}
+
+    return answer
+
+
+def main(runtime: str, file: str, threads: str, images: str, answers: str) -> None:
+    answer, pixels = open_session(runtime, Path(file), int(threads)), np.load(images, allow_pickle=False)
+    alone = answer(pixels[:1])["probabilities"]  # a free batch size must work at one image and at many
+    together = answer(pixels)
+    np.savez(answers, alone=alone, **together)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

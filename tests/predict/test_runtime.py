@@ -1,0 +1,113 @@
+"""Other runtimes than torch: their answers, what is kept in the cache, and what is refused in words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from patchgen.common.files import cache_dir
+from patchgen.predict import runtime, throughput
+from patchgen.predict.export import drawn_images
+from patchgen.predict.predictor import Outputs, Predictor
+from patchgen.predict.sessions import PACKAGES, installed
+
+onnx = pytest.importorskip("onnx")
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+
+
+@pytest.fixture(scope="module")
+def predictor() -> Predictor:
+    return throughput.untrained_predictor("tiny", "patchgen-select", 28)
+
+
+@pytest.mark.parametrize("name", [name for name in PACKAGES if installed(name)])
+def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predictor, name: str) -> None:
+    images, lines = drawn_images(5, 28), list[str]()
+    truth = predictor.use("torch").score(images)
+    assert predictor.engine is None and predictor.variant == ""
+    found = predictor.use(name, lines.append).score(images)  # type: ignore[arg-type]
+    assert predictor.variant == f"{name} {installed(name)}"
+    for a, b in zip(truth, found, strict=True):
+        np.testing.assert_allclose(a.probabilities, b.probabilities, atol=1e-3)
+        np.testing.assert_allclose(a.mask, b.mask, atol=1e-2)
+    assert lines[-1].startswith(f"runtime {name}") and "same classes as torch on 8 images" in lines[-1]
+    [file] = (cache_dir() / "runtimes" / runtime.digest(predictor)).glob("*.onnx")
+    assert "Resize" not in {node.op_type for node in onnx.load(file).graph.node}  # of position embeddings: computed
+    before, again = file.stat().st_mtime_ns, list[str]()
+    predictor.use(name, again.append)  # type: ignore[arg-type]
+    assert file.stat().st_mtime_ns == before and again == lines[-1:]
+    predictor.use("torch")
+
+
+def test_the_digest_follows_the_weights(predictor: Predictor) -> None:
+    before = runtime.digest(predictor)
+    with torch.no_grad():
+        predictor.model.head.bias[0] += 1
+        changed = runtime.digest(predictor)
+        predictor.model.head.bias[0] -= 1
+    assert before != changed
+
+
+def test_a_crash_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", KILLED])
+    with pytest.raises(runtime.Refused, match="killed by SIGILL on its first image"):
+        runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
+    monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", "raise ValueError('no such operator')"])
+    with pytest.raises(runtime.Refused, match="failed on its first image .*no such operator"):
+        runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
+
+
+def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disagree(*_: object) -> None:
+        raise runtime.Refused("its answers are not torch's")
+
+    monkeypatch.setattr(runtime, "_open", disagree)
+    with pytest.raises(ValueError, match="--runtime onnx: its answers are not torch's; choose --runtime torch"):
+        predictor.use("onnx")
+    lines: list[str] = []
+    monkeypatch.setattr(runtime, "installed", lambda name: "1.0")
+    monkeypatch.setattr(runtime, "_missing", lambda name: [])
+    assert predictor.use("auto", lines.append).engine is None
+    assert lines == [f"{name}: its answers are not torch's" for name in PACKAGES] + ["runtime torch"]
+    monkeypatch.setattr(runtime, "installed", lambda name: None)
+    predictor.use("auto", lines.append)
+    assert lines[-1].startswith("runtime torch: no faster one is installed")
+
+
+def test_differences_by_hand() -> None:
+    truth = Outputs(np.array([[0.6, 0.4], [0.1, 0.9]]), np.array([[[0.5]], [[1.0]]]), torch.zeros(2, 1))
+    found = {"probabilities": np.array([[0.59, 0.41], [0.1, 0.9]]), "mask": np.array([[[0.49]], [[1.0]]])}
+    gap = runtime.compare(truth, found)
+    assert gap == {"classes": 0, "probabilities": pytest.approx(0.01), "mask": pytest.approx(0.01)}
+    other = runtime.compare(truth, found | {"probabilities": np.array([[0.4, 0.6], [0.1, 0.9]])})
+    assert other["classes"] == 1
+    for wrong in (other, gap | {"mask": 0.03}, gap | {"probabilities": float("nan")}):
+        with pytest.raises(runtime.Refused, match="not torch's"):
+            runtime._allowed(wrong)
+
+
+def test_dropping_stays_with_torch(predictor: Predictor) -> None:
+    level = predictor.model.select.level
+    level.copy_(torch.tensor([2.0, 0.0]))
+    try:
+        predictor.drop_unselected()
+        with pytest.raises(ValueError, match="cannot drop unselected patches; choose --runtime torch"):
+            predictor.use("onnx")
+    finally:
+        predictor.model.select.drop = None
+        level.zero_()
+
+
+def test_predictions_apart_by_hand() -> None:
+    one = SimpleNamespace(label="a", probabilities=np.array([0.7, 0.3]), mask=np.array([[0.1]]))
+    two = SimpleNamespace(label="b", probabilities=np.array([0.4, 0.6]), mask=np.array([[0.3]]))
+    found = throughput.apart([one, one], [one, two])  # type: ignore[list-item]
+    assert found == {"same_class": 0.5, "probabilities": pytest.approx(0.3), "masks": pytest.approx(0.2)}
