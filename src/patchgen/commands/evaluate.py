@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
-from patchgen.commands.predict import report_unreadable, ticker
+from patchgen.commands.predict import choose_pass, report_unreadable, ticker
 from patchgen.common.files import expanded, write_text
 from patchgen.common.text import printable
 
@@ -39,6 +39,8 @@ class EvaluateArguments:
     """Also score this class against all others: sensitivity, specificity, precision, F1, AUROC."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     resamples: int = 1000
     """Draws of the bootstrap, over patients where the data names groups, else over images; 0: no intervals."""
     wrong: int = 12
@@ -64,6 +66,7 @@ def main(argv: list[str]) -> int:
     table = read_table(arguments.data, for_scoring=True)
     rows = chosen_rows(table, arguments.sites)
     predictor = load_predictor(arguments.run, arguments.checkpoint)
+    choose_pass(predictor, arguments.runtime)
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)
     out.mkdir(parents=True, exist_ok=True)
