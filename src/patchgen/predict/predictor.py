@@ -194,7 +194,7 @@ class Predictor:
         self.confidence = confidence or Confidence()
         self.engine: Engine | None = None  # what answers in the place of torch
 
-    def use(self, runtime: Runtime, say: Callable[[str], None] = lambda _: None) -> Self:
+    def use(self, runtime: Runtime, say: Callable[[str], None] | None = None) -> Self:
         """Let another runtime answer for images; gradients, rankings and given masks stay with torch.
 
         Args:
@@ -206,7 +206,7 @@ class Predictor:
         """
         from patchgen.predict.runtime import open_engine
 
-        self.engine = open_engine(self, runtime, say)
+        self.engine = open_engine(self, runtime, say or (lambda _: None))
         return self
 
     @property
