@@ -80,7 +80,7 @@ def test_the_published_settings_do_not_depend_on_the_order_of_the_words(
 
 def test_the_last_of_two_methods_has_its_own_rates() -> None:
     twice = parsed(["photos", "--unseen", "a", "--method", "lp", "--method", "patchgen"])[1]
-    assert twice == parsed(["photos", "--unseen", "a", "--method", "patchgen"])[1] and twice.lr == 1e-3
+    assert twice == parsed(["photos", "--unseen", "a", "--method", "patchgen"])[1] and twice.lr_module == 1e-3
 
 
 def test_help_shows_words_that_a_person_would_give(capsys: pytest.CaptureFixture[str]) -> None:

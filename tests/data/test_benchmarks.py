@@ -97,7 +97,7 @@ def test_foreign_class_in_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_same_name_other_data_is_no_benchmark(tmp_path: Path) -> None:
-    root = fill(tmp_path / "PACS", "photo/dog/1.jpg", "site/cat/1.png")
+    root = fill(tmp_path / "PACS", "photo/dog/1.jpg", "site/dog/1.png", "site/cat/1.png")
     assert match_benchmark(root) is None
     assert read_table(root).classes == ("cat", "dog")
     with pytest.raises(ValueError, match="does not hold pacs"):

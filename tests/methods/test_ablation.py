@@ -54,7 +54,8 @@ def test_rows_of_a_seed_begin_with_the_same_head_gate_and_refinement(scene: Call
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_small_preset_takes_the_modules_rate(name: str) -> None:
-    assert preset_settings("small", name)["lr"] == preset_settings("small", "patchgen")["lr"] == 1e-3
+    assert preset_settings("small", name)["lr"] == preset_settings("small", "patchgen")["lr"] == 3e-3
+    assert preset_settings("small", name)["lr_module"] == 1e-3
     assert "lr" not in preset_settings("paper", name)
 
 

@@ -33,14 +33,15 @@ STREAM = (
 )
 EVERYWHERE = "--backbone tiny --image-size 56 --accelerator cpu --threads 1 --no-cache"
 STAGES = "groups: [0.5, 0.25, 0.25]\nratios: [[0.6, 0.5, 1.0], [0.6, 1.0], [1.0]]\n"
+RATES = "--lr-module None"  # the small preset of that release had no rate of its own for the module
 RUNS = {
-    "ccf29f2b2db2": f"{MDG} --method patchgen",
+    "ccf29f2b2db2": f"{MDG} --method patchgen {RATES}",
     "28f5c266ea17": f"{MDG} --method patchgen-select",
-    "57bdebe35bfa": f"{MDG} --method patchgen --task mdg_gcd --known half --swad",
+    "57bdebe35bfa": f"{MDG} --method patchgen {RATES} --task mdg_gcd --known half --swad",
     "416751b52459": f"{STREAM} --method promptccd+patchgen",
 }
 KILLED = {
-    "37b772da0623": f"{MDG} --method patchgen --seed 2",
+    "37b772da0623": f"{MDG} --method patchgen {RATES} --seed 2",
     "73ada348c7f9": f"{STREAM} --method promptccd+patchgen --seed 2",
 }
 RESUMED = {"37b772da0623": (2, "resumed at step 5"), "73ada348c7f9": (11, "resumed at step 3")}  # whole records, words

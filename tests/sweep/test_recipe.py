@@ -61,7 +61,7 @@ def test_all_domains_are_those_of_the_runs_own_data(place: str, write_recipe: Wr
 
 def test_a_preset_is_applied_to_each_runs_own_method(write_recipe: Write) -> None:
     found = runs(write_recipe("preset: small\ndata: a\nunseen: x\nsteps: 9\ngrid: {method: [lp-ln, patchgen]}"))
-    assert [run.config.lr for run in found] == [3e-3, 1e-3]
+    assert [run.config.lr_module for run in found] == [None, 1e-3]
     assert found[1].config == Config("a", "x", **{**preset_settings("small", "patchgen"), "steps": 9})
 
 

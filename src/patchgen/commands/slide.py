@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
 WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
+ACTIONS = ("tiles",)  # words that may come first: training data from slides
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,8 @@ def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["tiles"]:
-        from patchgen.commands.slide_tiles import main as main_tiles
+    if argv[:1] == list(ACTIONS):
+        from patchgen.commands.slide_tiles import main_tiles
 
         return main_tiles(argv[1:])
     arguments = parse(SlideArguments, "slide", argv)

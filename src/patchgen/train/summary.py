@@ -75,6 +75,8 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
 
 def _stopped(run: RunFolder, config: Config) -> list[str]:
     """Where --patience ended the run before its last step."""
+    if config.patience is None:
+        return []
     last = run.records("evaluation")[-1]["step"]
     return [f"- stopped early after step {last}: --patience {config.patience}"] * (last < config.steps - 1)
 

@@ -58,7 +58,7 @@ def _answer(request: dict[str, Any], data: bytes) -> Message:
     """What the child does."""
     file = cast(Any, io.BytesIO(data))  # `decode` and `original` say path, but hand it to Pillow
     try:
-        pixels = decode(file, **request) if request else original(file)
+        pixels = decode(file, request["size"], request["interpolation"]) if "size" in request else original(file)
     except UnreadableImage as error:
         raise ValueError(error.reason) from error
     return {"shape": pixels.shape}, pixels.tobytes()
