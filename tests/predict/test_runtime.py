@@ -45,6 +45,34 @@ def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predic
     predictor.use("torch")
 
 
+def test_stains_are_normalised_once_on_every_runtime(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = drawn_images(5, 28)
+    plain = predictor.use("torch").outputs(images).probabilities
+    monkeypatch.setattr(predictor, "stain", lambda image: 255 - image // 2)  # twice is something else
+    truth = predictor.outputs(images).probabilities
+    assert np.abs(truth - plain).max() > 1e-3
+    for record in (cache_dir() / "runtimes" / runtime.digest(predictor)).glob("*.json"):
+        record.unlink()  # the check itself must see normalised images too
+    monkeypatch.setitem(runtime.TOLERANCE, "probabilities", 1e-4)
+    found = np.stack([one.probabilities for one in predictor.use("onnx").score(images)])
+    np.testing.assert_allclose(found, truth, atol=1e-4)
+    monkeypatch.setattr(runtime, "_allowed", lambda gap: gap)
+    predictor.engine = runtime._half(predictor, lambda line: None)
+    assert predictor.engine
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = predictor.outputs(images).probabilities
+    np.testing.assert_array_equal(np.stack([one.probabilities for one in predictor.score(images)]), expected)
+    predictor.use("torch")
+
+
+def test_the_digest_follows_what_shapes_do_not_show(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = runtime.digest(predictor)
+    monkeypatch.setattr(predictor.model.backbone.model.config, "layer_norm_eps", 0.5)
+    changed = runtime.digest(predictor)
+    monkeypatch.setattr(runtime, "used_by", lambda config: [{"name": "own.py", "version": "2"}])
+    assert len({before, changed, runtime.digest(predictor)}) == 3
+
+
 def test_the_digest_follows_the_weights(predictor: Predictor) -> None:
     before = runtime.digest(predictor)
     with torch.no_grad():

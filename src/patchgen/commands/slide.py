@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
 
+ACTIONS = ("tiles",)  # words that may come first
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
 WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
@@ -234,7 +235,7 @@ def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["tiles"]:
+    if argv[:1] == [*ACTIONS]:
         from patchgen.commands.slide_tiles import main as main_tiles
 
         return main_tiles(argv[1:])

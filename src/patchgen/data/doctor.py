@@ -40,9 +40,9 @@ OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng
 SHOWN = 3  # examples in a detail
 NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = (
+EXTRAS = (  # a package of each extra: tests/data/test_doctor.py
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
-    "pillow_heif",
+    *("openvino", "pillow_heif", "tensorboard", "wandb", "mlflow", "peft", "pyarrow"),
 )
 
 
@@ -100,7 +100,7 @@ def examine(
     checks += _check_groups(table)
     if os.path.isdir(os.path.expanduser(data)):  # a manifest says itself what belongs to the data
         checks += _check_other_files(table)
-    facts = list(_inspect_files([table.file(i) for i in range(len(table))], decode, progress))
+    facts = list(_inspect_files(table.files, decode, progress))
     checks += [_check_readable(table, facts, decode), *_check_duplicates(table, facts), *_check_sizes(table, facts)]
     checks += [*_check_tiny(table, facts), *_check_bits(facts), *_check_alike(table, facts)]
     return [*checks, _check_disk(len(table))]
