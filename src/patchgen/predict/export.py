@@ -128,6 +128,7 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
         "preprocessing": f"RGB, upright, resized to {size} x {size} ({backbone.interpolation}, antialiased), divided "
         f"by 255, as (N, 3, {size}, {size}) float32; mean and deviation are subtracted in the graph",
         "image_size": size,
+        "interpolation": backbone.interpolation,
         "temperature": predictor.confidence.temperature,
         "method": predictor.config.method,
         "backbone": backbone.resolved,
