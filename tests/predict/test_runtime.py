@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from patchgen.commands.predict import settled
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime, throughput
 from patchgen.predict.export import drawn_images
@@ -139,3 +140,12 @@ def test_predictions_apart_by_hand() -> None:
     two = SimpleNamespace(label="b", probabilities=np.array([0.4, 0.6]), mask=np.array([[0.3]]))
     found = throughput.apart([one, one], [one, two])  # type: ignore[list-item]
     assert found == {"same_class": 0.5, "probabilities": pytest.approx(0.3), "masks": pytest.approx(0.2)}
+
+
+def test_workers_use_the_runtime_that_auto_has_found() -> None:
+    def here(name: str | None) -> Predictor:
+        return SimpleNamespace(engine=name and SimpleNamespace(name=name))  # type: ignore[return-value]
+
+    assert settled("auto", here("openvino 2026.1")) == "openvino" and settled("auto", here(None)) == "torch"
+    assert settled("onnx", here("onnxruntime 1.2")) == "onnx"
+    assert settled("auto", here("torch autocast bfloat16")) == "auto"  # no name of its own: each has its device's
