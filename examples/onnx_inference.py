@@ -14,10 +14,10 @@ import onnxruntime
 from PIL import Image
 
 
-def read(path: str, size: int) -> np.ndarray:
-    """(3, S, S) float32 in 0..1, resized as the model was trained: bilinear, antialiased."""
+def read(path: str, size: int, interpolation: str) -> np.ndarray:
+    """(3, S, S) float32 in 0..1, resized as the model was trained: Pillow's filters antialias."""
     with Image.open(path) as image:
-        square = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+        square = image.convert("RGB").resize((size, size), Image.Resampling[interpolation.upper()])
     return np.asarray(square, np.float32).transpose(2, 0, 1) / 255
 
 
@@ -25,7 +25,7 @@ def main(model: str, *images: str) -> None:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     facts = session.get_modelmeta().custom_metadata_map
     classes, size = json.loads(facts["classes"]), int(facts["image_size"])
-    pixels = np.stack([read(path, size) for path in images])
+    pixels = np.stack([read(path, size, facts["interpolation"]) for path in images])
     probabilities, *mask = session.run(None, {"pixels": pixels})  # (N, C) and, where there is a mask, (N, h, w)
     for i, path in enumerate(images):
         best = probabilities[i].argmax()

@@ -155,6 +155,14 @@ def test_two_methods_are_compared_and_the_better_one_is_kept(
     assert json.loads((home / "two/config.json").read_text())["settings"]["method"] == "lp-ln"
 
 
+def test_a_tracker_is_named_and_must_be_installed(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("patchgen.train.track.find_spec", lambda package: None)
+    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs")]
+    assert main([*words, "--track", "wandb"]) == 2 and "patchgen[wandb]" in capsys.readouterr().err
+
+
 def test_tracking_reaches_every_training(image_folder: Path, home: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     words = [

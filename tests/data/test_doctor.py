@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +232,15 @@ def test_cache_space(healthy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     needed = 20 * 224 * 224 * 3
     assert disk(needed).status == "warn" and disk(needed + 1).status == "pass"
     assert set(seen) == {tmp_path}  # the nearest folder that exists
+
+
+def test_every_extra_is_looked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    modules = {"umap-learn": "umap", "openslide-python": "openslide", "mlflow-skinny": "mlflow"}
+    for extra, packages in project["optional-dependencies"].items():
+        names = {re.split(r"[>\[]", package)[0] for package in packages}
+        found = {modules.get(name, name.replace("-", "_")) for name in names} & {*doctor.EXTRAS}
+        assert found or extra in ("all", "dev"), extra
 
 
 def test_machine() -> None:

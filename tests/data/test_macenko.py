@@ -96,11 +96,16 @@ def stained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_and_use_see_the_same_pixels(
     stained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from patchgen.common.progress import Progress
     from patchgen.data.images import ImageStore, decode
+    from patchgen.fit.left_out import right_at
     from patchgen.fit.procedure import fit
     from patchgen.predict.export import export
     from patchgen.predict.model_folder import read_model, write_model
     from patchgen.predict.predictor import load_run
+    from patchgen.predict.wsinfer import export_wsinfer
+    from patchgen.runs.folder import RunFolder
+    from patchgen.tasks import make_fold
 
     trained: list[np.ndarray] = []
     load = ImageStore.load
@@ -133,6 +138,13 @@ def test_training_and_use_see_the_same_pixels(
     pytest.importorskip("onnx")
     with pytest.raises(ValueError, match="normalises the stains"):
         export(read, tmp_path / "m.onnx", [decode(files[0], 28)])
+    with pytest.raises(ValueError, match="normalises the stains"):
+        export_wsinfer(read, tmp_path / "wsinfer", [decode(files[0], 28)], spacing=0.5, patch=28)
+    trained.clear()  # methods are compared on the images that their runs were trained to read
+    with Progress("", 12, quiet=True) as bar:
+        right_at(RunFolder.open(run), make_fold(config), "selected", bar)
+    own = [one for one, file in zip(in_use, files, strict=True) if file.parent.parent.name == "unseen"]
+    assert {one.tobytes() for one in trained} == {one.tobytes() for one in own}
 
 
 def test_a_checkpoint_without_its_reference_is_refused(tiny_run: Callable[..., Any], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from patchgen.commands.predict import settled
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime, throughput
 from patchgen.predict.export import drawn_images
@@ -43,6 +44,34 @@ def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predic
     predictor.use(name, again.append)  # type: ignore[arg-type]
     assert file.stat().st_mtime_ns == before and again == lines[-1:]
     predictor.use("torch")
+
+
+def test_stains_are_normalised_once_on_every_runtime(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = drawn_images(5, 28)
+    plain = predictor.use("torch").outputs(images).probabilities
+    monkeypatch.setattr(predictor, "stain", lambda image: 255 - image // 2)  # twice is something else
+    truth = predictor.outputs(images).probabilities
+    assert np.abs(truth - plain).max() > 1e-3
+    for record in (cache_dir() / "runtimes" / runtime.digest(predictor)).glob("*.json"):
+        record.unlink()  # the check itself must see normalised images too
+    monkeypatch.setitem(runtime.TOLERANCE, "probabilities", 1e-4)
+    found = np.stack([one.probabilities for one in predictor.use("onnx").score(images)])
+    np.testing.assert_allclose(found, truth, atol=1e-4)
+    monkeypatch.setattr(runtime, "_allowed", lambda gap: gap)
+    predictor.engine = runtime._half(predictor, lambda line: None)
+    assert predictor.engine
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = predictor.outputs(images).probabilities
+    np.testing.assert_array_equal(np.stack([one.probabilities for one in predictor.score(images)]), expected)
+    predictor.use("torch")
+
+
+def test_the_digest_follows_what_shapes_do_not_show(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = runtime.digest(predictor)
+    monkeypatch.setattr(predictor.model.backbone.model.config, "layer_norm_eps", 0.5)
+    changed = runtime.digest(predictor)
+    monkeypatch.setattr(runtime, "used_by", lambda config: [{"name": "own.py", "version": "2"}])
+    assert len({before, changed, runtime.digest(predictor)}) == 3
 
 
 def test_the_digest_follows_the_weights(predictor: Predictor) -> None:
@@ -111,3 +140,12 @@ def test_predictions_apart_by_hand() -> None:
     two = SimpleNamespace(label="b", probabilities=np.array([0.4, 0.6]), mask=np.array([[0.3]]))
     found = throughput.apart([one, one], [one, two])  # type: ignore[list-item]
     assert found == {"same_class": 0.5, "probabilities": pytest.approx(0.3), "masks": pytest.approx(0.2)}
+
+
+def test_workers_use_the_runtime_that_auto_has_found() -> None:
+    def here(name: str | None) -> Predictor:
+        return SimpleNamespace(engine=name and SimpleNamespace(name=name))  # type: ignore[return-value]
+
+    assert settled("auto", here("openvino 2026.1")) == "openvino" and settled("auto", here(None)) == "torch"
+    assert settled("onnx", here("onnxruntime 1.2")) == "onnx"
+    assert settled("auto", here("torch autocast bfloat16")) == "auto"  # no name of its own: each has its device's

@@ -82,9 +82,10 @@ def _case(place: str, words: list[str]) -> list[str]:
 
 
 def _commands() -> list[str]:
-    """Every module of this folder that is a command."""
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
-    return [name for name in names if hasattr(import_module(f"patchgen.commands.{name}"), "main")]
+    """Every module of this folder that is a command; one named after another, as `slide_tiles`, is its action."""
+    names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    own = sorted(name for name in names if name.rpartition("_")[0] not in names)
+    return [name for name in own if hasattr(import_module(f"patchgen.commands.{name}"), "main")]
 
 
 def _actions(command: str) -> Iterator[str]:

@@ -49,7 +49,7 @@ def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]
             "domain": [table.domains[i] for i in table.domain],
             "label": [table.classes[i] if i >= 0 else "" for i in table.label],
         }
-        return [table.file(i) for i in range(len(table))], names | ({"group": [*table.group]} if table.group else {})
+        return table.files, names | ({"group": [*table.group]} if table.group else {})
     return find_images(words), {}
 
 

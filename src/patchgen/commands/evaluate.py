@@ -14,6 +14,7 @@ import tyro
 from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import choose_pass, report_unreadable, ticker
 from patchgen.common.files import expanded, write_text
+from patchgen.common.reading import read_json
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -105,10 +106,16 @@ def _check(arguments: EvaluateArguments) -> Path:
 
 def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
     """What was scored, by what."""
+    from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
+
+    checkpoint = arguments.checkpoint
+    if is_model_folder(arguments.run):  # it has one model, and says which that was
+        checkpoint = read_json(Path(arguments.run) / MODEL_CONFIG).get("checkpoint", checkpoint)
     return {
         "model": Path(arguments.run).resolve().name,
         "method": predictor.config.method,
-        "checkpoint": arguments.checkpoint,
+        "checkpoint": checkpoint,
+        "runtime": predictor.variant or "torch",
         "data": str(arguments.data),
     }
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, chosen, merged, parse, print_table, require_data, settings_of
+from patchgen.commands import announce, chosen, merged, name_tracker, parse, print_table, require_data, settings_of
 from patchgen.config import NO_DOMAIN, PRESETS, Config, SplitRule, Task
 from patchgen.fit import ALONE, COMPARED
+from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
     from patchgen.predict.model_folder import Model
@@ -48,8 +49,8 @@ class FitArguments(Config):
     """`small`: minutes a training on two cores. `paper`: the field's 5001 steps at 224 px."""
     runs: str = "runs"
     """Parent of the run folders."""
-    track: bool = False
-    """Write the numbers of every training for TensorBoard (`tensorboard --logdir` of the runs; extra `track`)."""
+    track: Tracking | None = None
+    """Write the numbers of every training for TensorBoard (`--track` alone), W&B or MLflow; nothing is sent."""
     quiet: bool = False
     """No progress."""
     json: bool = False
@@ -60,6 +61,7 @@ class FitArguments(Config):
 
 
 def main(argv: list[str]) -> int:
+    argv = name_tracker(argv)
     arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **PRESETS["small"]))
     require_data(arguments.data)
     announce(arguments.quiet)
@@ -79,7 +81,7 @@ def main(argv: list[str]) -> int:
         check_method(config.method, arguments.with_backbone)
     with saying_once():
         model = fit(configs, arguments.runs, expecting=arguments.expect, split_given="split" in words,
-                    quiet=arguments.quiet, track=arguments.track)  # fmt: skip
+                    quiet=arguments.quiet, track=arguments.track or False)  # fmt: skip
         folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
         if is_news(model.predictor.model.backbone.description) and not arguments.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)

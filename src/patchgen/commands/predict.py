@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
 
 import tyro
 
@@ -146,6 +146,14 @@ def choose_pass(
     elif drop_after is not None:
         raise ValueError("--drop-after says when patches leave; add --drop-unselected to let them leave")
     predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+def settled(runtime: Runtime, predictor: Predictor) -> Runtime:
+    """What `auto` has become in this process: workers must use the same, or say why they cannot."""
+    engine = predictor.engine
+    if runtime != "auto" or (engine and engine.name.startswith("torch")):  # half the digits, where a worker has a GPU
+        return runtime
+    return cast("Runtime", engine.name.split()[0]) if engine else "torch"
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from patchgen.commands.predict import PredictArguments, choose_pass, lines_of, report_unreadable
+from patchgen.commands.predict import PredictArguments, choose_pass, lines_of, report_unreadable, settled
 from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
     model = f"{identity(arguments.run, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}"
     work = target.absolute().with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.parts")
     needs = Needs(arguments.threads, predictor.config.accelerator)
+    given = {**asdict(arguments), "images": [], "runtime": settled(arguments.runtime, predictor)}
     units = []
     for number, start in enumerate(range(0, len(paths), size)):
         result, images = work / f"{number:06}.json", [str(path) for path in paths[start : start + size]]
-        call = {"arguments": {**asdict(arguments), "images": []}, "images": images, "result": str(result)}
+        call = {"arguments": given, "images": images, "result": str(result)}
         label = f"images {start + 1} to {start + len(images)}"
         units.append(Unit("patchgen.commands.predict_parts:predict_part", call, work / f"{number:06}", result, label,
                           needs, len(images)))  # fmt: skip

@@ -20,7 +20,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
-from patchgen.commands.predict import choose_pass, report_unreadable, shown, ticker
+from patchgen.commands.predict import choose_pass, report_unreadable, settled, shown, ticker
 from patchgen.common.files import write_text
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
 
+ACTIONS = ("tiles",)  # words that may come first
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
 WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
-ACTIONS = ("tiles",)  # words that may come first: training data from slides
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,12 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
     predictor, digest = _model(a.model, a.checkpoint, a.runtime, a.drop_unselected, a.drop_after)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
+    runtime = a.runtime if a.alone else settled(a.runtime, predictor)
     for path in slides:
         result, claim = out / path.stem, out / WORK / path.stem
         call = {
-            "arguments": asdict(arguments), "slide": str(path), "result": str(result.absolute()),
-            "quiet": not arguments.alone,
+            "arguments": {**asdict(arguments), "runtime": runtime}, "slide": str(path),
+            "result": str(result.absolute()), "quiet": not arguments.alone,
         }  # fmt: skip
         unit = Unit("patchgen.commands.slide:map_slide", call, claim, result, str(path), needs)
         _take_over(unit)
@@ -235,8 +236,8 @@ def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == list(ACTIONS):
-        from patchgen.commands.slide_tiles import main_tiles
+    if argv[:1] == [*ACTIONS]:
+        from patchgen.commands.slide_tiles import main as main_tiles
 
         return main_tiles(argv[1:])
     arguments = parse(SlideArguments, "slide", argv)
@@ -250,8 +251,11 @@ def main(argv: list[str]) -> int:
     announce()
     from patchgen.slides.cohort import write_cohort
     from patchgen.slides.slide import require_openslide
+    from patchgen.train.lifecycle import use_threads
 
     require_openslide()
+    if arguments.alone:
+        use_threads(arguments.threads)  # before a runtime asks how many there are
     units = _units(arguments, slides)
     failures = arguments.do_units(units, Path(arguments.out) / WORK, "slides", quiet=arguments.alone)
     done = [unit.result for unit in units if unit.label not in failures]

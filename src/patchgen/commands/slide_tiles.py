@@ -166,7 +166,7 @@ def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Cou
     return sites
 
 
-def main_tiles(argv: list[str]) -> int:
+def main(argv: list[str]) -> int:
     arguments = parse(TilesArguments, "slide tiles", argv)
     _check(arguments)
     from patchgen.commands.slide import report_slides

@@ -26,7 +26,8 @@ from patchgen.common.text import did_you_mean
 from patchgen.data import oracle, oracle_draw
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
-from patchgen.data.images import UnreadableImage, open_image, square
+from patchgen.data.images import UnreadableImage, square
+from patchgen.data.opening import open_image
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.table import is_image, list_images
 

@@ -8,7 +8,6 @@ A bad data set is never an exception here: it is a failed check.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -16,60 +15,35 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
-
-from patchgen.common.files import cache_dir, regular
-from patchgen.data.alike import dhash, pairs_alike
+from patchgen.common.files import cache_dir
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.data.doctor_files import (
+    check_alike,
+    check_bits,
+    check_duplicates,
+    check_readable,
+    check_sizes,
+    check_tiny,
+    inspect_files,
+)
+from patchgen.data.findings import Check, some
+from patchgen.data.findings import worst as worst
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
 
-Status = Literal["pass", "warn", "fail"]
-SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
-TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
 OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
-SHOWN = 3  # examples in a detail
 NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = (
+EXTRAS = (  # a package of each extra: tests/data/test_doctor.py
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
-    "pillow_heif",
+    *("openvino", "pillow_heif", "tensorboard", "wandb", "mlflow", "peft", "pyarrow"),
 )
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finding; `fix` is empty when nothing has to be done."""
-
-    name: str
-    status: Status
-    detail: str
-    fix: str = ""
-
-
-@dataclass(frozen=True)
-class FileFacts:
-    """What reading one image file gave; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
-
-    digest: bytes = b""
-    size: tuple[int, int] | None = None
-    bits: int | None = None
-    look: np.ndarray | None = None  # (2,) uint64: `data.alike.dhash`, None without decoding or structure
-    error: str = ""
-
-
-def worst(checks: Iterable[Check]) -> Status:
-    """The most severe status of the checks; "pass" for none."""
-    return max((check.status for check in checks), key=SEVERITY.index, default="pass")
 
 
 def examine(
@@ -100,9 +74,9 @@ def examine(
     checks += _check_groups(table)
     if os.path.isdir(os.path.expanduser(data)):  # a manifest says itself what belongs to the data
         checks += _check_other_files(table)
-    facts = list(_inspect_files([table.file(i) for i in range(len(table))], decode, progress))
-    checks += [_check_readable(table, facts, decode), *_check_duplicates(table, facts), *_check_sizes(table, facts)]
-    checks += [*_check_tiny(table, facts), *_check_bits(facts), *_check_alike(table, facts)]
+    facts = list(inspect_files(table.files, decode, progress))
+    checks += [check_readable(table, facts, decode), *check_duplicates(table, facts), *check_sizes(table, facts)]
+    checks += [*check_tiny(table, facts), *check_bits(facts), *check_alike(table, facts)]
     return [*checks, _check_disk(len(table))]
 
 
@@ -165,7 +139,7 @@ def _check_classes(table: Table) -> Iterator[Check]:
     fix = "Legal, but a class that no source shows cannot be learned: read its accuracy separately." if missing else ""
     yield Check("missing classes", "warn" if missing else "pass", text or "every domain has every class", fix)
     tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
-    text = _some(tiny) or f"every class of a domain has {TINY_CLASS} images or more"
+    text = some(tiny) or f"every class of a domain has {TINY_CLASS} images or more"
     fix = "Add images, or expect a validation without these classes." if tiny else ""
     yield Check("tiny classes", "warn" if tiny else "pass", text, fix)
 
@@ -180,7 +154,7 @@ def _check_labels(table: Table) -> Iterator[Check]:
         fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a class of its own."
         same = all(len({name.casefold() for name in names}) == 1 for names in spelled.values())
         how = "case" if same else "case, or in how Unicode writes a letter"
-        yield Check("class spelling", "warn", f"differ only in {how}: {_some(alike)}", fix)
+        yield Check("class spelling", "warn", f"differ only in {how}: {some(alike)}", fix)
     empty = {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}
     if empty:
         text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
@@ -234,130 +208,6 @@ def _check_shared_groups(table: Table, sides: Iterable[tuple[int, str]]) -> Iter
         yield Check("groups across domains", "warn", detail, fix)
 
 
-def _inspect_files(
-    files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
-) -> Iterator[FileFacts]:
-    """Facts of every file, in order, read in threads; a chunk at a time, so that a large set makes no large queue."""
-    chunk = 512
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(files), chunk):
-            part = files[start : start + chunk]
-            for done, facts in enumerate(pool.map(lambda file: _inspect(file, decode), part), start + 1):
-                yield facts
-                if progress is not None:
-                    progress(done, len(files))
-
-
-def _inspect(file: Path, decode: bool) -> FileFacts:
-    from patchgen.data import images
-
-    try:
-        if file.exists() and not regular(file):
-            return FileFacts(error="a pipe or device, and an image is a file")
-        content = file.read_bytes()
-        if not content:
-            return FileFacts(error="empty file")
-        digest = hashlib.blake2b(content, digest_size=16).digest()
-        if not decode:
-            return FileFacts(digest)
-        look = dhash(images.decode(file, 224))  # what training does with the file decides whether it is readable
-        with images.open_image(file) as image:
-            gray = image.mode.startswith("I")  # 16 bits
-            bits = images.gray_bits(np.asarray(image), image.format) if gray else None
-            return FileFacts(digest, image.size, bits, look)
-    except images.UnreadableImage as error:
-        return FileFacts(error=error.reason)
-    except (OSError, ValueError) as error:
-        return FileFacts(error=str(error))
-
-
-def _check_readable(table: Table, facts: Sequence[FileFacts], decode: bool) -> Check:
-    bad = [f"{table.paths[i]} ({fact.error})" for i, fact in enumerate(facts) if fact.error]
-    if bad:
-        fix = "Replace these files or remove them (from the manifest as well)."
-        return Check("readable images", "fail", f"{len(bad):,} of {len(facts):,}: {_some(bad)}", fix)
-    return Check("readable images", "pass", f"all {len(facts):,} {'decoded' if decode else 'read, none decoded'}")
-
-
-def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Files of the same content: with two labels one is wrong, in one or two domains the test is not independent."""
-    rows: dict[bytes, list[int]] = defaultdict(list)
-    for i, fact in enumerate(facts):
-        if fact.digest:
-            rows[fact.digest].append(i)
-    found: dict[str, list[str]] = {"different labels": [], "across domains": [], "within a domain": []}
-    for same in (same for same in rows.values() if len(same) > 1):
-        labels, domains = {table.label_name(i) for i in same} - {""}, table.domain[same]
-        text = " = ".join(table.paths[i] for i in same[:SHOWN])
-        kinds = (len(labels) > 1, len(set(domains)) > 1, len(set(domains)) < len(domains))
-        for kind, applies in zip(found, kinds, strict=True):
-            found[kind] += [text] * applies
-    fixes = (
-        "The same picture cannot have two labels: remove the wrong one.",
-        "Remove them from one domain, or the unseen domain has been seen.",
-        "Remove the copies, or give them one group and train with --split group.",
-    )
-    for (kind, texts), fix in zip(found.items(), fixes, strict=True):
-        status: Status = "pass" if not texts else "fail" if kind == "different labels" else "warn"
-        detail = f"{len(texts):,} pictures: {_some(texts)}" if texts else "none"
-        yield Check(f"duplicates, {kind}", status, detail, fix if texts else "")
-
-
-def _check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Pictures of two domains that look alike without being the same file; silent without decoding."""
-    rows = np.array([i for i, fact in enumerate(facts) if fact.look is not None], dtype=np.int64)
-    if not len(rows):
-        return
-    pairs = pairs_alike(np.stack([facts[i].look for i in rows]), table.domain[rows])  # type: ignore[misc]
-    found = [(rows[i], rows[j]) for i, j in pairs if facts[rows[i]].digest != facts[rows[j]].digest]
-    if not found:
-        yield Check("near-duplicates across domains", "pass", "none")
-        return
-    texts = [f"{table.paths[i]} ~ {table.paths[j]}" for i, j in found]
-    fix = (
-        "Look at them: where they show the same object, scene or patient, the unseen domain has been seen, and its "
-        "score is too good. Keep them in one domain, or join the two domains."
-    )
-    yield Check("near-duplicates across domains", "warn", f"{len(texts):,} pairs look alike: {_some(texts)}", fix)
-
-
-def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Pixel sizes; a domain at another resolution can be told by its blur alone."""
-    short: dict[str, float] = {}  # domain -> median of the shorter side
-    texts = []
-    for domain in table.domains:
-        sizes = np.array([size for i in table.rows_of(domain) if (size := facts[i].size)]).reshape(-1, 2)
-        if len(sizes):
-            short[domain] = float(np.median(sizes.min(axis=1)))
-            (w, h), (least, most) = np.median(sizes, axis=0), (sizes.min(), sizes.max())
-            texts.append(f"{domain} {w:.0f}x{h:.0f} ({least}-{most})")
-    if not short:
-        return
-    uneven = max(short.values()) >= 2 * min(short.values())
-    fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut." if uneven else ""
-    yield Check("image sizes", "warn" if uneven else "pass", f"median (least-most): {', '.join(texts)}", fix)
-
-
-def _check_tiny(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Placeholders such as 1 x 1 pixels; silent where there are none."""
-    sizes = {table.paths[i]: fact.size for i, fact in enumerate(facts) if fact.size}
-    tiny = [f"{path} ({w}x{h})" for path, (w, h) in sizes.items() if min(w, h) < TINY_SIDE]
-    if tiny:
-        fix = "Replace or remove them: enlarged to the working size they are a single blur."
-        detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {_some(tiny)}"
-        yield Check("tiny images", "warn", detail, fix)
-
-
-def _check_bits(facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """16-bit grays are scaled image by image, so with several depths their brightness differs; silent without any."""
-    depths = Counter(fact.bits for fact in facts if fact.bits)
-    if depths:
-        text = ", ".join(f"{n:,} use {bits} bits" for bits, n in sorted(depths.items()))
-        fix = "Each is scaled by the bits it uses: to keep brightness comparable, save all with 8 bits on one scale."
-        uneven = len(depths) > 1
-        yield Check("16-bit grays", "warn" if uneven else "pass", text, fix if uneven else "")
-
-
 def _check_disk(images: int) -> Check:
     """Free space where decoded images are cached."""
     cache = cache_dir()
@@ -404,9 +254,3 @@ def _check_extras() -> Check:
     found = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
     absent = [name for name in EXTRAS if name not in found]
     return Check("extras", "pass", f"found: {', '.join(found) or 'none'}; not installed: {', '.join(absent) or 'none'}")
-
-
-def _some(texts: Sequence[str]) -> str:
-    """The first few of the texts, and how many more there are."""
-    more = f", and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
-    return ", ".join(texts[:SHOWN]) + more

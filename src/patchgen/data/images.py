@@ -22,19 +22,17 @@ import threading
 import warnings
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
-from patchgen.data.limits import Refused, check_limits, too_large
-from patchgen.data.listing import FORMATS
+from patchgen.data.limits import Refused, too_large
+from patchgen.data.opening import open_image, size_in_header
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +45,6 @@ FILLED = 0x50474331
 BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 ENDINGS = (".pixels", ".slots")
-MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
-    b"heic heix hevc heim heis mif1": 'HEIC needs the extra `heic`: pip install "patchgen[heic]", or save it as JPEG',
-    b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
-}
 CHECKED = 64  # images between two signs of life
 
 
@@ -87,7 +81,7 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
     except Refused as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Image.DecompressionBombError as error:
-        raise UnreadableImage(path, too_large(_size_in_header(path)), fix="") from error
+        raise UnreadableImage(path, too_large(size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
 
@@ -112,53 +106,6 @@ def _shorter_side(image: Image.Image, size: int) -> np.ndarray:
     return np.array(rgb.resize(shape, Image.Resampling.BICUBIC))
 
 
-@contextmanager
-def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """`Image.open` of a plain file within our limits: the one way in which files of others are opened.
-
-    Raises:
-        ValueError: a limit is broken, in words; a pipe or device.
-    """
-    if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
-        raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
-    with open_header(path) as image:
-        check_limits(image)
-        yield image
-
-
-def open_header(path: str | Path | BinaryIO) -> Image.Image:
-    """`Image.open` of the formats that we read; where a decoder is not installed, the error names it."""
-    try:
-        return Image.open(path, formats=readable_formats())
-    except UnidentifiedImageError:
-        for brands, needed in MISSING.items():
-            if _brand(path) in brands.split():
-                raise Refused(needed) from None
-        raise
-
-
-@cache
-def readable_formats() -> tuple[str, ...]:
-    """Pillow's names of the formats that this installation reads."""
-    with suppress(ImportError):
-        from pillow_heif import register_heif_opener
-
-        register_heif_opener()
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _brand(path: str | Path | BinaryIO) -> bytes:
-    """What HEIC and AVIF call themselves, in bytes 8 to 12."""
-    if isinstance(path, (str, os.PathLike)):
-        with open(path, "rb") as file:
-            start = file.read(12)
-    else:
-        path.seek(0)
-        start = path.read(12)
-    return start[8:12] if start[4:8] == b"ftyp" else b""
-
-
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
     """(size,size,3) uint8 of an image that is open already, by the rules of `decode`."""
     upright = ImageOps.exif_transpose(image)
@@ -179,20 +126,6 @@ def gray_bits(values: np.ndarray, kind: str | None) -> int:
     Pillow has already stretched to 16 bits.
     """
     return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
-
-
-def _size_in_header(path: str | Path) -> tuple[int, int] | None:
-    """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
-    with open(path, "rb") as file:
-        start = file.read(16)
-        for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
-            file.seek(0)
-            try:
-                if accept is None or accept(start) is True:
-                    return factory(file, str(path)).size
-            except Exception:  # another format (plugins raise many types), or a plugin that checks by itself
-                continue
-    return None
 
 
 def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:

@@ -59,6 +59,11 @@ class Table:
         """Where image i lies."""
         return self.root / self.paths[i]
 
+    @property
+    def files(self) -> list[Path]:
+        """Where all images lie, by row."""
+        return [self.root / path for path in self.paths]
+
     def rows_of(self, domain_name: str) -> np.ndarray:
         """Row indices of a domain, in table order."""
         if domain_name not in self.domains:

@@ -10,7 +10,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.text import did_you_mean
-from patchgen.data.images import decode, open_image
+from patchgen.data.images import decode
+from patchgen.data.opening import open_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

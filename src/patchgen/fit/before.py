@@ -41,9 +41,8 @@ class Plan:
     @cached_property
     def store(self) -> ImageStore:
         config = self.first
-        files = [self.table.file(i) for i in range(len(self.table))]
         cache = cache_dir() if config.cache else None
-        return ImageStore(files, config.image_size, cache, interpolation=self.interpolation)
+        return ImageStore(self.table.files, config.image_size, cache, interpolation=self.interpolation)
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -52,7 +52,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         preset: `small` (minutes on two cores) or `paper` (the field's 5001 steps at 224 px).
         runs: Folder of the trainings. A fit that was stopped goes on from there when it is called again.
         expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
-        track: Write the numbers of every training for TensorBoard.
+        track: Write the numbers of every training for `tensorboard` (also True), `wandb` or `mlflow`.
         quiet: No progress.
         runtime: What computes predictions after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
         settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
@@ -71,7 +71,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         preset: str = "small",
         runs: str = "runs",
         expect: bool = True,
-        track: bool = False,
+        track: str | bool = False,
         quiet: bool = False,
         runtime: Runtime = "torch",
         **settings: Any,

@@ -13,7 +13,6 @@ import numpy as np
 
 from patchgen.common.files import replacing
 from patchgen.common.progress import Progress
-from patchgen.data.images import ImageStore
 from patchgen.fit.calibrate import read
 from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
@@ -25,14 +24,15 @@ if TYPE_CHECKING:
 NAME = "left_out.npy"
 
 
-def right_at(run: RunFolder, fold: Fold, store: ImageStore, checkpoint: Checkpoint, bar: Progress) -> np.ndarray:
+def right_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint, bar: Progress) -> np.ndarray:
     """(n,) bool: whether each image of the unseen site got its class, in the order of `rows_of`."""
     rows, file = rows_of(fold), run.path / f"{checkpoint}_{NAME}"
     known = _load(file, len(rows))
     if known is not None:
         bar.advance(len(rows))
         return known
-    logits, _ = read(load_run(run.path, checkpoint), store, rows, bar.tick)
+    predictor = load_run(run.path, checkpoint)
+    logits, _ = read(predictor, predictor.store(fold.table.files), rows, bar.tick)
     right: np.ndarray = logits.argmax(1).numpy() == fold.truth[rows]
     with replacing(file) as temporary, open(temporary, "wb") as stream:
         np.save(stream, right)

@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchgen.common.files import cache_dir, expanded
+from patchgen.common.files import expanded
 from patchgen.common.progress import Progress, saying_once
 from patchgen.config import NO_DOMAIN, Config
-from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
 from patchgen.fit.before import Plan, check_models, check_readable, first_look, label_of
 from patchgen.fit.calibrate import calibrate, calibration_images
@@ -37,6 +36,7 @@ from patchgen.runs.selection import best
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
+from patchgen.train.track import make_tracker
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def fit(
     expecting: bool = True,
     split_given: bool = True,
     quiet: bool = False,
-    track: bool = False,
+    track: str | bool = False,
 ) -> Model:
     """Train a model to hand on.
 
@@ -93,11 +93,13 @@ def fit(
             with a site's name it is trained without that site and scored on it.
         runs: Parent of the run folders.
         split_given: False where `config.split` is nobody's choice: a manifest's groups then decide.
-        track: Write the numbers of every training for TensorBoard.
+        track: Write the numbers of every training for `tensorboard` (also True), `wandb` or `mlflow`.
 
     Raises:
         ValueError: settings or data that cannot be trained with; found before the first training where possible.
     """
+    if track:
+        make_tracker(track)  # says so now where the extra is missing
     with saying_once():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         plan.announce()
@@ -148,7 +150,7 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
     return Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet)
 
 
-def _leave_out(plan: Plan, config: Config, clock: Clock, track: bool) -> list[SiteFold]:
+def _leave_out(plan: Plan, config: Config, clock: Clock, track: str | bool) -> list[SiteFold]:
     """Each site left out with one method."""
     folds = []
     for site, fold in plan.sites.items():
@@ -166,7 +168,7 @@ def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
     with Progress("comparing the methods", total, quiet=plan.quiet) as bar:
         right = {
             label: [
-                right_at(RunFolder.open(plan.runs / one.run), fold, plan.store, reported(plan.candidates[label]), bar)
+                right_at(RunFolder.open(plan.runs / one.run), fold, reported(plan.candidates[label]), bar)
                 for one, fold in zip(folds, plan.sites.values(), strict=True)
             ]
             for label, folds in scored.items()
@@ -184,10 +186,7 @@ def finish(
     checkpoint = reported(run.config)
     predictor = load_run(run.path, checkpoint)
     whole = make_fold(replace(run.config, val_images=None), fold.table)  # every held-out image, not a sample of them
-    files = [fold.table.file(i) for i in range(len(fold.table))]
-    cache = cache_dir() if run.config.cache else None
-    store = ImageStore(files, run.config.image_size, cache, interpolation=predictor.interpolation)
-    store.stain = predictor.stain
+    store = predictor.store(fold.table.files)
     _say(quiet)(f"calibrating confidence on {calibration_images(whole):,} images of the training sites")
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
         predictor.confidence, report = calibrate(predictor, whole, store, bar.tick)

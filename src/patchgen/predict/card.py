@@ -34,10 +34,11 @@ def _header(facts: dict[str, Any]) -> dict[str, Any]:
 def _title(facts: dict[str, Any]) -> str:
     data, settings = facts["data"], facts["settings"]
     trained = [site for site in data["sites"] if site != data["unseen"]]
+    most = "at most " if settings.get("patience") else ""
     return (
         f"# Image classifier: {_list(facts['classes'])}\n\n"
         f"Method `{settings['method']}` on {facts['backbone']['resolved']}, {facts['image_size']} px, "
-        f"{settings['steps']} steps, trained on {data['trained_on']} images of {_list(trained)}."
+        f"{most}{settings['steps']} steps, trained on {data['trained_on']} images of {_list(trained)}."
     )
 
 

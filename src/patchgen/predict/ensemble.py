@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.common.files import cache_dir
-from patchgen.data.images import ImageStore
 from patchgen.methods import method_class
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.predict.subjects import Subject, check_data
@@ -135,11 +133,7 @@ def _subject(folder: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Subject:
             f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
             f"{', '.join(fold.classes)}; only runs with the same classes can be averaged"
         )
-    files = [fold.table.file(i) for i in range(len(fold.table))]
-    cache = cache_dir() if config.cache else None
-    store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
-    store.stain = predictor.stain
-    return Subject(config.method, folder.path.resolve().name, predictor, fold, store)
+    return Subject(config.method, folder.path.resolve().name, predictor, fold, predictor.store(fold.table.files))
 
 
 def _probabilities(subject: Subject, tick: Callable[[int], None] | None) -> np.ndarray:

@@ -55,6 +55,15 @@ def require_extra() -> None:
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 
+def refuse_stain(predictor: Predictor, whose: str) -> None:
+    """ValueError for a model whose images are changed in a way that no exported file can."""
+    if predictor.stain:
+        raise ValueError(
+            f"this model normalises the stains of every image first (--stain macenko), which {whose} cannot do; "
+            "use `patchgen predict`, or train without --stain"
+        )
+
+
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, float]:
     """Write the file and return the largest difference of each output from the original's.
 
@@ -65,11 +74,7 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is left then.
     """
     require_extra()
-    if predictor.stain:
-        raise ValueError(
-            "this model normalises the stains of every image first (--stain macenko), which an ONNX file cannot do; "
-            "use `patchgen predict`, or train without --stain"
-        )
+    refuse_stain(predictor, "an ONNX file")
     with replacing(target) as temporary:
         _write(predictor, temporary)
         differences = compare(predictor, temporary, images)
@@ -123,6 +128,7 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
         "preprocessing": f"RGB, upright, resized to {size} x {size} ({backbone.interpolation}, antialiased), divided "
         f"by 255, as (N, 3, {size}, {size}) float32; mean and deviation are subtracted in the graph",
         "image_size": size,
+        "interpolation": backbone.interpolation,
         "temperature": predictor.confidence.temperature,
         "method": predictor.config.method,
         "backbone": backbone.resolved,

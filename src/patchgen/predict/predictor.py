@@ -25,10 +25,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from patchgen.common.files import cache_dir
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.given import squares
-from patchgen.data.images import UnreadableImage, decode
+from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.macenko import Macenko, read_macenko
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
@@ -297,12 +298,20 @@ class Predictor:
         best = int(probabilities.argmax())
         return Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
 
+    def store(self, files: Sequence[Path]) -> ImageStore:
+        """Images by row as training read them: size, interpolation and stains of this model, cached if it says so."""
+        cache = cache_dir() if self.config.cache else None
+        store = ImageStore(files, self.config.image_size, cache, interpolation=self.interpolation)
+        store.stain = self.stain
+        return store
+
+    def stained(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Images (S, S, 3) uint8 -> (B, S, S, 3) uint8, stains normalised as in training."""
+        return np.stack(images if self.stain is None else [self.stain(image) for image in images])
+
     def pixels(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8 -> (B, 3, S, S) in [0, 1] on the model's device, stains normalised as in training."""
-        return torch.from_numpy(np.stack(self._stained(images))).to(self.device).permute(0, 3, 1, 2).float() / 255
-
-    def _stained(self, images: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        return images if self.stain is None else [self.stain(image) for image in images]
+        return torch.from_numpy(self.stained(images)).to(self.device).permute(0, 3, 1, 2).float() / 255
 
     def inputs(self, images: Sequence[np.ndarray]) -> Tensor:
         """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
@@ -319,7 +328,7 @@ class Predictor:
         """Images (S, S, 3) uint8, S the model's image size, in one forward pass of the runtime."""
         if not len(images):
             return []
-        found = self.engine.answer(np.stack(self._stained(images))) if self.engine else self.outputs(images)
+        found = self.engine.answer(images) if self.engine else self.outputs(images)
         nothing = [None] * len(images)
         masks = nothing if found.masks is None else found.masks
         familiar = self.confidence.familiar

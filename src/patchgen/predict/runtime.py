@@ -15,7 +15,7 @@ import platform
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir, replacing, write_text
+from patchgen.common.plugins import used_by
 from patchgen.data.augment import normalize
 from patchgen.model.lora import merged
 from patchgen.predict.export import NEEDED, drawn_images, write_graph
@@ -49,7 +50,7 @@ class Engine(NamedTuple):
     """A runtime that passed its check."""
 
     name: str  # with its version
-    answer: Callable[[np.ndarray], Outputs]  # images (N, S, S, 3) uint8
+    answer: Callable[[Sequence[np.ndarray]], Outputs]  # images (S, S, 3) uint8, before their stains are normalised
 
 
 class Graph(nn.Module):
@@ -108,12 +109,12 @@ def _open(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> Eng
         _convert(predictor, file)
     gap = _checked(predictor, runtime, folder, threads)
     say(f"runtime {runtime} {installed(runtime)}: {_text(gap)}")
-    return Engine(f"{runtime} {installed(runtime)}", _outputs(open_session(runtime, file, threads)))
+    return Engine(f"{runtime} {installed(runtime)}", _outputs(predictor, open_session(runtime, file, threads)))
 
 
-def _outputs(answer: Answer) -> Callable[[np.ndarray], Outputs]:
-    def outputs(pixels: np.ndarray) -> Outputs:
-        found = answer(pixels)
+def _outputs(predictor: Predictor, answer: Answer) -> Callable[[Sequence[np.ndarray]], Outputs]:
+    def outputs(images: Sequence[np.ndarray]) -> Outputs:
+        found = answer(predictor.stained(images))
         return Outputs(found["probabilities"], found.get("mask"), torch.from_numpy(found["features"]))
 
     return outputs
@@ -130,7 +131,9 @@ def digest(predictor: Predictor) -> str:
     about = [GRAPH_VERSION, __version__, torch.__version__, onnx.__version__, onnxscript.__version__]
     about += [predictor.config.method, predictor.config.image_size, predictor.confidence.temperature]
     about += [predictor.config.pool, json.dumps(predictor.config.hparams, sort_keys=True, default=str)]
-    about += [predictor.model.backbone.model_type, predictor.model.backbone.mean, predictor.model.backbone.std]
+    backbone = predictor.model.backbone
+    about += [backbone.model_type, backbone.mean, backbone.std, used_by(predictor.config)]
+    about += [json.dumps(backbone.model.config.to_diff_dict(), sort_keys=True, default=str)]  # heads and the like
     sha = hashlib.sha256(repr(about).encode())
     for name, tensor in sorted(predictor.model.state_dict().items()):
         sha.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -179,7 +182,7 @@ def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> 
         if set(TOLERANCE) >= set(gap) - {"classes"}:
             return _allowed(gap)
     images = drawn_images(IMAGES, predictor.config.image_size)
-    found = _in_child(runtime, folder / "model.onnx", threads, np.stack(images))
+    found = _in_child(runtime, folder / "model.onnx", threads, predictor.stained(images))
     gap = compare(predictor.outputs(images), found)
     write_text(record, json.dumps(gap) + "\n")
     return _allowed(gap)
@@ -253,11 +256,11 @@ def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
     images = drawn_images(IMAGES, predictor.config.image_size)
     name = f"torch autocast {str(kind).removeprefix('torch.')}"
 
-    def answer(pixels: np.ndarray) -> Outputs:
+    def answer(images: Sequence[np.ndarray]) -> Outputs:
         with torch.autocast(predictor.device.type, kind):
-            return predictor.outputs(list(pixels))
+            return predictor.outputs(images)
 
-    found = answer(np.stack(images))
+    found = answer(images)
     answers: dict[str, Any] = {"probabilities": found.probabilities, "mask": found.masks}
     try:
         gap = _allowed(compare(predictor.outputs(images), answers))

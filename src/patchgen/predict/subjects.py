@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.common.files import cache_dir, expanded
+from patchgen.common.files import expanded
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
@@ -92,10 +92,7 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
         check_data(folder, fold, data)
         predictor = load_run(folder.path, checkpoint)
         _check_classes(folder, predictor, fold)
-        config = _config(folder, data)
-        files, cache = [fold.table.file(i) for i in range(len(fold.table))], _cache(config.cache)
-        store = ImageStore(files, config.image_size, cache, interpolation=predictor.interpolation)
-        store.stain = predictor.stain
+        store = predictor.store(fold.table.files)
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store))
     return subjects
 
@@ -115,10 +112,6 @@ def _finished(run: str) -> RunFolder:
 
 def _config(folder: RunFolder, data: str | None) -> Config:
     return replace(folder.config, data=data) if data else folder.config
-
-
-def _cache(wanted: bool) -> Path | None:
-    return cache_dir() if wanted else None
 
 
 def _check_same_domain(folder: RunFolder, first: RunFolder) -> None:

@@ -137,7 +137,7 @@ def measure_runtimes(
     if len(runtimes) < 2 or repeats < 2 or not files or batch < 1:
         raise ValueError("two or more runtimes, 2 or more repeats, an image and a batch of at least 1 are needed")
     engines = {name: predictor.use(name, say).engine for name in runtimes}
-    decoded = [decode(file, predictor.config.image_size) for file in files]
+    decoded = [decode(file, predictor.config.image_size, predictor.interpolation) for file in files]
     seconds: dict[str, dict[str, list[float]]] = {name: {"model": [], "predict": []} for name in engines}
     answers: dict[str, list[Any]] = {}
     for turn in range(repeats + 1):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from patchgen.common.files import replacing_folder
 from patchgen.model.classifier import Classifier
 from patchgen.model.lora import merged
-from patchgen.predict.export import BATCHES, TOLERANCE
+from patchgen.predict.export import BATCHES, TOLERANCE, refuse_stain
 from patchgen.predict.predictor import Predictor
 
 MODEL, CONFIG = "torchscript_model.pt", "config.json"
@@ -61,9 +61,11 @@ def export_wsinfer(
         patch: Their side in pixels, before they are resized.
 
     Raises:
-        ValueError: a difference above `TOLERANCE`, or a model that cannot be traced; no folder is left then.
+        ValueError: a difference above `TOLERANCE`, or a model that cannot be traced or normalises stains; no folder is
+            left then.
     """
     check_folder(target)
+    refuse_stain(predictor, "WSInfer")
     with replacing_folder(target) as temporary:
         try:
             _trace(predictor).save(str(temporary / MODEL))

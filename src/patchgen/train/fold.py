@@ -119,9 +119,8 @@ class FoldTrainer(Trainer):
             )
 
         table = fold.table
-        files = [table.file(i) for i in range(len(table))]
         cache, backbone = cache_dir() if config.cache else None, self.model.backbone
-        store = ImageStore(files, config.image_size, cache, interpolation=backbone.interpolation)
+        store = ImageStore(table.files, config.image_size, cache, interpolation=backbone.interpolation)
         if config.stain != "none":
             store.stain = self._fit_stain(store)
         self.batches = DomainBatches(

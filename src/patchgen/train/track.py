@@ -142,8 +142,11 @@ TRACKERS: dict[str, type[Tracker]] = dict(zip(get_args(Tracking), (Tracker, Wand
 
 
 def make_tracker(name: str | bool) -> Tracker:
-    """By name; True is TensorBoard. ValueError where its extra is not installed."""
-    return TRACKERS["tensorboard" if name is True else str(name)]()
+    """By name; True is TensorBoard. ValueError for another name, or where its extra is not installed."""
+    chosen = "tensorboard" if name is True else str(name)
+    if chosen not in TRACKERS:
+        raise ValueError(f"track must be one of {', '.join(TRACKERS)}, not {chosen!r}")
+    return TRACKERS[chosen]()
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:

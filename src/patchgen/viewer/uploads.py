@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from patchgen.data.images import BILINEAR, UnreadableImage, open_header, readable_formats
+from patchgen.data.images import BILINEAR, UnreadableImage
+from patchgen.data.opening import open_header, readable_formats
 from patchgen.viewer.decoding import Decoder
 from patchgen.viewer.guard import Limits, Refused, megabytes
 

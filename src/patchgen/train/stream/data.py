@@ -41,9 +41,8 @@ class StreamImages:
         keep_aspect: bool = False,
     ) -> None:
         self.size, self.kept = size, int(size / CROP)
-        files = [table.file(i) for i in range(len(table))]
         interpolation = backbone.interpolation
-        self.store = ImageStore(files, self.kept, cache, keep_aspect=keep_aspect, interpolation=interpolation)
+        self.store = ImageStore(table.files, self.kept, cache, keep_aspect=keep_aspect, interpolation=interpolation)
         self.mean, self.std, self.device = backbone.mean, backbone.std, device
         self.augment = Augment(
             scale=((size / self.kept) ** 2,) * 2, ratio=(1.0, 1.0), brightness=0, contrast=0, saturation=0, hue=0,

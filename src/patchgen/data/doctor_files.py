@@ -1,0 +1,160 @@
+"""Checks of the content of image files: readable, copies, look-alikes, sizes and depths.
+
+facts = list(inspect_files(table.files, decode=True, progress=None))
+[check_readable(table, facts, decode=True), *check_duplicates(table, facts)]
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from patchgen.common.files import regular
+from patchgen.data.alike import dhash, pairs_alike
+from patchgen.data.findings import SHOWN, Check, Status, some
+from patchgen.data.images import UnreadableImage, gray_bits
+from patchgen.data.images import decode as decode_image
+from patchgen.data.opening import open_image
+from patchgen.data.table import Table
+
+TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What reading one image file gave; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
+
+    digest: bytes = b""
+    size: tuple[int, int] | None = None
+    bits: int | None = None
+    look: np.ndarray | None = None  # (2,) uint64: `data.alike.dhash`, None without decoding or structure
+    error: str = ""
+
+
+def inspect_files(
+    files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
+) -> Iterator[FileFacts]:
+    """Facts of every file, in order, read in threads; a chunk at a time, so that a large set makes no large queue."""
+    chunk = 512
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(files), chunk):
+            part = files[start : start + chunk]
+            for done, facts in enumerate(pool.map(lambda file: _inspect(file, decode), part), start + 1):
+                yield facts
+                if progress is not None:
+                    progress(done, len(files))
+
+
+def _inspect(file: Path, decode: bool) -> FileFacts:
+    try:
+        if file.exists() and not regular(file):
+            return FileFacts(error="a pipe or device, and an image is a file")
+        content = file.read_bytes()
+        if not content:
+            return FileFacts(error="empty file")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if not decode:
+            return FileFacts(digest)
+        look = dhash(decode_image(file, 224))  # what training does with the file decides whether it is readable
+        with open_image(file) as image:
+            gray = image.mode.startswith("I")  # 16 bits
+            bits = gray_bits(np.asarray(image), image.format) if gray else None
+            return FileFacts(digest, image.size, bits, look)
+    except UnreadableImage as error:
+        return FileFacts(error=error.reason)
+    except (OSError, ValueError) as error:
+        return FileFacts(error=str(error))
+
+
+def check_readable(table: Table, facts: Sequence[FileFacts], decode: bool) -> Check:
+    bad = [f"{table.paths[i]} ({fact.error})" for i, fact in enumerate(facts) if fact.error]
+    if bad:
+        fix = "Replace these files or remove them (from the manifest as well)."
+        return Check("readable images", "fail", f"{len(bad):,} of {len(facts):,}: {some(bad)}", fix)
+    return Check("readable images", "pass", f"all {len(facts):,} {'decoded' if decode else 'read, none decoded'}")
+
+
+def check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Files of the same content: with two labels one is wrong, in one or two domains the test is not independent."""
+    rows: dict[bytes, list[int]] = defaultdict(list)
+    for i, fact in enumerate(facts):
+        if fact.digest:
+            rows[fact.digest].append(i)
+    found: dict[str, list[str]] = {"different labels": [], "across domains": [], "within a domain": []}
+    for same in (same for same in rows.values() if len(same) > 1):
+        labels, domains = {table.label_name(i) for i in same} - {""}, table.domain[same]
+        text = " = ".join(table.paths[i] for i in same[:SHOWN])
+        kinds = (len(labels) > 1, len(set(domains)) > 1, len(set(domains)) < len(domains))
+        for kind, applies in zip(found, kinds, strict=True):
+            found[kind] += [text] * applies
+    fixes = (
+        "The same picture cannot have two labels: remove the wrong one.",
+        "Remove them from one domain, or the unseen domain has been seen.",
+        "Remove the copies, or give them one group and train with --split group.",
+    )
+    for (kind, texts), fix in zip(found.items(), fixes, strict=True):
+        status: Status = "pass" if not texts else "fail" if kind == "different labels" else "warn"
+        detail = f"{len(texts):,} pictures: {some(texts)}" if texts else "none"
+        yield Check(f"duplicates, {kind}", status, detail, fix if texts else "")
+
+
+def check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Pictures of two domains that look alike without being the same file; silent without decoding."""
+    rows = np.array([i for i, fact in enumerate(facts) if fact.look is not None], dtype=np.int64)
+    if not len(rows):
+        return
+    pairs = pairs_alike(np.stack([facts[i].look for i in rows]), table.domain[rows])  # type: ignore[misc]
+    found = [(rows[i], rows[j]) for i, j in pairs if facts[rows[i]].digest != facts[rows[j]].digest]
+    if not found:
+        yield Check("near-duplicates across domains", "pass", "none")
+        return
+    texts = [f"{table.paths[i]} ~ {table.paths[j]}" for i, j in found]
+    fix = (
+        "Look at them: where they show the same object, scene or patient, the unseen domain has been seen, and its "
+        "score is too good. Keep them in one domain, or join the two domains."
+    )
+    yield Check("near-duplicates across domains", "warn", f"{len(texts):,} pairs look alike: {some(texts)}", fix)
+
+
+def check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Pixel sizes; a domain at another resolution can be told by its blur alone."""
+    short: dict[str, float] = {}  # domain -> median of the shorter side
+    texts = []
+    for domain in table.domains:
+        sizes = np.array([size for i in table.rows_of(domain) if (size := facts[i].size)]).reshape(-1, 2)
+        if len(sizes):
+            short[domain] = float(np.median(sizes.min(axis=1)))
+            (w, h), (least, most) = np.median(sizes, axis=0), (sizes.min(), sizes.max())
+            texts.append(f"{domain} {w:.0f}x{h:.0f} ({least}-{most})")
+    if not short:
+        return
+    uneven = max(short.values()) >= 2 * min(short.values())
+    fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut." if uneven else ""
+    yield Check("image sizes", "warn" if uneven else "pass", f"median (least-most): {', '.join(texts)}", fix)
+
+
+def check_tiny(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Placeholders such as 1 x 1 pixels; silent where there are none."""
+    sizes = {table.paths[i]: fact.size for i, fact in enumerate(facts) if fact.size}
+    tiny = [f"{path} ({w}x{h})" for path, (w, h) in sizes.items() if min(w, h) < TINY_SIDE]
+    if tiny:
+        fix = "Replace or remove them: enlarged to the working size they are a single blur."
+        detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {some(tiny)}"
+        yield Check("tiny images", "warn", detail, fix)
+
+
+def check_bits(facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """16-bit grays are scaled image by image, so with several depths their brightness differs; silent without any."""
+    depths = Counter(fact.bits for fact in facts if fact.bits)
+    if depths:
+        text = ", ".join(f"{n:,} use {bits} bits" for bits, n in sorted(depths.items()))
+        fix = "Each is scaled by the bits it uses: to keep brightness comparable, save all with 8 bits on one scale."
+        uneven = len(depths) > 1
+        yield Check("16-bit grays", "warn" if uneven else "pass", text, fix if uneven else "")

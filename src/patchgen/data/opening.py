@@ -1,0 +1,87 @@
+"""Open image files of others: the formats that we read, a decoder that is missing by name, and our limits.
+
+    with open_image("scan.tif") as image: ...             # a Pillow image; ValueError where a limit is broken
+
+`patchgen.data.images` decodes what is opened here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import Image, UnidentifiedImageError
+
+from patchgen.common.files import regular
+from patchgen.data.limits import Refused, check_limits
+from patchgen.data.listing import FORMATS
+
+MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
+    b"heic heix hevc heim heis mif1": 'HEIC needs the extra `heic`: pip install "patchgen[heic]", or save it as JPEG',
+    b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
+}
+
+
+@contextmanager
+def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
+    """`Image.open` of a plain file within our limits: the one way in which files of others are opened.
+
+    Raises:
+        ValueError: a limit is broken, in words; a pipe or device.
+    """
+    if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
+        raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
+    with open_header(path) as image:
+        check_limits(image)
+        yield image
+
+
+def open_header(path: str | Path | BinaryIO) -> Image.Image:
+    """`Image.open` of the formats that we read; where a decoder is not installed, the error names it."""
+    try:
+        return Image.open(path, formats=readable_formats())
+    except UnidentifiedImageError:
+        for brands, needed in MISSING.items():
+            if _brand(path) in brands.split():
+                raise Refused(needed) from None
+        raise
+
+
+@cache
+def readable_formats() -> tuple[str, ...]:
+    """Pillow's names of the formats that this installation reads."""
+    with suppress(ImportError):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _brand(path: str | Path | BinaryIO) -> bytes:
+    """What HEIC and AVIF call themselves, in bytes 8 to 12."""
+    if isinstance(path, (str, os.PathLike)):
+        with open(path, "rb") as file:
+            start = file.read(12)
+    else:
+        path.seek(0)
+        start = path.read(12)
+    return start[8:12] if start[4:8] == b"ftyp" else b""
+
+
+def size_in_header(path: str | Path) -> tuple[int, int] | None:
+    """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+        for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
+            file.seek(0)
+            try:
+                if accept is None or accept(start) is True:
+                    return factory(file, str(path)).size
+            except Exception:  # another format (plugins raise many types), or a plugin that checks by itself
+                continue
+    return None
