@@ -80,3 +80,20 @@ def test_wrong_targets_are_refused_before_the_work(
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     assert main(["embed", run, str(tmp_path), "--out", str(tmp_path / "x.parquet")]) == 2
     assert "pip install 'patchgen[parquet]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["embed", "evaluate"])
+def test_a_target_that_cannot_be_written_is_refused_before_the_work(
+    command: str,
+    image_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(dir: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    out = str(tmp_path / ("out.npz" if command == "embed" else "out"))
+    assert main([command, str(tmp_path / "no-such-model"), str(image_folder), "--out", out]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
-from patchgen.common.files import expanded
+from patchgen.common.files import check_writable, expanded
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.embed import check_target, embed, write_columns
 
     check_target(target)
+    check_writable(target, "--out")
     announce()
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress

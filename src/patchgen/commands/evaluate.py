@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as to_json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,11 @@ import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import choose_pass, report_unreadable, ticker
-from patchgen.common.files import expanded, write_text
+from patchgen.common.files import check_writable, expanded, write_text
 from patchgen.common.reading import read_json
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from patchgen.predict.answers import Answers
     from patchgen.predict.predictor import Predictor
 
@@ -94,9 +91,7 @@ def _check(arguments: EvaluateArguments) -> Path:
     out = expanded(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
-    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written: there is no permission in {there}; choose another folder")
+    check_writable(out, "--out")
     for name in ("batch", "wrong"):
         least = 1 if name == "batch" else 0
         if getattr(arguments, name) < least:
@@ -139,6 +134,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
 
 def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The surest mistakes with their selection, and path -> picture; the masks are read again for these alone."""
+    from patchgen.draw.overlay import mask_reading
     from patchgen.predict.evaluate import most_wrong
     from patchgen.predict.predictor import Unreadable
     from patchgen.report.evaluation import picture
@@ -158,17 +154,10 @@ def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[l
             "truth_probability": float(answers.probabilities[i, answers.label[i]]),
             "label": answers.classes[answers.predicted[i]],
             "confidence": float(answers.confidence[i]),
-            "selection": None if again.mask is None else _selection(again.mask),
+            "selection": None if again.mask is None else mask_reading(again.mask),
         })  # fmt: skip
         pictures[table.paths[row]] = picture(file, again.mask)
     return entries, pictures
-
-
-def _selection(mask: np.ndarray) -> str:
-    """How much of an image its mask selects, in words."""
-    selected, patches = int((mask >= 0.5).sum()), mask.size
-    text = f"{selected} of {patches} patches selected, mask {mask.min():.2f} to {mask.max():.2f}"
-    return f"{text}: no selection to read" if selected in (0, patches) else text
 
 
 def _header(answers: Answers) -> list[str]:
