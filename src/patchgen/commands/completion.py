@@ -46,7 +46,7 @@ def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -
     """Print a completion script; docs/quickstart.md says where it goes.
 
     Args:
-        shell: Whose script.
+        shell: The shell to complete in: bash or zsh.
     """
     print(script(shell), end="")
 
@@ -82,8 +82,8 @@ def _case(place: str, words: list[str]) -> list[str]:
 
 
 def _commands() -> list[str]:
-    """Every module of this folder that is a command."""
-    names = [module.name for module in pkgutil.iter_modules(commands.__path__)]
+    """Every module of this folder that is a command; a name such as `slide_tiles` is a part of one."""
+    names = [module.name for module in pkgutil.iter_modules(commands.__path__) if "_" not in module.name]
     return [name for name in names if hasattr(import_module(f"patchgen.commands.{name}"), "main")]
 
 

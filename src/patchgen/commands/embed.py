@@ -33,7 +33,7 @@ class EmbedArguments:
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
 
@@ -61,6 +61,10 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.embed import check_target, embed, write_columns
 
     check_target(target)
+    if arguments.coordinates:
+        from patchgen.diagnose.geometry import require_projection
+
+        require_projection(arguments.coordinates)
     announce()
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress

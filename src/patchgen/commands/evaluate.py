@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as to_json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import choose_pass, report_unreadable, ticker
-from patchgen.common.files import expanded, write_text
+from patchgen.common.files import check_writable, expanded, write_text
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class EvaluateArguments:
     strict: bool = False
     """Exit with code 1 when any image could not be read."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
 
 
 def main(argv: list[str]) -> int:
@@ -93,9 +92,7 @@ def _check(arguments: EvaluateArguments) -> Path:
     out = expanded(arguments.out)
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
-    there = next(parent for parent in (out, *out.absolute().parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        raise ValueError(f"--out {out} cannot be written: there is no permission in {there}; choose another folder")
+    check_writable(out, "--out")
     for name in ("batch", "wrong"):
         least = 1 if name == "batch" else 0
         if getattr(arguments, name) < least:

@@ -42,7 +42,7 @@ NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
 EXTRAS = (
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
-    "pillow_heif",
+    *("openvino", "pyarrow", "peft", "tensorboard", "wandb", "mlflow", "pillow_heif"),
 )
 
 
