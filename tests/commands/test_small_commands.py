@@ -34,7 +34,9 @@ def test_doctor_passes_a_good_folder(image_folder: Path, capsys: pytest.CaptureF
     found = as_json(capsys, "doctor", image_folder)
     names = {check["name"]: check for check in found["checks"]}
     assert found["worst"] != "fail" and {"python", "torch", "layout", "readable images"} <= names.keys()
-    assert names["layout"]["detail"] == "90 images, 3 domains, 3 classes"
+    assert (
+        names["layout"]["detail"] == "90 images, 3 domains (clinic, field, studio), 3 classes (circle, cross, square)"
+    )
     assert names["readable images"]["detail"] == "all 90 decoded"
 
 
