@@ -19,10 +19,10 @@ COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
     "train": "train one method: an unseen domain, unknown classes too, or classes over time; prints the run folder",
     "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
-    "sweep": "all the runs of a recipe, on this machine, Ray or Slurm; stop and go on at any time",
+    "sweep": "all the runs of a recipe, on this machine, Ray or Slurm; resumable",
     "report": "the paper's tables and figures from run folders, beside the paper's own numbers",
     "runs": "list run folders, compare two, clear some away, collect their scores in a CSV file and tabulate it",
-    "fit": "your own images to a model folder to hand on, with what to expect at a new site",
+    "fit": "your own images to a deployable model, with the accuracy to expect at a new site",
     "predict": "class, confidence and CSV for images, with any model or run",
     "evaluate": "score any model or run on labelled images: metrics with intervals, figures, its surest mistakes",
     "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         resumes = name in ("train", "benchmark", "sweep", "fit")
-        print("patchgen: stopped" + "; the same command goes on from the last evaluation" * resumes, file=sys.stderr)
+        print("patchgen: stopped" + "; the same command continues from the last evaluation" * resumes, file=sys.stderr)
         return 130
 
 

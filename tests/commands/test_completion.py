@@ -27,6 +27,8 @@ def bash() -> str:
         ("patchgen train --pa", {"--patience"}, "--track"),
         ("patchgen train photos --track ", {"tensorboard", "wandb", "mlflow"}, "None"),
         ("patchgen runs ", {"diff", "clean"}, "train"),
+        ("patchgen slide ", {"tiles"}, "slide_tiles"),
+        ("patchgen slide tiles slides --anno", {"--annotations"}, "--runtime"),
         ("patchgen runs clean --fa", {"--failed"}, "--unfinished"),
         ("patchgen slide ", {"tiles"}, "slide_tiles"),
         ("patchgen slide --ru", {"--runtime"}, "--overlap"),

@@ -12,6 +12,7 @@ import torch
 
 from patchgen.cli import main
 from patchgen.data.images import decode
+from patchgen.diagnose import geometry
 from patchgen.diagnose.geometry import pca, unit_length
 from patchgen.predict import embed
 from patchgen.predict.predictor import load_run
@@ -80,6 +81,10 @@ def test_wrong_targets_are_refused_before_the_work(
     monkeypatch.setattr(embed, "find_spec", lambda name: None)
     assert main(["embed", run, str(tmp_path), "--out", str(tmp_path / "x.parquet")]) == 2
     assert "pip install 'patchgen[parquet]'" in capsys.readouterr().err
+    monkeypatch.setattr(geometry, "find_spec", lambda name: None)
+    assert main(["embed", run, str(tmp_path), "--out", str(tmp_path / "x.npz"), "--coordinates", "umap"]) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'patchgen[plots]'" in error and "embedding" not in error
 
 
 @pytest.mark.parametrize("command", ["embed", "evaluate"])

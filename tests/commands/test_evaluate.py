@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def test_a_model_folder_says_itself_which_checkpoint_it_holds(run: RunFolder, tm
         (["--sites", "stdio"], "Unknown domain 'stdio'; did you mean 'studio'?"),
         (["--resamples", "5"], "--resamples must be 0 (no intervals) or at least 100, not 5"),
         (["--batch", "0"], "--batch must be at least 1, not 0"),
+        (["--out", "/proc/scores"], "--out /proc/scores cannot be written: in /proc nothing can be made"),
         (["--wrong", "-1"], "--wrong must be at least 0, not -1"),
     ],
 )
@@ -143,6 +145,16 @@ def test_data_that_cannot_be_scored_is_refused(run: RunFolder, tmp_path: Path, c
     assert main(["evaluate", str(run.path), ""]) == 2 and "DATA is empty" in capsys.readouterr().err
     assert main(["evaluate", str(run.path), str(tmp_path), "--out", str(manifest)]) == 2
     assert "--out must be a folder" in capsys.readouterr().err
+
+
+def test_a_folder_one_level_too_high_is_recognised(
+    run: RunFolder, image_folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    shutil.copytree(image_folder, tmp_path / "all" / "photos")
+    assert main(["evaluate", str(run.path), str(tmp_path / "all"), "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert f"where these are sites, give the folder that contains them, not '{tmp_path / 'all'}'" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_new_classes_without_names_are_refused(tiny_run: MakeRun, image_folder: Path, capsys: Captured) -> None:

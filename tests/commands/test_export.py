@@ -70,7 +70,9 @@ def test_a_baseline_has_no_mask(tiny_run: MakeRun, image_folder: Path, tmp_path:
     target, run = tmp_path / "lp.onnx", str(tiny_run("lp-ln").path)
     images = str(image_folder / "studio")
     assert main(["export", run, "--out", str(target), "--images", images, "--count", "4"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert "converting the model, then comparing answers on 4 images\n" in err
     assert lines[0].startswith("probabilities: largest difference") and "on 4 images" in lines[0] and len(lines) == 2
     assert lines[-1] == str(target)
     assert [o.name for o in onnxruntime.InferenceSession(target).get_outputs()] == ["probabilities"]

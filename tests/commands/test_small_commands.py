@@ -279,7 +279,7 @@ def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         ),
         (["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--repeats", "1"], "at least 2, not 1"),
         (["bench", "predict", "--backbone", "tiny", "--method", "patchgn"], "did you mean 'patchgen'?"),
-        (["bench", "predict", "--model", "nowhere"], "nowhere is not a run folder"),
+        (["bench", "predict", "--model", "nowhere"], "there is no model or run folder nowhere"),
         (["bench", "memory"], "known: step, predict"),
         (["weights", "fetsh"], "did you mean 'fetch'?"),
         (["weights", "fetch", "registri"], "did you mean 'registry'?"),

@@ -265,6 +265,16 @@ def test_the_parent_of_one_data_set_is_told_which_was_meant(tmp_path: Path) -> N
         read_table(tmp_path)
 
 
+def test_the_folder_of_a_generated_set_is_not_read_as_the_sites_images_and_masks(tmp_path: Path) -> None:
+    for part in ("images", "masks"):
+        make_set(tmp_path / part, ("amber", "mist"), ("bars", "rings"))
+    (tmp_path / "oracle.json").write_text("{}")
+    for scoring in (False, True):
+        with pytest.raises(ValueError, match=f"give its images, '{tmp_path / 'images'}'"):
+            read_table(tmp_path, for_scoring=scoring)
+    assert read_table(tmp_path / "images").domains == ("amber", "mist")
+
+
 def test_a_manifest_whose_sites_share_no_class_cannot_be_trained_with(tmp_path: Path) -> None:
     from patchgen.config import Config
     from patchgen.tasks import make_fold

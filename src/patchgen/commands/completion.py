@@ -46,7 +46,7 @@ def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -
     """Print a completion script; docs/quickstart.md says where it goes.
 
     Args:
-        shell: Whose script.
+        shell: The shell to complete in: bash or zsh.
     """
     print(script(shell), end="")
 

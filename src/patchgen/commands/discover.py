@@ -44,7 +44,7 @@ class DiscoverArguments:
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
     json: bool = False
     """Print one JSON object instead of tables."""
     strict: bool = False

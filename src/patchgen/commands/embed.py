@@ -33,7 +33,7 @@ class EmbedArguments:
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
 
@@ -62,6 +62,10 @@ def main(argv: list[str]) -> int:
 
     check_target(target)
     check_writable(target, "--out")
+    if arguments.coordinates:
+        from patchgen.diagnose.geometry import require_projection
+
+        require_projection(arguments.coordinates)
     announce()
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress

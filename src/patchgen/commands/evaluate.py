@@ -48,7 +48,7 @@ class EvaluateArguments:
     strict: bool = False
     """Exit with code 1 when any image could not be read."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
 
 
 def main(argv: list[str]) -> int:

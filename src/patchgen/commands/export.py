@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -57,6 +58,7 @@ def main(argv: list[str]) -> int:
 
     size = predictor.config.image_size
     images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)
+    print(f"converting the model, then comparing answers on {len(images)} images", file=sys.stderr, flush=True)
     if arguments.format == "onnx":
         differences = export(predictor, target, images)
     else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class FitArguments(Config):
     """Leave each site out in turn with each method, keep the better one, train it on all sites, write a model folder.
 
-    The same command goes on after it was stopped: every training is a run folder below --runs.
+    Resumable with the same command: every training is a run folder below --runs.
     """
 
     data: Annotated[str, tyro.conf.Positional]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictArguments(EngineArguments):
-    """Predict the class of images with a trained model. A command that writes a file goes on after it was stopped."""
+    """Predict the class of images with a trained model. Resumable with the same command where a file is written."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
@@ -47,7 +47,7 @@ class PredictArguments(EngineArguments):
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
     batch: int = 64
-    """Images a forward pass."""
+    """Images per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
@@ -76,7 +76,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
             print(f"{shown(word)}: {shown(skipped_line(skipped))}", file=sys.stderr)
         found.update(dict.fromkeys(images))
     if not found:
-        raise ValueError("no image given; name files, folders or patterns such as 'photos/**/*.jpg' after the run")
+        raise ValueError("no image given; name files, folders or patterns such as 'photos/**/*.jpg' after the model")
     return list(found)
 
 
@@ -113,7 +113,7 @@ def _nothing_at(word: str) -> str:
     if has_magic(word):
         return f"no image found: no file with a known ending ({endings}) matches the pattern {shown(word)}"
     there = next(parent for parent in path.absolute().parents if parent.exists())
-    return f"no image found: {shown(word)} does not exist (its path ends at {shown(there)})"
+    return f"no image found: {shown(word)} does not exist (the path exists up to {shown(there)})"
 
 
 def shown(path: str | Path) -> str:

@@ -50,7 +50,7 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
         label = f"images {start + 1} to {start + len(images)}"
         units.append(Unit("patchgen.commands.predict_parts:predict_part", call, work / f"{number:06}", result, label,
                           needs, len(images)))  # fmt: skip
-    failures = arguments.do_units(units, work, "images")
+    failures = arguments.do_units(units, work, "parts")
     if failures:
         label, why = next(iter(failures.items()))
         raise ValueError(f"{label}: {why.strip().splitlines()[-1]}; the rest is kept, and the same command continues")

@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
 
-ACTIONS = ("tiles",)  # words that may come first
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
+ACTIONS = ("tiles",)  # `patchgen slide tiles`
 WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
 
 
 @dataclass(frozen=True)
 class SlideArguments(EngineArguments):
-    """Predict whole slides tile by tile: a folder a slide with tiles.csv, tiles.geojson and a map of each class.
+    """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
     `patchgen slide tiles --help` is about cutting slides into labelled tiles to train on.
     """
@@ -49,13 +49,13 @@ class SlideArguments(EngineArguments):
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
     """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and whatever else OpenSlide reads; or folders of them."""
     out: str
-    """Folder for the results; made when missing. The same command goes on where a stopped one ended."""
+    """Folder for the results; made when missing. Resumable: the same command continues."""
     mpp: float = 0.5
-    """Resolution of the tiles in microns a pixel: that of the images the model was trained on (0.5 is 20x)."""
+    """Resolution of the tiles in microns per pixel: that of the images the model was trained on (0.5 is 20x)."""
     tile: int = 224
     """Side of a tile in pixels at that resolution: how much tissue an image of the training data showed."""
     mpp_slide: float | None = None
-    """Microns a pixel of the slides themselves, where the files do not say it or are wrong."""
+    """Microns per pixel of the slides themselves, where the files do not say it or are wrong."""
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
     checkpoint: Literal["selected", "swad"] = "selected"
@@ -63,7 +63,7 @@ class SlideArguments(EngineArguments):
     strict: bool = False
     """Exit with code 1 when any slide could not be used, not only when all could not."""
     batch: int = 64
-    """Tiles a forward pass."""
+    """Tiles per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
@@ -236,7 +236,7 @@ def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == [*ACTIONS]:
+    if argv and argv[0] in ACTIONS:
         from patchgen.commands.slide_tiles import main as main_tiles
 
         return main_tiles(argv[1:])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepArguments:
-    """Do all runs of one or more recipes (docs/sweep.md). What is done stays done; what was stopped goes on."""
+    """Do all runs of one or more recipes (docs/sweep.md). Resumable: what is done is not done again."""
 
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""

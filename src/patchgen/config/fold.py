@@ -88,7 +88,7 @@ class Config(Settings):
     checkpoint_activations: bool = False
     """Keep of a block of the backbone its input alone and compute it again for the gradients: less memory, slower."""
     compile: bool = False
-    """Compile the blocks of the backbone for the training step; where that fails, the run goes on without it."""
+    """Compile the blocks of the backbone for the training step; where that fails, the run continues without it."""
 
     swad: bool = False
     """Average weights over the loss valley and report that model beside the selected one."""

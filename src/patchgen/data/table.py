@@ -188,6 +188,8 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     elif options:
         raise ValueError(f"Reading options {sorted(options)} belong to a benchmark, and '{root}' is read as none.")
     else:
+        if (root / "oracle.json").is_file() and (root / "images").is_dir():
+            raise ValueError(f"'{root}' is a generated data set with its masks; give its images, '{root / 'images'}'")
         folders = visible_folders(root)
         flat = least == 1 and folders and all(_is_flat(folder) for folder in folders)
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}

@@ -87,10 +87,15 @@ def knn_across_domains(
     return {"unseen": by_domain.get(unseen), "mean": float(np.mean(list(by_domain.values()))), "by_domain": by_domain}
 
 
+def require_projection(how: Projection) -> None:
+    """ValueError where UMAP was named and is not installed."""
+    if how == "umap" and find_spec("umap") is None:
+        raise ValueError("UMAP is not installed: `pip install 'patchgen[plots]'`, or choose pca")
+
+
 def flat(features: np.ndarray, how: Projection = "auto", seed: int = 0) -> tuple[np.ndarray, str]:
     """(N,2) for a picture, and the name of the way; too few images for UMAP's neighbourhoods are shown by PCA."""
-    if how == "umap" and find_spec("umap") is None:
-        raise ValueError("UMAP is not installed: `pip install 'patchgen[plots]'`, or choose --projection pca")
+    require_projection(how)
     unit = unit_length(features)
     if how != "pca" and find_spec("umap") is not None and len(unit) > 30:
         return _umap(unit, seed), "UMAP"

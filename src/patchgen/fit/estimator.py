@@ -50,7 +50,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             chance (``choice_`` says how they did).
         backbone: Alias, hub id, local folder, .safetensors file, or `auto`.
         preset: `small` (minutes on two cores) or `paper` (the field's 5001 steps at 224 px).
-        runs: Folder of the trainings. A fit that was stopped goes on from there when it is called again.
+        runs: Folder of the trainings. A fit that was stopped continues from there when it is called again.
         expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
         track: Write the numbers of every training for `tensorboard` (also True), `wandb` or `mlflow`.
         quiet: No progress.

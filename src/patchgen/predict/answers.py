@@ -83,8 +83,14 @@ def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> Non
     if not set(named) & set(classes):
         raise ValueError(
             f"the model knows none of the data's classes ({_few(named)}); its own are {_few(classes)}"
-            f"{did_you_mean(named[0], classes)}"
+            f"{did_you_mean(named[0], classes)}{_one_level_too_high(table)}"
         )
+
+
+def _one_level_too_high(table: Table) -> str:
+    """A hint where no image is directly in the folder of its class: sites may have been taken for classes."""
+    deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
+    return f"; where these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:

@@ -104,6 +104,8 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Pre
 
     if is_model_folder(path):
         return read_model(path).predictor
+    if not Path(path).exists():
+        raise ValueError(f"there is no model or run folder {path}; `patchgen fit` and `patchgen train` print theirs")
     if not (Path(path) / "config.yaml").is_file():
         raise ValueError(
             f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
