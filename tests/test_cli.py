@@ -80,7 +80,7 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr(cli, "import_module", lambda name: SimpleNamespace(main=stop))
     assert main(["train"]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

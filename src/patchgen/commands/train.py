@@ -66,7 +66,7 @@ def parsed(argv: list[str]) -> tuple[Any, Settings]:
     if file and _first_words(argv).preset:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
     if file:  # what a file says need not be given again
-        needed = {name: value for name, value in read_settings(file).items() if name in needed} or needed
+        needed |= {name: value for name, value in read_settings(file).items() if name in needed}
     arguments = parse(kind, "train", argv, default=kind(**{**shown, **needed}))
     words = chosen(arguments, argv) | {"data": arguments.data}
     config = config_class(arguments.task)
