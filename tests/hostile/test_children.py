@@ -127,3 +127,14 @@ def test_every_child_of_the_package_is_started_so() -> None:
     folder = Path(patchgen.__file__).parent
     starts = [file.name for file in folder.rglob("*.py") if "[sys.executable" in file.read_text(encoding="utf-8")]
     assert starts == ["children.py"]
+
+
+def test_a_memory_limit_of_the_user_holds_for_children_too(tmp_path: Path) -> None:
+    code = (
+        "import io, resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from PIL import Image; from patchgen.viewer.decoding import Decoder\n"
+        "file = io.BytesIO(); Image.new('RGB', (20, 10)).save(file, 'PNG')\n"
+        "print(Decoder().decode(file.getvalue(), 8).shape)"
+    )
+    done = subprocess.run(python("-c", code), env=child_environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "(8, 8, 3)\n", done.stderr

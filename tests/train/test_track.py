@@ -88,15 +88,24 @@ def recorded(fold: Any, name: str) -> RunFolder:
 
 
 def logged(file: Path) -> list[dict[str, str]]:
-    """The rows of a small .wandb file: 7 bytes, then records of checksum (4), length (2), kind (1) and a message."""
+    """The rows of a .wandb file: 7 bytes, then pieces of checksum (4), length (2), kind (1) and part of a message.
+
+    A piece does not cross a block of 32 KiB; kind 1 is a whole message, 2 its first, 3 a middle and 4 its last part.
+    """
     from wandb.proto import wandb_internal_pb2
 
-    data, place, rows = file.read_bytes(), 7, []
+    data, place, rows, message = file.read_bytes(), 7, list[dict[str, str]](), b""
     while place < len(data):
-        length, message = int.from_bytes(data[place + 4 : place + 6], "little"), wandb_internal_pb2.Record()
-        message.ParseFromString(data[place + 7 : place + 7 + length])
-        rows.append({item.key or "/".join(item.nested_key): item.value_json for item in message.history.item})
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        message += data[place + 7 : place + 7 + length]
         place += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record.FromString(message)
+            rows.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
+            message = b""
     return rows
 
 

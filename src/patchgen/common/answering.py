@@ -95,7 +95,8 @@ def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> No
     if os.name == "posix":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        _, most = resource.getrlimit(resource.RLIMIT_AS)  # a limit that this process was started with stays
+        resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no answer
     while True:
