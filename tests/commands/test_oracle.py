@@ -43,6 +43,14 @@ def test_write_prints_the_images_folder(
     assert json.loads((tmp_path / "set" / "oracle.json").read_text())["digest"] == Oracle(spec).digest()
 
 
+def test_another_seed_draws_other_images_of_the_same_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = replace(SUITE["oracle-tiny"], per_class=1)
+    monkeypatch.setitem(SUITE, "oracle-tiny", spec)
+    assert main(["write", "oracle-tiny", "--seed", "101", "--out", str(tmp_path / "set"), "--quiet"]) == 0
+    digest = json.loads((tmp_path / "set" / "oracle.json").read_text())["digest"]
+    assert digest == Oracle(replace(spec, seed=101)).digest() != Oracle(spec).digest()
+
+
 def test_compose_prints_the_images_folder(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as to_json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import tyro
@@ -28,18 +28,22 @@ def list_sets(json: bool = False) -> None:
     print_table(list(rows[0]), [list(map(str, row.values())) for row in rows])
 
 
-def write_set(name: Annotated[str, tyro.conf.Positional], out: str, quiet: bool = False) -> None:
+def write_set(
+    name: Annotated[str, tyro.conf.Positional], out: str, seed: int | None = None, quiet: bool = False
+) -> None:
     """Write images, masks and oracle.json into a folder; the last line printed is the images folder.
 
     Args:
         name: A name of `patchgen oracle list`.
         out: The folder to create; one that already holds this set is left as it is.
+        seed: Draw other images of the same kind, to choose settings on. The suite's own seed, 1, is for reporting.
         quiet: No progress bar.
     """
     from patchgen.common.progress import Progress
     from patchgen.data.oracle import Oracle, suite_spec
 
-    oracle = Oracle(suite_spec(name))
+    spec = suite_spec(name)
+    oracle = Oracle(spec if seed is None else replace(spec, seed=seed))
     with Progress(f"writing {name}", len(oracle), quiet=quiet) as bar:
         folder = oracle.write(out, bar.advance)
     print(folder / "images")
