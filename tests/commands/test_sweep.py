@@ -109,6 +109,24 @@ def test_a_sweep_is_done_once_and_its_parameters_are_written(
     assert [run["state"] for run in json.loads(again.out)] == ["done", "done"] and "of 2 runs:" not in again.err
 
 
+def test_runs_that_were_collected_are_not_run_again(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--quiet"]) == 0
+    rows, elsewhere = tmp_path / "rows.csv", [*words[:-1], str(tmp_path / "new machine")]
+    assert main(["runs", "collect", str(tmp_path / "runs"), "--csv", str(rows)]) == 0
+    whole = rows.read_text().splitlines(keepends=True)
+    assert len(whole) == 3
+    rows.write_text("".join(line for line in whole if ",miro," not in line))
+    capsys.readouterr()
+    assert main([*elsewhere, "--collected", str(rows)]) == 0
+    assert "1 of 2 runs are in" in capsys.readouterr().err
+    done = [json.loads(path.read_text()) for path in (tmp_path / "new machine").glob("*/env.json")]
+    assert len(done) == 1
+    assert main(["runs", "collect", str(tmp_path / "new machine"), "--csv", str(rows)]) == 0
+    assert sorted(rows.read_text().splitlines()) == sorted(line.rstrip("\r\n") for line in whole)
+
+
 def test_failed_runs_are_told_with_their_error_and_tried_again_when_asked(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,8 @@ class SweepArguments:
     """CPU threads of each run; the recipe's own when left out, else 1 without CUDA and an equal share with it."""
     retries: int = 2
     """How often a run that failed is tried again; wrong settings and divergence are not."""
+    collected: tuple[str, ...] = ()
+    """CSV files of `patchgen runs collect`: runs that they list are not run again, though their folders are gone."""
     retry_failed: bool = False
     """Forget the failures of earlier launches and try those runs again."""
     address: str | None = None
@@ -77,7 +79,7 @@ def main(argv: list[str]) -> int:
     plans = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
     options = _options(arguments)
-    jobs = _plan(plans, arguments, options)
+    jobs = _without_collected(_plan(plans, arguments, options), arguments)
     if arguments.retry_failed and not arguments.dry_run:
         _forget_failures(jobs)
     _foretell(jobs, arguments, options)
@@ -108,6 +110,16 @@ def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineO
     configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
     track = arguments.track or False
     return [replace(job, config=config, track=track) for job, config in zip(jobs, configs, strict=True)]
+
+
+def _without_collected(jobs: list[Job], arguments: SweepArguments) -> list[Job]:
+    from patchgen.report.results import read_rows
+
+    known = {row["run"] for file in arguments.collected for row in read_rows(Path(file))}
+    rest = [job for job in jobs if job.run not in known]
+    if known and not arguments.quiet:
+        print(f"{len(jobs) - len(rest)} of {len(jobs)} runs are in {', '.join(arguments.collected)}", file=sys.stderr)
+    return rest
 
 
 def _forget_failures(jobs: Sequence[Job]) -> None:
