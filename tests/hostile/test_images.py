@@ -23,8 +23,9 @@ from patchgen.commands.predict import find_images
 from patchgen.common.children import child_environment, python
 from patchgen.data.doctor import examine
 from patchgen.data.images import ImageStore, UnreadableImage, decode
+from patchgen.data.listing import list_images
 from patchgen.data.opening import open_image
-from patchgen.data.table import list_images, read_table
+from patchgen.data.table import read_table
 from patchgen.draw.overlay import original
 
 

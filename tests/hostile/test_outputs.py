@@ -15,8 +15,8 @@ import pytest
 
 from patchgen.common import files
 from patchgen.common.children import child_environment, python
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_text
-from patchgen.data.table import write_csv
 
 
 @pytest.fixture(autouse=True)

@@ -128,7 +128,7 @@ def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
 
 def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
     """All tiles of the slides that are cut; returns how many."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.slides.cut import TILES
 
     rows = []
@@ -145,7 +145,7 @@ def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
 
 def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Counter[str]]:
     """Write a row per slide, and print a row per site; the counts of each site."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
 
     names = [*plan.classes, AMBIGUOUS, OUTSIDE]

@@ -10,8 +10,9 @@ Names decide what is listed; whether a file can be decoded is found when it is r
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,3 +112,26 @@ def _list_below(
             found.append((parent, name, link or walked is not None))
         elif not is_image(name) and entry.is_file():
             skipped.append(f"{parent}/{name}".lstrip("/"))
+
+
+def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
+    """A function that gives the one true path of a file, through links, and whether it exists.
+
+    A folder is resolved once for all files in it, and a file costs the one look that tells whether it exists.
+    """
+    folders: dict[str, str] = {}
+
+    def find(name: str) -> tuple[str, bool]:
+        file = os.path.join(root, name)
+        folder, base = os.path.split(file)
+        try:
+            if folder not in folders:
+                folders[folder] = os.path.realpath(folder)
+            mode = os.lstat(file).st_mode
+        except (OSError, ValueError):  # not there, or no path at all
+            return os.path.join(folders.get(folder, folder), base), False
+        if stat.S_ISLNK(mode):
+            return os.path.realpath(file), os.path.isfile(file)
+        return os.path.join(folders[folder], base), stat.S_ISREG(mode)
+
+    return find
