@@ -80,8 +80,8 @@ def test_links_to_links_take_no_time(tmp_path: Path) -> None:
             (tmp_path / f"d{level}" / name).symlink_to(f"../d{level + 1}")
     (tmp_path / "d40").mkdir()
     Image.new("RGB", (2, 2)).save(tmp_path / "d40" / "x.png")
-    start = time.monotonic()
-    assert len(list_images(tmp_path / "d0")) == 1 and time.monotonic() - start < 10
+    start = time.process_time()
+    assert len(list_images(tmp_path / "d0")) == 1 and time.process_time() - start < 10
 
 
 def test_pipes_are_no_images(photos: Path, tiny_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +145,18 @@ def tiff(part: bytes, side: int, compression: int, *more: tuple[int, int]) -> by
     return struct.pack("<2sHL", b"II", 42, 8 + len(part)) + part + struct.pack("<H", len(tags)) + rows + bytes(4)
 
 
+def parts(count: int) -> bytes:
+    """A TIFF of many JPEGs that all begin at one place and have no length: each could be as long as the file."""
+    part, end = flat(0, 8), 8 + len(flat(0, 8))
+    end += end % 2
+    tags = [(256, 1, 8), (257, 1, 8), (258, 1, 8), (259, 1, 7), (262, 1, 1), (273, count, end), (277, 1, 1),
+            (278, 1, 8), (279, count, end + 4 * count)]  # fmt: skip
+    head = struct.pack("<2sHL", b"II", 42, end + 8 * count) + part
+    rows = b"".join(struct.pack("<HHLL", tag, 4, length, number) for tag, length, number in tags)
+    places = struct.pack(f"<{count}L", *[8] * count) + bytes(4 * count)
+    return head.ljust(end, b"\0") + places + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
 BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
     "scans.jpg": (lambda: progressive(2000), "a JPEG of 20[01][0-9] scans, at most 100"),
     "large scans.jpg": (lambda: progressive(90, 6000), "scans, at most 100, and fewer where it is large"),
@@ -156,6 +168,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
         "tiles have 899,040,256",
     ),
     "strip.png": (lambda: strip(1, 89_000_000), "1 x 89000000 pixels, at most 65,535 on a side"),
+    "parts.tif": (lambda: parts(100_000), "cannot read image"),
     "program.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
 }
 
@@ -165,13 +178,13 @@ def test_bombs_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
     make, message = BOMBS[bomb]
     file = tmp_path / bomb
     file.write_bytes(make())
-    start, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, memory = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for read in (lambda: decode(file, 32), lambda: ImageStore([file], 32, None).load([0])):
         with pytest.raises(UnreadableImage, match=message):
             read()
     with pytest.raises(Exception, match=message):
         original(file)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000  # kB
 
 
@@ -190,10 +203,29 @@ def test_every_command_refuses_them(photos: Path, tiny_run: Any, capsys: pytest.
     assert any("scans" in check.detail and check.status == "fail" for check in examine(photos))
     run = str(tiny_run("patchgen").path)
     assert main(["predict", run, str(bomb)]) == 1 and "scans" in capsys.readouterr().err
-    assert (
-        main(["explain", run, str(bomb), "--out", str(photos.parent / "out")]) != 0
-        and "scans" in capsys.readouterr().err
-    )
+    out = str(photos.parent / "out")
+    for words in (
+        ["explain", run, str(bomb), "--out", out],
+        ["embed", run, str(photos / "clinic"), "--out", f"{out}.npz"],
+        ["evaluate", run, str(photos), "--out", out, "--resamples", "10"],
+        ["discover", run, str(photos / "clinic"), "--out", out, "--new-classes", "1"],
+        [
+            "train",
+            str(photos),
+            "--unseen",
+            "field",
+            "--backbone",
+            "tiny",
+            "--image-size",
+            "28",
+            "--steps",
+            "1",
+            "--out",
+            out,
+        ],
+    ):
+        main(words)
+        assert "scans, at most 100" in capsys.readouterr().err, words[0]
 
 
 def test_usual_progressive_photographs_are_read(tmp_path: Path) -> None:

@@ -191,10 +191,10 @@ def test_a_column_of_names_is_no_column_of_domains(domains: int, classes: int, t
     from patchgen.data.table import _build
 
     rows = [(f"{i}.png", f"d{i % domains}", f"c{i % classes}") for i in range(100_000)]
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match="a domain is a site or style of many images"):
         _build(tmp_path, rows, None, None, {})
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.slow

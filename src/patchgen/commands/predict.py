@@ -270,8 +270,8 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
+    from patchgen.common.threads import use_threads
     from patchgen.predict.predictor import load_predictor
-    from patchgen.train.lifecycle import use_threads
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     if arguments.alone:

@@ -114,8 +114,10 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
     if sum(sizes) > len(data):
         raise Refused("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
-    parts = zip(starts, sizes[: len(starts)], strict=True)
-    return [_runs(data[start : start + size if size else None], share) for start, size in parts]
+    parts = [_runs(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size]
+    without = sum(not size for size in sizes[: len(starts)])  # of no length: each may go on to the end of the file
+    scans = data.count(b"\xff\xda") if without else 0
+    return parts + [(max(1, scans), share)] * without
 
 
 def _numbers(values: int | tuple[int, ...]) -> list[int]:
