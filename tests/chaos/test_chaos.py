@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__).with_name("run.py")), *SMALL, "--json", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert target.exists(), done.stderr[-2000:]
-    return dict(json.loads(target.read_text()))
+    return dict(json.loads(target.read_text())["rooms"])
 
 
 @pytest.mark.parametrize("room", ["kills", "faults", "inputs"])

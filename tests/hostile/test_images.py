@@ -21,7 +21,9 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.commands.predict import find_images
 from patchgen.common.children import child_environment, python
+from patchgen.data.content import digests
 from patchgen.data.doctor import examine
+from patchgen.data.doctor_files import inspect_files
 from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.listing import list_images
 from patchgen.data.opening import open_image
@@ -45,6 +47,15 @@ def test_loops_are_named(photos: Path, target: str) -> None:
         with pytest.raises(ValueError, match="loop' links to .* a folder that it lies in; remove the link"):
             read(photos)
     assert any(check.status == "fail" and "loop" in check.detail for check in examine(photos))
+
+
+def test_patterns_go_through_no_loop(photos: Path) -> None:
+    before = find_images([str(photos / "**" / "*.png")])
+    for name in "ab":  # each level would have twice as many paths
+        (photos / "clinic" / name).symlink_to(".")
+    with pytest.raises(ValueError, match="links to .*, a folder that it lies in"):
+        find_images([str(photos / "**" / "*.png")])
+    assert find_images([str(photos / "*" / "circle" / "*.png")]) == [p for p in before if p.parent.name == "circle"]
 
 
 def test_loops_between_folders_are_named(tmp_path: Path) -> None:
@@ -168,7 +179,6 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str]] = {
         "tiles have 899,040,256",
     ),
     "strip.png": (lambda: strip(1, 89_000_000), "1 x 89000000 pixels, at most 65,535 on a side"),
-    "parts.tif": (lambda: parts(100_000), "cannot read image"),
     "program.png": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "cannot identify"),
 }
 
@@ -186,6 +196,29 @@ def test_bombs_are_refused_at_once(bomb: str, tmp_path: Path) -> None:
         original(file)
     assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000  # kB
+
+
+def test_parts_without_a_length_take_no_time(tmp_path: Path) -> None:
+    (tmp_path / "a.tif").write_bytes(parts(100_000))
+    start = time.process_time()
+    assert (decode(tmp_path / "a.tif", 8) == 77).all()
+    assert time.process_time() - start < 5
+    (tmp_path / "a.tif").write_bytes(tiff(flat(80, 8000), 8000, 7).replace(struct.pack("<HHL", 279, 4, 1), bytes(8)))
+    with pytest.raises(UnreadableImage, match="a JPEG of 8[0-9] scans"):
+        decode(tmp_path / "a.tif", 8)
+
+
+def test_a_file_that_is_mostly_a_hole_is_refused_unread(tmp_path: Path, photos: Path) -> None:
+    file = photos / "clinic" / "circle" / "00.png"
+    for content in (progressive(0), flat(0, 8)[:200], strip(10, 1000)):
+        file.write_bytes(content)
+        os.truncate(file, 1 << 36)
+        with pytest.raises(UnreadableImage, match="a file of 68,719,476,736 bytes, at most 1,073,741,824"):
+            decode(file, 8)
+    facts = next(inspect_files([file], True, None))
+    assert facts.error.startswith("a file of 68,719,476,736 bytes")
+    with pytest.raises(ValueError, match="00.png: a file of 68,719,476,736 bytes"):
+        digests(read_table(photos))
 
 
 def test_usual_tiffs_are_read(tmp_path: Path) -> None:

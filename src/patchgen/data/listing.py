@@ -13,6 +13,8 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,6 +71,23 @@ def list_files(folder: Path) -> Files:
             first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
         found = sorted(first.values())
     return Files([f"{parent}/{name}".lstrip("/") for parent, name, _ in found], skipped)
+
+
+def list_matching(pattern: Path) -> Files:
+    """The files that a pattern with `**` matches, as paths; listed as `list_files` does, where no link makes a loop."""
+    first = next(i for i, part in enumerate(pattern.parts) if has_magic(part))
+    base, rest = Path(*pattern.parts[:first]), pattern.parts[first:]
+    below = list_files(base) if base.is_dir() else Files([], [])
+    return Files(*([str(base / name) for name in names if _matches(name.split("/"), rest)] for names in below))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the folders and the name of a file match; `**` stands for any number of folders."""
+    if not pattern or not parts:
+        return not parts and all(one == "**" for one in pattern)
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
 def skipped_line(names: Sequence[str]) -> str:

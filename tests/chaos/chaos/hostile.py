@@ -24,7 +24,7 @@ from PIL import Image
 
 from chaos.faults import damage
 from chaos.ground import RUN, words_of
-from chaos.inputs import REFUSED, Try, _command, _judged, _predicted
+from chaos.inputs import REFUSED, Kind, _command, _judged, _predicted
 
 SEEDS = st.integers(0, 2**32 - 1)
 PRECIOUS = "precious"
@@ -282,7 +282,7 @@ def _slide(place: Path, drawn: dict[str, Any]) -> str:
     return _judged(drawn, code, out, errors) or (REFUSED if "could not be" in errors else "")
 
 
-HOSTILE: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
+HOSTILE: dict[str, Kind] = {
     "image bombs": (bombs, _bomb, 6),
     "links and pipes among images": (data_trees, _tree, 5),
     "hostile run folders": (run_folders, _run_folder, 5),
