@@ -44,8 +44,8 @@ test-lowest: setup  ## the core's tests with the lowest versions that pyproject.
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable . pytest hypothesis httpx
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(CORE_TESTS)
 
-chaos: setup  ## 300 kills, faults, 5,000 bad inputs and the attacks of tests/hostile; about an hour
-	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000
+chaos: setup  ## 300 kills, faults, 5,000 bad inputs and the attacks of tests/hostile, on two cores; about an hour
+	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000 --jobs 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/hostile
 
 check: setup  ## lint, format and types

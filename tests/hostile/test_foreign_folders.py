@@ -100,3 +100,81 @@ def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
     expected = sum(tensor.double().sum() for tensor in model.state_dict().values())
     os.truncate(tmp_path / "model.safetensors", 0)
     assert sum(tensor.double().sum() for tensor in model.state_dict().values()) == expected
+
+
+# Folders that a command continues in
+
+
+def test_parts_of_predictions_that_are_links_or_pipes_are_neither_written_nor_awaited(tmp_path: Path) -> None:
+    from patchgen.commands.predict_lines import GrowingFile, Lines
+
+    lines = Lines("path\n", lambda found: "", lambda line: line, str)
+    file = GrowingFile(tmp_path / "a.csv", "model", lines, [])
+    (tmp_path / "precious").write_text("precious")
+    file.partial.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError), file:
+        pass
+    assert (tmp_path / "precious").read_text() == "precious"
+    file.partial.unlink()
+    os.mkfifo(tmp_path / ".a.csv.0123456789ab.part")  # opened, it would wait for a writer
+    with file:
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["a.csv", "precious"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_the_log_of_a_sweep_is_a_plain_file(kind: str, tmp_path: Path) -> None:
+    from patchgen.sweep.local import LocalEngine
+
+    log = tmp_path / "sweep.log"
+    {"link": lambda: log.symlink_to(tmp_path / "precious"), "pipe": lambda: os.mkfifo(log), "folder": log.mkdir}[kind]()
+    with pytest.raises(ValueError, match="sweep.log is a link, a pipe or a folder, .* remove it"):
+        LocalEngine(tmp_path, workers=1, threads=1)
+    assert not (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1]", '{"tile": 5}', "link"])
+def test_a_begun_slide_of_others_is_refused_in_a_sentence(content: str, tmp_path: Path) -> None:
+    from patchgen.commands.slide import DESCRIPTION, TILES, _check_settings
+
+    (tmp_path / DESCRIPTION).write_text("{}" if content == "link" else content)
+    if content == "link":
+        (tmp_path / TILES).symlink_to(tmp_path.parent / "precious")
+    with pytest.raises(ValueError, match="damaged|other settings|holds a link"):
+        _check_settings(tmp_path, {} if content == "link" else {"tile": 512})
+
+
+def test_an_annotation_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("shapely")
+    from patchgen.slides.annotations import read_annotations
+
+    os.mkfifo(tmp_path / "a.geojson")
+    with pytest.raises(ValueError, match="is a pipe or device"):
+        read_annotations(tmp_path / "a.geojson")
+
+
+def test_a_forged_list_of_contents_is_damage(tmp_path: Path) -> None:
+    """Its header asks for more memory than there is."""
+    import numpy as np
+
+    from patchgen.runs.folder import CONTENT
+
+    np.save(tmp_path / "a.npy", np.zeros(9, np.uint64))
+    data = (tmp_path / "a.npy").read_bytes().replace(b"(9,), }              ", b"(99999999999999,), } ")
+    (tmp_path / CONTENT).write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged"):
+        RunFolder(tmp_path).check_content(np.zeros(9, np.uint64), ["x"] * 9)
+
+
+def test_json_files_are_read_within_limits() -> None:
+    """Everything else reads what this process, or its own child, has written."""
+    import re
+
+    import patchgen
+
+    source = Path(str(patchgen.__file__)).parent
+    files = {file.relative_to(source).as_posix(): file.read_text(encoding="utf-8") for file in source.rglob("*.py")}
+    direct = {
+        name for name, text in files.items() if re.search(r"\bloads?\([^\n]*\.(read_text|read_bytes|open)\(", text)
+    }
+    assert direct == {"commands/predict_parts.py", "slides/annotations.py", "model/architecture.py"}

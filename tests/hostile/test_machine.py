@@ -1,14 +1,17 @@
-"""A CPU that announces what it does not have."""
+"""Machines that are smaller than they announce, or than settings expect."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from patchgen.common import bf16
+from patchgen.common import bf16, threads
+from patchgen.common.children import child_environment, python
 from patchgen.config import Config
 from patchgen.train.lifecycle import train
 
@@ -55,3 +58,40 @@ def test_nothing_is_tried_where_no_amx_is_announced(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(bf16, "CPU", tmp_path / "nowhere")
     bf16.bf16_works.cache_clear()
     assert bf16.bf16_works()
+
+
+def test_settings_of_a_larger_machine_are_refused_and_resume_with_fewer_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_settings: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(threads, "available_cores", lambda: 2)
+    settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False, "accelerator": "cpu"}
+    with pytest.raises(ValueError, match=r"threads must be at most 64 .* 2 cores\), not 65; give --threads 2, or none"):
+        train(Config(**{**settings, "threads": 65}), tmp_path, quiet=True)
+    run = train(Config(**{**settings, "threads": 1}), tmp_path, quiet=True)
+    assert run.done and [path.name for path in tmp_path.iterdir()] == [run.path.name]
+
+
+def test_more_threads_than_cores_are_used_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", used.append)
+    monkeypatch.setattr(threads, "available_cores", lambda: 1)
+    for count in (None, 1, 32):
+        threads.use_threads(count)
+    assert used == [1, 32]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of address space")
+def test_threads_that_cannot_be_started_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    """Without the check OpenMP ends the process at the first large sum."""
+    code = (
+        "import resource, torch\nfrom patchgen.common import threads\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "threads.available_cores = lambda: 64\n"
+        "try: threads.use_threads(1000)\nexcept ValueError as error: print(error)\n"
+        "torch.rand(2000, 2000).sum()\nprint('alive')"
+    )
+    done = subprocess.run(python("-c", code), env=child_environment(), cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("1000 threads are asked for, and a limit of memory or processes ends at "), (
+        done.stderr
+    )
+    assert done.stdout.endswith("alive\n")

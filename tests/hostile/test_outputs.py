@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -15,8 +16,8 @@ import pytest
 
 from patchgen.common import files
 from patchgen.common.children import child_environment, python
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_text
-from patchgen.data.table import write_csv
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,19 @@ def test_a_pipe_stays_a_pipe_and_gets_the_content(tmp_path: Path) -> None:
     write_csv(pipe, ["a"], [["1"]])
     reader.join(20)
     assert read == [b"a\n1\n"] and stat.S_ISFIFO(os.lstat(pipe).st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_every_output_goes_through_the_same_helpers() -> None:
+    """A file is written under a temporary name of theirs, or appended to and never through a link."""
+    import patchgen
+
+    source = Path(str(patchgen.__file__)).parent
+    writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'][wax]\+?b?["']""")
+    lines = [(file.relative_to(source).as_posix(), line.strip()) for file in source.rglob("*.py")
+             for line in file.read_text(encoding="utf-8").splitlines() if writes.search(line)]  # fmt: skip
+    direct = {name for name, line in lines if "temporary" not in line and "not_through_links" not in line}
+    # the helpers; streams of a closed terminal; a device or pipe that a user named; a folder of `working_folder`
+    assert direct == {"common/files.py", "cli.py", "commands/predict.py", "model/weights.py"}
 
 
 def test_a_device_stays_a_device() -> None:

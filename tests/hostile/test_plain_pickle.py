@@ -72,10 +72,10 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attacks_are_refused(attack: str) -> None:
     data, message = ATTACKS[attack]
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match=message):
         read_plain(data)
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
@@ -110,12 +110,12 @@ def fuzz(count: int, seed: int) -> int:
     rng, refused = np.random.default_rng(seed), 0
     modules = set(sys.modules)
     for _ in range(count):
-        data, start = mutated(rng), time.monotonic()
+        data, start = mutated(rng), time.process_time()
         try:
             repr(read_plain(data))
         except (EOFError, ValueError):
             refused += 1
-        assert time.monotonic() - start < 5
+        assert time.process_time() - start < 5
     assert set(sys.modules) == modules
     return refused
 

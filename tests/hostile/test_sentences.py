@@ -17,11 +17,12 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.common.children import child_environment, python
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import cache_dir, expanded
 from patchgen.common.tensors import read_tensors
 from patchgen.common.text import csv_cell, printable
 from patchgen.data.doctor import examine
-from patchgen.data.table import read_table, write_csv
+from patchgen.data.table import read_table
 
 EVIL = "\x1b]0;title\x07\x1b[2Jred\n\x9b31m"
 
@@ -150,7 +151,7 @@ def test_every_table_of_text_goes_through_one_writer() -> None:
 
     source = Path(str(patchgen.__file__)).parent
     writers = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if "csv.writer" in file.read_text()}
-    assert writers == {"data/table.py", "commands/predict_lines.py", "slides/scan.py"}
+    assert writers == {"common/csv_files.py", "commands/predict_lines.py", "slides/scan.py"}
 
 
 def test_a_report_holds_no_html_of_a_name() -> None:
@@ -190,10 +191,10 @@ def test_a_column_of_names_is_no_column_of_domains(domains: int, classes: int, t
     from patchgen.data.table import _build
 
     rows = [(f"{i}.png", f"d{i % domains}", f"c{i % classes}") for i in range(100_000)]
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match="a domain is a site or style of many images"):
         _build(tmp_path, rows, None, None, {})
-    assert time.monotonic() - start < 30
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.slow

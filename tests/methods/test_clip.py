@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,10 @@ from patchgen.data.loaders import Batch
 from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model
+from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead
-from patchgen.model.text import TextTower
+from patchgen.model.text import TextTower, load_text
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
@@ -215,6 +217,24 @@ def test_another_backbone_is_refused(name: str) -> None:
     method.class_names = CLASSES
     with pytest.raises(ValueError, match="backbone 'tiny' is a dinov2_with_registers: choose --backbone clip-b16"):
         build_model(method.config, method, 3)
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "{}", "null", '{"model": 5}', "\x00"])
+def test_a_tokenizer_of_others_that_is_none_is_refused_in_a_sentence(
+    content: str, clip_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    (tmp_path / "clip" / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match="clip cannot be read as a whole CLIP"):
+        load_text(load_backbone(str(tmp_path / "clip")))
+
+
+def test_a_pipe_among_the_tokenizers_files_is_not_waited_for(clip_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(clip_folder, tmp_path / "clip")
+    (tmp_path / "clip" / "tokenizer_config.json").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "clip" / "tokenizer_config.json")
+    with pytest.raises(ValueError, match="is a pipe or device"):
+        load_text(load_backbone(str(tmp_path / "clip")))
 
 
 def test_a_folder_without_text_tower_or_tokenizer_is_refused(clip_folder: Path, tmp_path: Path) -> None:

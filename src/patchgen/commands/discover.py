@@ -176,7 +176,7 @@ def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
 
 def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> Path:
     """All files, the page last; returns the page."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.report.page import write_page
 
     out.mkdir(parents=True, exist_ok=True)

@@ -38,8 +38,8 @@ def main(argv: list[str]) -> int:
     out = _checked(arguments.out)
     announce()
     from patchgen.commands.predict import ticker
+    from patchgen.common.csv_files import write_csv
     from patchgen.common.progress import Progress
-    from patchgen.data.table import write_csv
     from patchgen.predict.ensemble import open_members, score_members
 
     folders, fold = open_members(arguments.runs, arguments.data)

@@ -117,7 +117,7 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
 
 def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
     """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.report.evaluation import render
     from patchgen.report.evaluation_figures import confusion_figure, reliability_figure
 

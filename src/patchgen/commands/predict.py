@@ -82,7 +82,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 def _images_of(word: str) -> tuple[list[Path], list[str]]:
     """The images that a word leads to, and the names of the files there that are none."""
-    from patchgen.data.listing import is_image, list_files
+    from patchgen.data.listing import is_image, list_files, list_matching
 
     path = expanded(word)
     if not word.strip():
@@ -96,7 +96,10 @@ def _images_of(word: str) -> tuple[list[Path], list[str]]:
         return [path], []
     if not has_magic(word):
         return [], []
-    matches = [path for path in sorted(Path(match) for match in glob(str(path), recursive=True)) if path.is_file()]
+    if "**" in path.parts:
+        files = list_matching(path)
+        return sorted(map(Path, files.images)), [os.path.basename(name) for name in files.skipped]
+    matches = [path for path in sorted(map(Path, glob(str(path)))) if path.is_file()]
     images = [match for match in matches if is_image(match.name)]
     once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a folder around it
     return sorted(once.values()), [match.name for match in matches if not is_image(match.name)]
@@ -270,8 +273,8 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
+    from patchgen.common.threads import use_threads
     from patchgen.predict.predictor import load_predictor
-    from patchgen.train.lifecycle import use_threads
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     if arguments.alone:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from patchgen.common.files import lock
+from patchgen.common.files import lock, not_through_links
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Prediction
@@ -86,7 +86,7 @@ class GrowingFile:
         return self
 
     def _locked(self) -> BinaryIO:
-        handle = open(self.partial, "a+b")  # noqa: SIM115  closed in __exit__
+        handle = open(self.partial, "a+b", opener=not_through_links)  # noqa: SIM115  closed in __exit__
         if not lock(handle.fileno()):
             handle.close()
             raise ValueError(f"{self.target} is being written by another process; wait for it, or end it")
@@ -131,6 +131,6 @@ class GrowingFile:
         name = re.compile(re.escape(f".{self.target.name}.") + r"[0-9a-f]{12}\.part")
         for path in self.target.absolute().parent.iterdir():
             if name.fullmatch(path.name) and path.name != self.partial.name:
-                with suppress(OSError), path.open("rb") as handle:
+                with suppress(OSError), open(path, "rb", opener=not_through_links) as handle:
                     if lock(handle.fileno()):
                         path.unlink()

@@ -21,7 +21,8 @@ import tyro
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
 from patchgen.commands.predict import choose_pass, report_unreadable, settled, shown, ticker
-from patchgen.common.files import write_text
+from patchgen.common.files import refuse_links, write_text
+from patchgen.common.reading import read_json, shortly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,13 +108,14 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     file = folder / DESCRIPTION
     if not file.is_file():
         return
+    refuse_links(folder)
     try:
-        was = json.loads(file.read_text(encoding="utf-8"))
+        was = read_json(file)
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); remove {folder}, or choose another --out") from error
     other = [name for name, value in settings.items() if was.get(name) != value]
     if other:
-        change = f"{other[0]} {was.get(other[0])!r}, now {settings[other[0]]!r}"
+        change = f"{other[0]} {shortly(was.get(other[0]))}, now {shortly(settings[other[0]])}"
         raise ValueError(f"{folder} was begun with other settings ({change}); remove it, or choose another --out")
 
 
@@ -249,9 +251,9 @@ def main(argv: list[str]) -> int:
     if twice:
         raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
     announce()
+    from patchgen.common.threads import use_threads
     from patchgen.slides.cohort import write_cohort
     from patchgen.slides.slide import require_openslide
-    from patchgen.train.lifecycle import use_threads
 
     require_openslide()
     if arguments.alone:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -128,7 +127,7 @@ def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
 
 def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
     """All tiles of the slides that are cut; returns how many."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.slides.cut import TILES
 
     rows = []
@@ -143,9 +142,17 @@ def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
     return len(rows)
 
 
+def _counts(file: Path) -> dict[str, int]:
+    """Tiles of each class, as the folder of a slide says."""
+    found = read_json(file).get("counts")
+    if not isinstance(found, dict) or not all(isinstance(count, int) for count in found.values()):
+        raise ValueError(f"{file} has no counts of tiles; remove {file.parent}, and the same command cuts it again")
+    return found
+
+
 def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Counter[str]]:
     """Write a row per slide, and print a row per site; the counts of each site."""
-    from patchgen.data.table import write_csv
+    from patchgen.common.csv_files import write_csv
     from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
 
     names = [*plan.classes, AMBIGUOUS, OUTSIDE]
@@ -154,7 +161,7 @@ def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Cou
     for slide in plan.slides:
         error, counts = failures.get(str(slide.path), ""), Counter[str]()
         if not error:
-            counts.update(json.loads((out / IMAGES / slide.folder / DESCRIPTION).read_text())["counts"])
+            counts.update(_counts(out / IMAGES / slide.folder / DESCRIPTION))
             sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
         cells = [str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error]
         rows.append(cells)

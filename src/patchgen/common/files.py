@@ -109,6 +109,20 @@ def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
         sync: bring all of its files to the disk first; a cache of many files does without.
     """
     target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    with working_folder(target) as temporary:
+        yield temporary
+        for folder, _, names in os.walk(temporary) if sync else ():
+            for name in names:
+                with open(os.path.join(folder, name), "rb+") as handle:
+                    os.fsync(handle.fileno())
+            _sync(Path(folder))
+        _take_place(temporary, target)
+        _sync(target.parent)
+
+
+@contextmanager
+def working_folder(target: Path) -> Iterator[Path]:
+    """A hidden folder beside the target, removed with all that is in it at the end, or after a kill by `clean`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clean(target.parent)
     temporary = temporary_name(target)
@@ -116,13 +130,6 @@ def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
     try:
         with _locked(os.open(temporary, os.O_RDONLY) if os.name == "posix" else -1):
             yield temporary
-            for folder, _, names in os.walk(temporary) if sync else ():
-                for name in names:
-                    with open(os.path.join(folder, name), "rb+") as handle:
-                        os.fsync(handle.fileno())
-                _sync(Path(folder))
-            _take_place(temporary, target)
-            _sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after an exchange it is the older one
 
@@ -240,6 +247,11 @@ def refuse_pipe(path: str | Path) -> None:
     asked = os.path.abspath(path).startswith(("/dev/", "/proc/"))
     if os.path.exists(path) and not os.path.isdir(path) and not regular(path) and not asked:
         raise ValueError(f"{path} is a pipe or device, and must be a file; remove it, or name another")
+
+
+def not_through_links(path: str, flags: int) -> int:
+    """An opener that refuses links and waits for no pipe: a folder of others may hold one that leads elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def refuse_links(*paths: Path, within: Path | None = None) -> None:

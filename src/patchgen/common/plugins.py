@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchgen.common.files import cache_dir, expanded, write_text
+from patchgen.common.reading import shortly
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, with the system's path separator between; child processes inherit it
 GROUPS = ("methods", "stream_methods", "backbones", "datasets")
@@ -115,6 +116,10 @@ def require(recorded: Any, where: str | Path) -> None:
         ValueError: one is not known on this machine; the text says which.
     """
     for one in recorded if isinstance(recorded, list) else []:
+        if not isinstance(one, dict):
+            raise ValueError(
+                f"{where} names {shortly(one)} as a plug-in, which is none; the folder is damaged or forged"
+            )
         name, version = str(one.get("name")), str(one.get("version"))
         load_all()
         if name in _loaded or version in _loaded:

@@ -68,7 +68,7 @@ class Settings:
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
     threads: int | None = None
-    """CPU threads; results change with it in the last digits, so it is recorded."""
+    """CPU threads, at most 32 for each core; results change with it in the last digits, so it is recorded."""
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
 

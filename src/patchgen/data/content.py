@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from patchgen.common.files import cache_dir, replacing
+from patchgen.data.limits import check_length
 from patchgen.data.table import Table
 
 THREADS = 4  # files that are read at a time
@@ -41,6 +42,10 @@ def digests(table: Table) -> np.ndarray:
 def _key(file: str) -> int:
     """What a digest is kept under: another size, time or inode means that the file may be another."""
     about = os.stat(file)
+    try:
+        check_length(about.st_size)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
     text = f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"
     return _hash(os.fsencode(text))
 

@@ -21,6 +21,7 @@ from patchgen.data.alike import dhash, pairs_alike
 from patchgen.data.findings import SHOWN, Check, Status, some
 from patchgen.data.images import UnreadableImage, gray_bits
 from patchgen.data.images import decode as decode_image
+from patchgen.data.limits import check_length
 from patchgen.data.opening import open_image
 from patchgen.data.table import Table
 
@@ -56,6 +57,7 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
     try:
         if file.exists() and not regular(file):
             return FileFacts(error="a pipe or device, and an image is a file")
+        check_length(file.stat().st_size)
         content = file.read_bytes()
         if not content:
             return FileFacts(error="empty file")

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from patchgen.data.images import BILINEAR, decode, square
-from patchgen.data.table import list_images
+from patchgen.data.listing import list_images
 
 
 def check_images(images: Any) -> Sequence[Any]:

@@ -17,6 +17,7 @@ from PIL import Image
 
 BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
 MOST_SIDE = 65_535
+MOST_FILE = 1 << 30  # bytes of a file: it may be read as a whole
 MOST_DECODED = 1 << 29  # bytes of pixels in memory
 MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers that give a JPEG's height and width
@@ -49,6 +50,16 @@ def check_limits(image: Image.Image) -> None:
     scans, scanned = max((s for s, _ in streams), default=1), sum(s * pixels for s, pixels in streams)
     if scans > MOST_SCANS or scanned > MOST_SCANNED:
         raise Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
+
+
+def check_length(length: int) -> None:
+    """Refuse a file of too many bytes, most of which may be a hole on the disk.
+
+    Raises:
+        Refused: names the limit.
+    """
+    if length > MOST_FILE:
+        raise Refused(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
 
 
 def too_large(size: tuple[int, int] | None) -> str:
@@ -114,8 +125,10 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
     if sum(sizes) > len(data):
         raise Refused("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
-    parts = zip(starts, sizes[: len(starts)], strict=True)
-    return [_runs(data[start : start + size if size else None], share) for start, size in parts]
+    parts = [_runs(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size]
+    without = sum(not size for size in sizes[: len(starts)])  # of no length: each may go on to the end of the file
+    scans = data.count(b"\xff\xda") if without else 0
+    return parts + [(max(1, scans), share)] * without
 
 
 def _numbers(values: int | tuple[int, ...]) -> list[int]:

@@ -10,8 +10,11 @@ Names decide what is listed; whether a file can be decoded is found when it is r
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +73,23 @@ def list_files(folder: Path) -> Files:
     return Files([f"{parent}/{name}".lstrip("/") for parent, name, _ in found], skipped)
 
 
+def list_matching(pattern: Path) -> Files:
+    """The files that a pattern with `**` matches, as paths; listed as `list_files` does, where no link makes a loop."""
+    first = next(i for i, part in enumerate(pattern.parts) if has_magic(part))
+    base, rest = Path(*pattern.parts[:first]), pattern.parts[first:]
+    below = list_files(base) if base.is_dir() else Files([], [])
+    return Files(*([str(base / name) for name in names if _matches(name.split("/"), rest)] for names in below))
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Whether the folders and the name of a file match; `**` stands for any number of folders."""
+    if not pattern or not parts:
+        return not parts and all(one == "**" for one in pattern)
+    if pattern[0] == "**":
+        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
 def skipped_line(names: Sequence[str]) -> str:
     """How many files were skipped, of which kinds, and one of them."""
     kinds = Counter(os.path.splitext(name)[1].lower() or "without an ending" for name in names)
@@ -111,3 +131,26 @@ def _list_below(
             found.append((parent, name, link or walked is not None))
         elif not is_image(name) and entry.is_file():
             skipped.append(f"{parent}/{name}".lstrip("/"))
+
+
+def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
+    """A function that gives the one true path of a file, through links, and whether it exists.
+
+    A folder is resolved once for all files in it, and a file costs the one look that tells whether it exists.
+    """
+    folders: dict[str, str] = {}
+
+    def find(name: str) -> tuple[str, bool]:
+        file = os.path.join(root, name)
+        folder, base = os.path.split(file)
+        try:
+            if folder not in folders:
+                folders[folder] = os.path.realpath(folder)
+            mode = os.lstat(file).st_mode
+        except (OSError, ValueError):  # not there, or no path at all
+            return os.path.join(folders.get(folder, folder), base), False
+        if stat.S_ISLNK(mode):
+            return os.path.realpath(file), os.path.isfile(file)
+        return os.path.join(folders[folder], base), stat.S_ISREG(mode)
+
+    return find

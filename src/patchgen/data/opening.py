@@ -17,7 +17,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.common.files import regular
-from patchgen.data.limits import Refused, check_limits
+from patchgen.data.limits import Refused, check_length, check_limits
 from patchgen.data.listing import FORMATS
 
 MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
@@ -33,8 +33,10 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
     Raises:
         ValueError: a limit is broken, in words; a pipe or device.
     """
-    if isinstance(path, (str, os.PathLike)) and os.path.exists(path) and not regular(path):
-        raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
+    if isinstance(path, (str, os.PathLike)) and os.path.exists(path):
+        if not regular(path):
+            raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
+        check_length(os.path.getsize(path))
     with open_header(path) as image:
         check_limits(image)
         yield image

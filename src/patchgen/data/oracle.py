@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from patchgen.common.files import replacing_folder
+from patchgen.common.reading import read_json
 from patchgen.common.text import did_you_mean
 from patchgen.data import oracle_draw as draw
 from patchgen.data.oracle_draw import Dice
@@ -257,8 +258,8 @@ def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> b
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        same = json.loads((folder / "oracle.json").read_text(encoding="utf-8"))["digest"] == facts["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
+        same = read_json(folder / "oracle.json").get("digest") == facts["digest"]
+    except (OSError, ValueError):
         same = False
     if not same:
         raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from patchgen.common.csv_files import read_csv, write_csv
 from patchgen.common.text import did_you_mean
-from patchgen.data.table import Table, read_csv, write_csv
+from patchgen.data.table import Table
 
 GROUP_ATTEMPTS = 32
 COLUMNS = ("path", "domain", "label", "group", "part", "rule", "seed", "holdout")

@@ -29,9 +29,10 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
-from patchgen.data.table import Table, write_csv
+from patchgen.data.table import Table
 
 COLUMNS = ("path", "label", "stage")
 UNUSED = -1

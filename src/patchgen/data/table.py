@@ -10,23 +10,20 @@ sorted file name), so that split indices mean the same images.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
-import stat
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from patchgen.common.files import refuse_pipe, replacing
-from patchgen.common.text import csv_cell, did_you_mean, printable
+from patchgen.common.csv_files import write_csv
+from patchgen.common.text import did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
-from patchgen.data.listing import IMAGE_EXTENSIONS as IMAGE_EXTENSIONS
-from patchgen.data.listing import is_image as is_image
-from patchgen.data.listing import list_images as list_images
+from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images
+from patchgen.data.manifest import read_lines
 
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks look at every pair
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
@@ -142,40 +139,6 @@ def read_table(
     return _read_manifest(where, entry, options, least)
 
 
-def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[str]], people: bool = False) -> None:
-    """Write a CSV file under a temporary name in the same folder, then rename it.
-
-    Args:
-        people: it is opened in spreadsheets, and not read back: no cell may be a formula.
-    """
-    if people:
-        header, rows = [csv_cell(cell) for cell in header], ([csv_cell(str(cell)) for cell in row] for row in rows)
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def read_csv(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Header (stripped, lower case) and rows as (line number, cells) of a UTF-8 CSV file."""
-    rows: list[tuple[int, dict[str, str]]] = []
-    refuse_pipe(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream, strict=True)
-            header = [name.strip().lower() for name in next(reader, [])]
-            for cells in filter(None, reader):
-                if len(cells) != len(header):
-                    raise ValueError(
-                        f"'{path}', line {reader.line_num}: {len(cells)} cells where the header has {len(header)}. "
-                        "Put a cell that contains a comma between double quotes."
-                    )
-                rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"'{path}' cannot be read as CSV ({error}). Save it as comma-separated UTF-8.") from error
-    return header, rows
-
-
 def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     root, entry = (_benchmark_root(root, entry), entry) if entry else (root, match_benchmark(root))
     parents: dict[str, list[Path]] = {}  # domain -> the folders that hold its class folders
@@ -196,7 +159,7 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
     first: dict[str, str] = {}
-    find = _finder(root)
+    find = finder(root)
     for path, *_ in rows:  # through links a picture could stand in two domains or classes
         if (other := first.setdefault(find(path)[0], path)) != path:
             raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
@@ -303,88 +266,12 @@ def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[st
 def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     if options:
         raise ValueError(f"Reading options {sorted(options)} choose folders; a manifest already names its files.")
-    header, raw = read_csv(path)
-    _check_columns(path, header)
-    lines = [(line, {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
-    tags = {cells.get("benchmark", "") for _, cells in lines}
-    if len(tags) != 1:
-        raise ValueError(f"'{path}' has no rows, or several values in the column benchmark: {sorted(tags)[:3]}.")
-    tag, _, query = tags.pop().partition("?")
+    lines = read_lines(path)
+    tag, _, query = lines[0][1].get("benchmark", "").partition("?")
     entry = entry or (get_benchmark(tag) if tag else None)
-    _check_cells(path, lines)
     rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
     return _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least)
-
-
-def _check_columns(path: Path, header: Sequence[str]) -> None:
-    for column in ("path", "domain", "label"):
-        if column not in header:
-            separator = next((s for s in (";", "\t", "|") if s in "".join(header)), None)
-            hint = f"; separate cells with commas, not {separator!r}" if separator else did_you_mean(column, header)
-            raise ValueError(f"'{path}' has no column '{column}' (found: {', '.join(header) or 'nothing'}){hint}")
-    if len(set(header)) < len(header):
-        raise ValueError(f"'{path}' has a column twice: {', '.join(header)}.")
-
-
-def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> None:
-    """Files must exist, cells must be filled (a label may be empty), and a file must stand there once."""
-    needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
-    seen: dict[str, tuple[int, str, str]] = {}
-    lost: list[str] = []
-    find = _finder(path.parent)
-    for line, cells in lines:
-        empty = [column for column in needed if not cells[column]]
-        if empty:
-            raise ValueError(f"'{path}', line {line}: the cell '{empty[0]}' is empty. Only a label may be left empty.")
-        name = os.path.normpath(cells["path"])
-        file, exists = find(cells["path"])
-        meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
-        first = seen.setdefault(file, (line, meaning, name))
-        if first[0] != line:  # the same file would stand on both sides of a split, or in two domains
-            raise ValueError(f"'{path}': {_twice((line, meaning, name), first)}")
-        if not is_image(os.path.basename(name)):
-            raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
-        if not exists:
-            lost.append(f"line {line}: {name}")
-    if lost:
-        examples = "; ".join(lost[:3] + ["..."] * (len(lost) > 3))
-        raise ValueError(
-            f"'{path}': {len(lost)} of {len(lines)} files do not exist ({examples}). "
-            f"Paths are relative to the manifest's folder '{path.parent}', or absolute."
-        )
-
-
-def _finder(root: Path) -> Callable[[str], tuple[str, bool]]:
-    """A function that gives the one true path of a file, through links, and whether it exists.
-
-    A folder is resolved once for all files in it, and a file costs the one look that tells whether it exists.
-    """
-    folders: dict[str, str] = {}
-
-    def find(name: str) -> tuple[str, bool]:
-        file = os.path.join(root, name)
-        folder, base = os.path.split(file)
-        try:
-            if folder not in folders:
-                folders[folder] = os.path.realpath(folder)
-            mode = os.lstat(file).st_mode
-        except (OSError, ValueError):  # not there, or no path at all
-            return os.path.join(folders.get(folder, folder), base), False
-        if stat.S_ISLNK(mode):
-            return os.path.realpath(file), os.path.isfile(file)
-        return os.path.join(folders[folder], base), stat.S_ISREG(mode)
-
-    return find
-
-
-def _twice(row: tuple[int, str, str], first: tuple[int, str, str]) -> str:
-    """What to say of a file that two lines name: (line, meaning, name) of both."""
-    (line, meaning, name), (before, other, spelt) = row, first
-    again = "" if spelt == name else f", the file that line {before} calls '{spelt}',"
-    if other != meaning:
-        return f"'{name}'{again} is {other} in line {before}, but {meaning} in line {line}."
-    return f"'{name}'{again} stands in line {before} and again in line {line}; remove one."
 
 
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing
-from patchgen.data.table import write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

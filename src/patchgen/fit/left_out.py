@@ -53,6 +53,6 @@ def groups_of(folds: Sequence[Fold]) -> list[np.ndarray] | None:
 def _load(file: object, count: int) -> np.ndarray | None:
     try:
         found: np.ndarray = np.load(str(file), allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # not there yet, or damaged
+    except (OSError, ValueError, EOFError, MemoryError):  # not there yet, or damaged
         return None
     return found if found.shape == (count,) and found.dtype == np.bool_ else None

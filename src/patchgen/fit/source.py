@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder
 from patchgen.data.given import check_images, opened
 from patchgen.data.images import UnreadableImage
-from patchgen.data.table import write_csv
 
 COLUMNS = ("path", "domain", "label", "group")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.common.files import expanded
+from patchgen.common.files import expanded, refuse_pipe
 from patchgen.common.reading import read_json
 from patchgen.model import weights
 from patchgen.model.architecture import allowed, fill, folder_tensors
@@ -130,6 +130,9 @@ def load_text(backbone: Backbone) -> ClipText:
             }
             clip: Any
             clip, info = fill(CLIPModel, CLIPConfig(**allowed(CLIPConfig, about), **parts), folder_tensors(folder))
+            for file in folder.iterdir():  # the tokenizer reads several
+                refuse_pipe(file)
+            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
         raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
     missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
@@ -138,7 +141,7 @@ def load_text(backbone: Backbone) -> ClipText:
             f"{folder} is no whole CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The vision "
             "tower alone cannot read class names; save the whole CLIPModel there"
         )
-    tower = TextTower(clip.text_model, clip.text_projection, CLIPTokenizer.from_pretrained(folder))
+    tower = TextTower(clip.text_model, clip.text_projection, tokenizer)
     return ClipText(tower, clip.visual_projection, clip.logit_scale)
 
 

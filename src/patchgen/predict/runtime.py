@@ -28,6 +28,7 @@ from patchgen import __version__
 from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir, replacing, write_text
 from patchgen.common.plugins import used_by
+from patchgen.common.reading import read_json
 from patchgen.data.augment import normalize
 from patchgen.model.lora import merged
 from patchgen.predict.export import NEEDED, drawn_images, write_graph
@@ -178,7 +179,7 @@ def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> 
     key = hashlib.sha256(f"{runtime} {installed(runtime)} {threads} {_processor()}".encode()).hexdigest()[:16]
     record = folder / f"{runtime}-{key}.json"
     with suppress(OSError, ValueError):
-        gap = json.loads(record.read_text(encoding="utf-8"))
+        gap = read_json(record)
         if set(TOLERANCE) >= set(gap) - {"classes"}:
             return _allowed(gap)
     images = drawn_images(IMAGES, predictor.config.image_size)

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import refuse_pipe
 from patchgen.common.text import csv_cell
 from patchgen.config import Config
-from patchgen.data.table import write_csv
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import label_of, paper_backbone, read_runs, score_record
 

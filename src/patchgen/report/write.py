@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import write_text
-from patchgen.data.table import write_csv
 from patchgen.draw.plots import Drawn
 from patchgen.report import page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids

@@ -9,14 +9,13 @@ The lock belongs to the process: however that ends, the next one may take the fo
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from patchgen.common.files import lock, write_text
+from patchgen.common.files import lock, not_through_links, write_text
 
 LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
 
@@ -59,8 +58,3 @@ class Claim:
 
     def write_json(self, name: str, value: Any) -> None:
         write_text(self.path / name, json.dumps(value, indent=2) + "\n")
-
-
-def not_through_links(path: str, flags: int) -> int:
-    """An opener that refuses links: a folder of others may hold one that leads elsewhere."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

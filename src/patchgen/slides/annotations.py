@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchgen.common.files import refuse_pipe
 from patchgen.common.reading import shortly
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def read_annotations(path: str | Path) -> Annotations:
 
 def _features(path: Path) -> Iterator[dict[str, Any]]:
     """QuPath writes a collection, a list of features, or a single feature."""
+    refuse_pipe(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")

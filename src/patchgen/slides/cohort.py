@@ -18,10 +18,10 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import write_text
 from patchgen.common.reading import read_json
 from patchgen.common.text import printable
-from patchgen.data.table import write_csv
 from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png
 from patchgen.slides.scan import read_tiles
 from patchgen.slides.tiles import TileGrid

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder, write_text
-from patchgen.data.table import write_csv
 from patchgen.predict.predictor import DECODERS
 from patchgen.slides.annotations import Box, Cover, read_annotations
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide

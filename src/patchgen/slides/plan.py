@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchgen.common.csv_files import read_csv
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean, printable
-from patchgen.data.table import read_csv
 from patchgen.slides.annotations import read_annotations
 
 ENDINGS = (".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".svslide", ".vms", ".vmu", ".dcm", ".czi")

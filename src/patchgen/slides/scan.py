@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.common.files import replacing
+from patchgen.common.files import not_through_links, replacing
 from patchgen.predict.predictor import DECODERS, Predictor, Scores
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import TileGrid
@@ -83,7 +83,10 @@ def scan(
     def read(place: Place) -> np.ndarray:
         return slide.read(grid.corner(place.column, place.row), grid.step, (size, size), predictor.interpolation)
 
-    with file.open("a", newline="", encoding="utf-8") as stream, ThreadPoolExecutor(DECODERS) as pool:
+    with (
+        open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream,
+        ThreadPoolExecutor(DECODERS) as pool,
+    ):
         for part, pixels in _ahead(pool, read, batches):
             lines = _lines(part, predictor.score(pixels), grid, predictor.classes)
             stream.write(lines)

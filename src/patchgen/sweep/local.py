@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 from patchgen.common.children import child_environment, python
+from patchgen.common.files import not_through_links, regular
 from patchgen.sweep.jobs import Outcome, Work
 from patchgen.sweep.launch import WorkerLost
 
@@ -52,7 +53,7 @@ class Worker:
         if self.closed:
             raise WorkerLost("the sweep was stopped")
         if self.process is None or self.process.poll() is not None:
-            with open(self.log, "a") as log:
+            with open(self.log, "a", opener=not_through_links) as log:
                 self.process = subprocess.Popen(
                     python("-m", "patchgen.sweep.worker"),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment,
@@ -77,8 +78,11 @@ class LocalEngine:
 
     def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:
         out.mkdir(parents=True, exist_ok=True)
+        log = out / LOG
+        if log.is_symlink() or (log.exists() and not regular(log)):
+            raise ValueError(f"{log} is a link, a pipe or a folder, and what workers print goes there; remove it")
         self.slots = workers
-        self.workers = [Worker(threads, devices[i] if devices else None, out / LOG) for i in range(workers)]
+        self.workers = [Worker(threads, devices[i] if devices else None, log) for i in range(workers)]
         self.idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self.workers:
             self.idle.put(worker)

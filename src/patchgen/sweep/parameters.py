@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import write_text
+from patchgen.common.reading import read_json
 from patchgen.common.text import markdown
 from patchgen.config import Settings
 from patchgen.runs.folder import environment
@@ -116,7 +117,7 @@ def _environment(jobs: Sequence[Job]) -> list[str]:
     for job in jobs:
         file = job.folder.path / "env.json"
         if file.exists():
-            texts[json.dumps(_flat(json.loads(file.read_text(encoding="utf-8"))))] += 1
+            texts[json.dumps(_flat(read_json(file)))] += 1
     here = not texts
     if here:
         texts[json.dumps(_flat(environment(torch.get_num_threads())))] = 0

@@ -20,12 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patchgen.common.threads import use_threads
 from patchgen.runs.claim import Claim
 from patchgen.runs.find import FAILED, Failure, failure_of
 from patchgen.sweep.jobs import Outcome, Work, perform
 from patchgen.sweep.launch import Engine, Watch, launch
 from patchgen.sweep.local import LOG
-from patchgen.train.lifecycle import use_threads
 
 if TYPE_CHECKING:
     from patchgen.sweep.engines import EngineOptions

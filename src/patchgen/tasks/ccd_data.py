@@ -24,8 +24,9 @@ from patchgen.config import StreamConfig
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cifar import OFFICIAL_IMAGES, cifar_table, is_cifar
 from patchgen.data.cub import is_cub, read_cub
+from patchgen.data.listing import IMAGE_EXTENSIONS, is_image, list_images
 from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of, write_stages
-from patchgen.data.table import IMAGE_EXTENSIONS, Table, fingerprint, is_image, list_images, read_table
+from patchgen.data.table import Table, fingerprint, read_table
 
 HELD_OUT_DRAW = 1  # its own random order: the held-out images of a class say nothing about its stages
 HELD_OUT_NAMES = {"test", "val", "valid", "validation"}

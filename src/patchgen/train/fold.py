@@ -26,6 +26,7 @@ from patchgen.common.bf16 import require_bf16
 from patchgen.common.children import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress, is_news
+from patchgen.common.threads import use_threads
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
@@ -41,7 +42,7 @@ from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.lifecycle import Trainer, device_error, use_threads
+from patchgen.train.lifecycle import Trainer, device_error
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line

@@ -18,7 +18,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from patchgen.config import Settings
@@ -137,8 +136,3 @@ class Trainer:
 def device_error(accelerator: str, devices: int, error: RuntimeError) -> ValueError:
     """For a device that this machine lacks."""
     return ValueError(f"--accelerator {accelerator} with --devices {devices}: {error}")
-
-
-def use_threads(count: int | None) -> None:
-    if count:
-        torch.set_num_threads(count)

@@ -29,15 +29,15 @@ FINISHED = ("selected.safetensors", "swad.safetensors", "records.jsonl", "config
 class Faults:
     """A run to harm, stopped on its way and finished, and what it must become."""
 
-    def __init__(self, ground: Path, seed: int, ledger: Ledger) -> None:
-        self.ground, self.rng, self.ledger = ground, random.Random(f"{seed} faults"), ledger
+    def __init__(self, ground: Path, seed: int, name: str) -> None:
+        self.ground, self.rng, self.home = ground, random.Random(f"{seed} {name}"), ground / "faults" / name
         [self.finished] = (ground / "model").iterdir()
         self.unbroken = run_result(self.finished)
         self.count = 0
 
     def place(self) -> Path:
         self.count += 1
-        found = self.ground / "faults" / str(self.count)
+        found = self.home / str(self.count)
         found.mkdir(parents=True)
         return found
 
@@ -68,28 +68,6 @@ class Faults:
         elif ended.code == 0 and (found := self.result(place)) and found != self.unbroken:
             line.wrong.append(f"{what}: done, with other results")
         return ended
-
-
-def all_faults(ground: Path, damages: int, seed: int, ledger: Ledger) -> None:
-    """Every kind of fault; `damages` files are damaged in all, the others happen a few times each."""
-    if not damages:
-        return
-    faults = Faults(ground, seed, ledger)
-    few = max(1, damages // 20)
-    for name, fault, times in (
-        ("damaged files of an unfinished run", _damaged_unfinished, damages // 2),
-        ("damaged files of a finished run", _damaged_finished, damages - damages // 2),
-        ("full disk", _full_disk, 2 * few),
-        ("read-only folder", _read_only, 1),
-        ("two processes on one run", _two_processes, few),
-        ("clock going back", _clock, 1),
-        ("thread that reads images dies", _dying_thread, few),
-        ("image vanishes in the middle", _vanishing_image, 1),
-        ("loss becomes NaN", _not_a_number, few),
-    ):
-        line = ledger.line("faults", name)
-        fault(faults, line, times)
-        ledger.tell(line, times)
 
 
 # Damage
@@ -323,3 +301,25 @@ def _not_a_number(faults: Faults, line: Line, times: int) -> None:
         if ended.code == 2 and ".png" not in ended.said:
             line.wrong.append(f"NaN at step {bad}: no image is named")
         faults.expect_whole(line, place, f"NaN at step {bad}")
+
+
+Fault = Callable[[Faults, Line, int], None]
+FAULTS: dict[str, tuple[Fault, Callable[[int], int]]] = {  # and how often, of so many damaged files in all
+    "damaged files of an unfinished run": (_damaged_unfinished, lambda damages: damages // 2),
+    "damaged files of a finished run": (_damaged_finished, lambda damages: damages - damages // 2),
+    "full disk": (_full_disk, lambda damages: 2 * max(1, damages // 20)),
+    "read-only folder": (_read_only, lambda damages: 1),
+    "two processes on one run": (_two_processes, lambda damages: max(1, damages // 20)),
+    "clock going back": (_clock, lambda damages: 1),
+    "thread that reads images dies": (_dying_thread, lambda damages: max(1, damages // 20)),
+    "image vanishes in the middle": (_vanishing_image, lambda damages: 1),
+    "loss becomes NaN": (_not_a_number, lambda damages: max(1, damages // 20)),
+}
+
+
+def one_fault(ground: Path, name: str, damages: int, seed: int, ledger: Ledger) -> None:
+    """One kind of fault, as often as belongs to so many damaged files in all."""
+    fault, often = FAULTS[name]
+    line, times = ledger.line("faults", name), often(damages)
+    fault(Faults(ground, seed, name), line, times)
+    ledger.tell(line, times)

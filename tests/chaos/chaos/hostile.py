@@ -24,7 +24,7 @@ from PIL import Image
 
 from chaos.faults import damage
 from chaos.ground import RUN, words_of
-from chaos.inputs import REFUSED, Try, _command, _judged, _predicted
+from chaos.inputs import REFUSED, Kind, _command, _judged, _predicted
 
 SEEDS = st.integers(0, 2**32 - 1)
 PRECIOUS = "precious"
@@ -82,10 +82,23 @@ def _tile(rng: random.Random) -> bytes:
     return one_part_tiff(part, rng.choice([10, 4000]), 8, rng.choice([16, 4096, 1 << 15, 1 << 20, (1 << 31) - 16]))
 
 
+def _parts(rng: random.Random) -> bytes:
+    """A TIFF of many JPEGs that begin at one place and have no length."""
+    count, part = rng.choice([1, 2, 1000, 100_000]), repeated_scans(8, 0)
+    end = 8 + len(part) + len(part) % 2
+    tags = [(256, 1, 8), (257, 1, 8), (258, 1, 8), (259, 1, 7), (262, 1, 1), (273, count, end if count > 1 else 8),
+            (277, 1, 1), (278, 1, 8), (279, count, end + 4 * count if count > 1 else 0)]  # fmt: skip
+    rows = b"".join(struct.pack("<HHLL", tag, 4, length, number) for tag, length, number in tags)
+    head = struct.pack("<2sHL", b"II", 42, end + 8 * count) + part
+    places = struct.pack(f"<{count}L", *[8] * count) + bytes(4 * count)
+    return head.ljust(end, b"\0") + places + struct.pack("<H", len(tags)) + rows + bytes(4)
+
+
 BOMBS: dict[str, Callable[[random.Random], bytes]] = {
     "scans.jpg": _scans,
     "scans.tif": _scans_in_tiff,
     "tile.tif": _tile,
+    "parts.tif": _parts,
     "long.png": long_png,
 }
 bombs = _with_seed(base=tuple(BOMBS))
@@ -101,7 +114,7 @@ ENTRIES = ("loop", "up", "root", "dangling", "other class", "same file", "pipe",
            "control\x1b[2J.png", "=cmd.png", "device.png", "precious")  # fmt: skip
 data_trees = st.fixed_dictionaries(
     {"entries": st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=4, unique=True), "seed": SEEDS,
-     "command": st.sampled_from(("splits", "doctor", "predict", "train"))}
+     "command": st.sampled_from(("splits", "doctor", "predict", "pattern", "train"))}
 )  # fmt: skip
 
 
@@ -135,6 +148,7 @@ def _tree(place: Path, drawn: dict[str, Any]) -> str:
         _add_entry(root, kind, rng)
     words = {"splits": ["splits", "data", "--out", "s.csv"], "doctor": ["doctor", "data"],
              "predict": ["predict", _model(), "data", "--csv", "found.csv"],
+             "pattern": ["predict", _model(), "data/**/*.png", "--csv", "found.csv"],
              "train": ["train", "data", *words_of({**RUN, "steps": 1, "swad": False}), "--quiet"]}  # fmt: skip
     said = _judged(drawn, *_command(*words[drawn["command"]]))
     return said if _untouched(place) else f"{drawn!r:.300}: a file outside was changed"
@@ -213,9 +227,10 @@ def _run_folder(place: Path, drawn: dict[str, Any]) -> str:
 # Model folders
 
 FIELDS = ("temperature", "classes", "backbone", "settings", "method", "unlike_threshold", "weights", "sha256", "format",
-          "calibration", "expected", "auto_map")  # fmt: skip
+          "calibration", "expected", "auto_map", "plugins")  # fmt: skip
 VALUES: tuple[Any, ...] = (None, 0, -1, 1e-30, float("nan"), float("inf"), "x", [], {}, True, ["a", "a"], [[[]]],
-                           {"AutoModel": "evil.py"}, "../../x", 10**30, "<script>", "x" * 10_000)  # fmt: skip
+                           {"AutoModel": "evil.py"}, ["evil.py"], "../../x", 10**30, "<script>",
+                           "x" * 10_000)  # fmt: skip
 model_folders = st.fixed_dictionaries(
     {
         "file": st.sampled_from(("config.json", "config.json", "model.safetensors", "README.md", "evil.py")),
@@ -282,7 +297,7 @@ def _slide(place: Path, drawn: dict[str, Any]) -> str:
     return _judged(drawn, code, out, errors) or (REFUSED if "could not be" in errors else "")
 
 
-HOSTILE: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
+HOSTILE: dict[str, Kind] = {
     "image bombs": (bombs, _bomb, 6),
     "links and pipes among images": (data_trees, _tree, 5),
     "hostile run folders": (run_folders, _run_folder, 5),

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
@@ -31,10 +31,14 @@ from chaos.faults import damage
 from chaos.ground import RUN, words_of
 from chaos.ledger import Ledger, Line
 
+if TYPE_CHECKING:
+    from chaos.work import Task
+
 Try = Callable[[Path, Any], str]  # a folder of its own, an input -> what went wrong, or "" or REFUSED
+Kind = tuple[SearchStrategy[Any], Try, int]  # inputs, what is done with one, and its share of every hundred
 REFUSED = "refused"
 AT_ONCE = 25
-SLOWEST = 10.0  # seconds of an input; one that took longer among others is tried again alone
+SLOWEST, TIMES = 10.0, 3  # seconds of an input; one that took longer is tried alone, and again: a machine may be busy
 MOST_MEMORY = 3 << 30  # bytes of a process
 
 
@@ -53,27 +57,19 @@ def draw(strategy: SearchStrategy[Any], count: int, number: int) -> list[Any]:
     return found[:count]
 
 
-def all_inputs(ground: Path, count: int, number: int, ledger: Ledger, only: str = "") -> None:
-    """`count` inputs in all, or those of them that are of one kind."""
-    from chaos.hostile import HOSTILE
-
-    for name, (strategy, attempt, share) in (KINDS | HOSTILE).items():
-        if only not in ("", name):
-            continue
-        if not (part := count * share // 100):
-            continue
-        line = ledger.line("inputs", name)
-        drawn = draw(strategy, part, number)
-        for start in range(0, len(drawn), AT_ONCE):
-            some = drawn[start : start + AT_ONCE]
-            for text in _tried(ground, attempt, some, line):
-                line.tried += 1
-                line.hit += text == REFUSED
-                line.wrong += [text] if text not in ("", REFUSED) else []
-            ledger.tell(line, len(drawn))
+def some_inputs(ground: Path, kind: Kind, task: Task, number: int, ledger: Ledger) -> None:
+    """Of `task.count` inputs of a kind, those from `task.start` to `task.stop`."""
+    strategy, attempt, _ = kind
+    line, drawn = ledger.line("inputs", task.name), draw(strategy, task.count, number)[task.start : task.stop]
+    for start in range(0, len(drawn), AT_ONCE):
+        for text in _tried(ground, attempt, drawn[start : start + AT_ONCE], line):
+            line.tried += 1
+            line.hit += text == REFUSED
+            line.wrong += [text] if text not in ("", REFUSED) else []
+        ledger.tell(line, len(drawn))
 
 
-def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line) -> list[str]:
+def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line, times: int = TIMES) -> list[str]:
     """What came of each input; also time and memory are bounded."""
     place = ground / "inputs"
     shutil.rmtree(place, ignore_errors=True)
@@ -94,11 +90,13 @@ def _tried(ground: Path, attempt: Try, some: Sequence[Any], line: Line) -> list[
     ended = run(work, limit=20.0 * len(some) + 60)
     lines = answers.read_text().split("\n")[:-1] if answers.exists() else []
     seconds = max((float(text.split(" ", 1)[0]) for text in lines), default=0.0)
-    good = ended.code == 0 and len(lines) == len(some) and seconds <= SLOWEST and ended.peak <= MOST_MEMORY
-    if len(some) > 1 and not good:
+    whole = ended.code == 0 and len(lines) == len(some) and ended.peak <= MOST_MEMORY
+    if len(some) > 1 and not (whole and seconds <= SLOWEST):
         return [text for one in some for text in _tried(ground, attempt, [one], line)]
+    if whole and seconds > SLOWEST and times > 1:
+        return _tried(ground, attempt, some, line, times - 1)
     line.slowest, line.peak = max(line.slowest, seconds), max(line.peak, ended.peak)
-    if good:
+    if whole and seconds <= SLOWEST:
         return [text.split(" ", 1)[1] for text in lines]
     said = problem(ended, codes=(0,)) or f"{seconds:.0f} s and {ended.peak / 2**30:.1f} GB"
     return [f"{some[0]!r:.300}: {said}"]
@@ -291,7 +289,7 @@ def _tensors(place: Path, drawn: dict[str, Any]) -> str:
     return _called(drawn, call)
 
 
-KINDS: dict[str, tuple[SearchStrategy[Any], Try, int]] = {
+KINDS: dict[str, Kind] = {
     "images to predict": (pictures.pictures, _picture, 20),
     "images before the doctor": (pictures.pictures, _doctor, 5),
     "images as true masks": (pictures.pictures, _mask, 4),

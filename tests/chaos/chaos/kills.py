@@ -119,7 +119,7 @@ def _pixels(photos: Path) -> Callable[[Path], Result]:
 
 def scenarios(ground: Path) -> dict[str, Scenario]:
     """`ground` holds `photos`, `shapes`, `stages.yaml`, `recipe.yaml` and a finished run below `model`."""
-    photos, [model] = ground / "photos", list((ground / "model").iterdir())
+    photos, model = ground / "photos", next((ground / "model").glob("*"), ground / "model")
     train = ["train", str(photos), *words_of(RUN), "--quiet", "--out"]
     stream = ["train", str(ground / "shapes"), "--schedule", str(ground / "stages.yaml"), *words_of(STREAM), "--quiet"]
     sweep = ["sweep", str(ground / "recipe.yaml"), "--workers", "1", "--retries", "9", "--quiet", "--out"]
@@ -149,24 +149,19 @@ def scenarios(ground: Path) -> dict[str, Scenario]:
     }  # fmt: skip
 
 
-def shares(kills: int, all_of_them: dict[str, Scenario], small: bool) -> dict[str, int]:
+def shares(kills: int, small: bool = False) -> dict[str, int]:
     """How many kills each scenario gets; a small run leaves out what starts slowly."""
-    chosen = {name: s for name, s in all_of_them.items() if not small or s.share >= 8}
+    chosen = {name: s for name, s in scenarios(Path()).items() if not small or s.share >= 8}
     total = sum(s.share for s in chosen.values())
     counts = {name: kills * s.share // total for name, s in chosen.items()}
     counts[next(iter(counts))] += kills - sum(counts.values())
     return counts
 
 
-def kill_all(ground: Path, kills: int, seed: int, ledger: Ledger, small: bool = False) -> None:
-    """Every scenario with its share of the kills."""
-    if not kills:
-        return
-    known = scenarios(ground)
-    for name, count in shares(kills, known, small).items():
-        if count:
-            rng, line = random.Random(f"{seed} {name}"), ledger.line("kills", name)
-            _Lives(known[name], ground / "lives", count, rng, line).live(ledger)
+def kill_some(ground: Path, name: str, kills: int, seed: int, ledger: Ledger) -> None:
+    """So many kills of one scenario."""
+    rng, line = random.Random(f"{seed} {name}"), ledger.line("kills", name)
+    _Lives(scenarios(ground)[name], ground / "lives", kills, rng, line).live(ledger)
 
 
 class _Lives:

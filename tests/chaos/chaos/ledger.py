@@ -1,12 +1,16 @@
-"""What was tried and what went wrong: lines of a table, and JSON."""
+"""What was tried and what went wrong: lines by room, as JSON and as the tables of docs/reliability.md."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+ROOMS = ("kills", "faults", "inputs")
 
 
 @dataclass
@@ -23,57 +27,55 @@ class Line:
 
 
 class Ledger:
-    """Lines by room ("kills", "faults", "inputs"), with progress on stderr."""
+    """The lines of one process, kept in a file, with progress on stderr."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        self.rooms: dict[str, list[Line]] = {}
-        self.quiet, self._began = quiet, time.monotonic()
-        self._told: dict[int, int] = {}  # how many wrong cases of a line have been said
+    def __init__(self, file: Path, quiet: bool = False) -> None:
+        self.file, self.quiet, self._began = file, quiet, time.monotonic()
+        self.rooms: dict[str, list[Line]] = {room: [] for room in ROOMS}
 
     def line(self, room: str, name: str) -> Line:
-        lines = self.rooms.setdefault(room, [])
-        lines.append(Line(name))
-        self._clock = time.monotonic()
-        return lines[-1]
+        self.rooms[room].append(Line(name))
+        self._clock, self._told = time.monotonic(), 0
+        return self.rooms[room][-1]
 
     def tell(self, line: Line, total: int) -> None:
-        """One line of progress."""
+        """One line of progress; the file has all until now."""
         line.seconds = time.monotonic() - self._clock
+        self.file.write_text(json.dumps({room: [asdict(one) for one in lines] for room, lines in self.rooms.items()}))
         if not self.quiet:
-            passed = time.monotonic() - self._began
+            passed, new = time.monotonic() - self._began, line.wrong[self._told :]
+            self._told = len(line.wrong)
             text = f"[{passed:5.0f} s] {line.name}: {line.tried} of {total}, {len(line.wrong)} wrong"
-            new, self._told = line.wrong[self._told.get(id(line), 0) :], self._told | {id(line): len(line.wrong)}
             print(text, *(f"  WRONG: {one}" for one in new), sep="\n", file=sys.stderr, flush=True)
 
-    @property
-    def limits(self) -> str:
-        """The slowest input and the most memory, in words."""
-        lines = [line for lines in self.rooms.values() for line in lines]
-        slowest, peak = (max((getattr(line, name) for line in lines), default=0) for name in ("slowest", "peak"))
-        return f"slowest input {slowest:.1f} s, most memory of a process {peak / 2**30:.2f} GB"
 
-    @property
-    def wrong(self) -> list[str]:
-        return [f"{line.name}: {text}" for lines in self.rooms.values() for line in lines for text in line.wrong]
-
-    def to_json(self) -> dict[str, Any]:
-        seconds = round(time.monotonic() - self._began, 1)
-        rooms = {room: [asdict(line) for line in lines] for room, lines in self.rooms.items()}
-        return {"seconds": seconds, "wrong": len(self.wrong), **rooms}
-
-    def table(self) -> str:
-        """Markdown, one row a line."""
-        rows = ["| what | tried | met | wrong | seconds |", "|---|---:|---:|---:|---:|"]
-        for room, lines in self.rooms.items():
-            rows += [_row(f"{room}: {line.name}", line) for line in lines]
-            rows.append(_row(f"**{room}**", _sum(lines)))
-        return "\n".join(rows)
+def joined(files: Iterable[Path], order: Sequence[tuple[str, str]]) -> dict[str, list[dict[str, Any]]]:
+    """The lines of several ledgers, one for each (room, name), in that order."""
+    found: dict[tuple[str, str], Line] = {}
+    for file in (file for file in files if file.exists()):
+        for room, lines in json.loads(file.read_text()).items():
+            for part in (Line(**line) for line in lines):
+                whole = found.setdefault((room, part.name), Line(part.name))
+                whole.tried, whole.hit = whole.tried + part.tried, whole.hit + part.hit
+                whole.wrong, whole.seconds = whole.wrong + part.wrong, whole.seconds + part.seconds
+                whole.slowest, whole.peak = max(whole.slowest, part.slowest), max(whole.peak, part.peak)
+    there = [key for key in order if key in found]
+    return {room: [asdict(found[key]) for key in there if key[0] == room] for room in ROOMS}
 
 
-def _row(name: str, line: Line) -> str:
-    return f"| {name} | {line.tried} | {line.hit} | {len(line.wrong)} | {line.seconds:.0f} |"
+def page(found: dict[str, Any]) -> str:
+    """The Markdown of docs/reliability.md: every line, a sum of each room, and the limits that were seen."""
+    rows = ["| what | tried | met | wrong |", "|---|---:|---:|---:|"]
+    for room, lines in found["rooms"].items():
+        rows += [_row(f"{room}: {line['name']}", [line]) for line in lines]
+        rows += [_row(f"**{room}**", lines)] if lines else []
+    lines = [line for room in found["rooms"].values() for line in room]
+    slowest, peak = (max((line[name] for line in lines), default=0) for name in ("slowest", "peak"))
+    return "\n".join([*rows, "", f"`{found['command']}`: {found['seconds'] / 60:.0f} minutes, the slowest input "
+                      f"{slowest:.1f} s, the most memory of a process {peak / 2**30:.2f} GB."])  # fmt: skip
 
 
-def _sum(lines: Sequence[Line]) -> Line:
-    wrong = [text for line in lines for text in line.wrong]
-    return Line("", sum(x.tried for x in lines), sum(x.hit for x in lines), wrong, sum(x.seconds for x in lines))
+def _row(name: str, lines: Sequence[dict[str, Any]]) -> str:
+    counts = (sum(line["tried"] for line in lines), sum(line["hit"] for line in lines),
+              sum(len(line["wrong"]) for line in lines))  # fmt: skip
+    return f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + " |"

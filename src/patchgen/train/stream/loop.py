@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
+from patchgen.common.threads import use_threads
 from patchgen.config.stream import StreamConfig
 from patchgen.data.augment import send
 from patchgen.discovery import SemiSupervisedKMeans
@@ -32,7 +33,7 @@ from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.ccd import class_means, entered, halve_held_out, validation_score
 from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.mdg import at_most
-from patchgen.train.lifecycle import Trainer, device_error, use_threads
+from patchgen.train.lifecycle import Trainer, device_error
 from patchgen.train.step import require_gradients
 from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
 from patchgen.train.stream.optim import make_stream_optimizer, set_rate

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.data.table import write_csv
+from patchgen.common.csv_files import write_csv
 from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 
 SHOWN = 24  # images on a sheet
