@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from benchmarks import (
+    bookkeeping,
     discovery,
     fold,
     grouping,
@@ -40,6 +41,7 @@ TABLE: dict[str, ModuleType] = {  # of docs/benchmarks.md
     "probe": probe,
     "grouping": grouping,
     "growth": growth,
+    "bookkeeping": bookkeeping,
     "start": start,
 }
 SUBJECTS = TABLE | {"methods": methods, "kmeans": kmeans, "discovery": discovery, "sweep": sweep}
