@@ -1,10 +1,10 @@
 """How time and memory of the bookkeeping grow with images, classes, sites and runs: exponents of log-log lines.
 
-    measure()["rows"]                       # [{"cost": "manifest", "over": "images", "exponent": ..., "memory": ...}, ...]
+    measure()["rows"]                   # [{"cost": ..., "over": "images", "exponent": ..., "memory": ...}, ...]
 
-Everything is generated: files of no bytes, run folders that were never trained. Seconds are the processor's, the fastest
-of a few; memory is the peak of what Python allocates, in one more pass. Nothing may grow by more than a power of 1.1,
-but what ranks all images once for each class, over both.
+Everything is generated: files of no bytes, run folders that were never trained. Seconds are the processor's, the
+fastest of a few; memory is the peak of what Python allocates, in one more pass. Nothing may grow by more than a power
+of 1.1.
 
     python -m benchmarks bookkeeping                        # a minute
     python -m benchmarks bookkeeping --scale 10             # up to 1,000,000 rows and 10,000 runs

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
+from patchgen.common.kept import keeping
 from patchgen.common.progress import Progress, saying_once
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.data.table import Table, fingerprint, read_table
@@ -101,7 +102,7 @@ def fit(
     """
     if track:
         make_tracker(track)  # says so now where the extra is missing
-    with saying_once():
+    with saying_once(), keeping():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         plan.announce()
         if not plan.all_finished:

@@ -147,9 +147,7 @@ def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
     domains = folds_of(scored)[dataset]
     columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
     of_label = by_label(scored)
-    lines = tuple(
-        Line(label, fill(of_label[label], columns, part, lambda column: "")) for label in labels_of(scored)
-    )
+    lines = tuple(Line(label, fill(of_label[label], columns, part, lambda column: "")) for label in labels_of(scored))
     grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part, "", "")
     first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}; ± is the standard error over seeds."
     return [replace(grid, notes=(first, *grid.notes[1:]))]

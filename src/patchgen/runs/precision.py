@@ -37,7 +37,9 @@ def settle(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
     """One number format for runs that belong together: the device's, unless only runs in the other were begun."""
     usual: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
     begun = {
-        one: any((Path(out) / run_name(replace(config, precision=one), data) / "config.yaml").exists() for config in configs)
+        one: any(
+            (Path(out) / run_name(replace(config, precision=one), data) / "config.yaml").exists() for config in configs
+        )
         for one in FORMATS
     }
     other = next(one for one in FORMATS if one != usual)
