@@ -13,6 +13,7 @@ import sys
 
 import tyro
 
+from benchmarks.common import Others
 from benchmarks.table import SUBJECTS, markdown, measure_all, table
 from patchgen.commands import print_table
 from patchgen.common.files import write_text
@@ -28,18 +29,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", metavar="FILE", help="write the table as Markdown here as well")
     arguments, options = parser.parse_known_args(words)
+    others = Others()
     try:
         found = _measure(arguments.name, arguments.small, options)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks {arguments.name}: {error}", file=sys.stderr)
         return 2
-    rows = table(found)
+    rows, busy = table(found), others.verdict()
     if arguments.out is not None:
-        write_text(arguments.out, markdown(rows))
+        write_text(arguments.out, markdown(rows) + (f"\n**{busy[0].upper()}{busy[1:]}.**\n" if busy else ""))
     if arguments.json:
-        print(json.dumps({"found": found, "table": [{**row._asdict(), "verdict": row.verdict} for row in rows]}))
+        about = {"others": others.share(), "inconclusive": bool(busy)}
+        listed = [{**row._asdict(), "verdict": row.verdict} for row in rows]
+        print(json.dumps({"found": found, "table": listed, "machine": about}))
     else:
         print_table(("subject", "measured", "value", "target", ""), [(*row[:4], row.verdict) for row in rows])
+        if busy:
+            print(busy)
     return 0
 
 
