@@ -139,3 +139,26 @@ def test_the_wheel_leaves_the_benchmarks_out_and_the_source_distribution_has_the
 
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     assert targets["wheel"]["packages"] == ["src/patchgen"] and "/benchmarks" in targets["sdist"]["include"]
+
+
+def test_rows_of_a_subject_are_renewed_in_a_page_and_the_others_stay(tmp_path: Path) -> None:
+    old = [table.Row("rate", "a", "1"), table.Row("fold", "b", "2"), table.Row("fold", "c", "3")]
+    page = "# Title\n\n" + table.markdown(old) + "\nText.\n"
+    new = [table.Row("fold", "b", "9", ">= 2", True), table.Row("start", "d", "4")]
+    assert table.put_into(page, new) == "# Title\n\n" + table.markdown([old[0], *new]) + "\nText.\n"
+    with pytest.raises(ValueError, match="no table of benchmarks"):
+        table.put_into("# Title\n", new)
+
+
+def test_a_busy_machine_renews_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(table.markdown([table.Row("growth", "a", "1")]))
+    monkeypatch.setattr(growth, "GROWTHS", {("x", "images"): (lambda n, _: lambda: sum(range(n)), (100, 1000))})
+    monkeypatch.setattr("benchmarks.common.Others.verdict", lambda self: "inconclusive: others took 90%")
+    assert main(["growth", "--into", str(page)]) == 1
+    assert "left as it is: inconclusive: others took 90%" in capsys.readouterr().err
+    assert "| growth | a | 1 |" in page.read_text()
+    monkeypatch.setattr("benchmarks.common.Others.verdict", lambda self: "")
+    assert main(["growth", "--into", str(page)]) == 0 and "x over images: exponent" in page.read_text()
