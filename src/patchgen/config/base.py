@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -208,10 +207,14 @@ def _check_kinds(config: Settings) -> None:
             _check_dict(name, value, get_args(kind)[1])
 
 
-@cache
+_known_hints: dict[type, dict[str, Any]] = {}
+
+
 def _hints(kind: type) -> dict[str, Any]:
     """The types of a class's attributes; finding them takes longer than to check a whole set of settings."""
-    return get_type_hints(kind)
+    if kind not in _known_hints:
+        _known_hints[kind] = get_type_hints(kind)
+    return _known_hints[kind]
 
 
 def _check_dict(name: str, value: Any, kind: type) -> None:
