@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Line, at_least_one, one_thread, report
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
 from benchmarks.generated import write_manifest, write_runs
-from benchmarks.growth import Work, fastest, fit_exponent
+from benchmarks.growth import Work, fit_exponent
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.splits import write_splits
@@ -34,32 +34,40 @@ from patchgen.tasks import make_fold
 from patchgen.tasks.metrics import probability_scores
 
 TARGET = 1.1
+KINDS = ("images", "sites", "classes", "runs")
+SCALED = ("images", "runs")
 SMALL = {"repeats": 1, "scale": 0.01}
 LEAST_SECONDS = 2e-4  # below this a clock says nothing
 
 
-def measure(*, repeats: int = 2, scale: float = 1.0) -> dict[str, Any]:
+def measure(*, repeats: int = 2, scale: float = 1.0, over: tuple[str, ...] = KINDS) -> dict[str, Any]:
     """Time every cost at every size, and follow its memory at each.
 
     Args:
-        repeats: Passes of each, after one that warms up.
+        repeats: Passes of each, of which the fastest counts; the smallest size has one more that warms up.
         scale: The largest sizes are this many times 100,000 images and 1,000 runs.
+        over: What grows.
     """
     at_least_one(repeats=repeats)
+    if odd := set(over) - set(KINDS):
+        raise ValueError(f"over must be some of {', '.join(KINDS)}, not {', '.join(sorted(odd))}")
     if not 0 < scale <= 100:
         raise ValueError(f"scale must be above 0 and at most 100, not {scale}")
     rows = []
     with one_thread(), tempfile.TemporaryDirectory() as name:
-        for (cost, over), (make, sizes) in COSTS.items():
-            counts = [max(2 + i, round(size * scale)) if over in SCALED else size for i, size in enumerate(sizes)]
+        for (cost, kind), (make, sizes) in COSTS.items():
+            if kind not in over:
+                continue
+            counts = [max(2 + i, round(size * scale)) if kind in SCALED else size for i, size in enumerate(sizes)]
             works = [make(count, Path(name)) for count in counts]
-            seconds = [max(fastest(work, repeats), LEAST_SECONDS) for work in works]
+            works[0]()
+            seconds = [max(LEAST_SECONDS, min(cpu_seconds(work) for _ in range(repeats))) for work in works]
             peaks = [peak_bytes(work) for work in works]
             rows.append({
-                "cost": cost, "over": over, "sizes": counts, "seconds": seconds, "bytes": peaks,
+                "cost": cost, "over": kind, "sizes": counts, "seconds": seconds, "bytes": peaks,
                 "exponent": fit_exponent(counts, seconds), "memory": fit_exponent(counts, peaks),
             })  # fmt: skip
-            report(f"{cost} over {over}: time {rows[-1]['exponent']:.2f}, memory {rows[-1]['memory']:.2f}")
+            report(f"{cost} over {kind}: time {rows[-1]['exponent']:.2f}, memory {rows[-1]['memory']:.2f}")
     return {"repeats": repeats, "rows": rows}
 
 
@@ -127,7 +135,6 @@ def _list(place: Path) -> None:
         describe(run)
 
 
-SCALED = ("images", "runs")
 COSTS: dict[tuple[str, str], tuple[Callable[[int, Path], Work], Sequence[int]]] = {
     ("a manifest is read and checked", "images"): (_read, (1_000, 10_000, 100_000)),
     ("fingerprint of the data", "images"): (_fingerprint, (1_000, 10_000, 100_000)),
@@ -136,9 +143,11 @@ COSTS: dict[tuple[str, str], tuple[Callable[[int, Path], Work], Sequence[int]]] 
     ("a fold of 5,000 images", "sites"): (lambda n, folder: _fold(5_000, folder, sites=n), (4, 14, 50)),
     ("a fold of 5,000 images", "classes"): (lambda n, folder: _fold(5_000, folder, classes=n), (10, 100, 1_000)),
     ("AUROC of 2,000 images", "classes"): (lambda n, _: _rank(2_000, n), (10, 100, 1_000)),
-    ("run folders are read", "runs"): (lambda n, folder: _runs(n, folder, lambda at: read_runs([at])), (60, 240, 960)),
-    ("`patchgen runs`", "runs"): (lambda n, folder: _runs(n, folder, _list), (60, 240, 960)),
+    ("run folders are read", "runs"): (
+        lambda n, folder: _runs(n, folder, lambda at: read_runs([at])), (10, 100, 1_000),
+    ),
+    ("`patchgen runs`", "runs"): (lambda n, folder: _runs(n, folder, _list), (10, 100, 1_000)),
     ("`patchgen report`", "runs"): (
-        lambda n, folder: _runs(n, folder, lambda at: write_report([at], folder / "report")), (60, 240, 960),
+        lambda n, folder: _runs(n, folder, lambda at: write_report([at], folder / "report")), (10, 100, 1_000),
     ),
 }  # fmt: skip

@@ -55,6 +55,11 @@ def test_a_scale_that_cannot_be(scale: float) -> None:
         bench.measure(scale=scale)
 
 
+def test_something_else_that_grows() -> None:
+    with pytest.raises(ValueError, match="over must be some of images, sites, classes, runs, not pixels"):
+        bench.measure(over=("runs", "pixels"))
+
+
 def test_what_other_programs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "STAT", tmp_path / "stat")
     monkeypatch.setattr(common.os, "sysconf", lambda name: 100)
