@@ -1,6 +1,7 @@
 """python -m benchmarks NAME [OPTIONS]: one benchmark, or `all` of the table of docs/benchmarks.md.
 
 python -m benchmarks all --out table.md       # some minutes on an idle machine
+python -m benchmarks fit --into docs/benchmarks.md      # renew its rows, unless the machine was busy
 python -m benchmarks all --small              # tiny sizes: tries every benchmark, says nothing of the machine
 python -m benchmarks rate --help              # the options of one
 """
@@ -10,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 import tyro
 
-from benchmarks.table import SUBJECTS, markdown, measure_all, table
+from benchmarks.common import Others
+from benchmarks.table import SUBJECTS, Row, markdown, measure_all, put_into, table
 from patchgen.commands import print_table
 from patchgen.common.files import write_text
 
@@ -27,19 +30,40 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny sizes: only tries the benchmark")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", metavar="FILE", help="write the table as Markdown here as well")
+    parser.add_argument("--into", metavar="PAGE", help="renew these rows in the table of a page: docs/benchmarks.md")
     arguments, options = parser.parse_known_args(words)
+    others = Others()
     try:
         found = _measure(arguments.name, arguments.small, options)
     except (ValueError, OSError) as error:
         print(f"python -m benchmarks {arguments.name}: {error}", file=sys.stderr)
         return 2
-    rows = table(found)
+    rows, busy = table(found), others.verdict()
     if arguments.out is not None:
-        write_text(arguments.out, markdown(rows))
+        write_text(arguments.out, markdown(rows) + (f"\n**{busy[0].upper()}{busy[1:]}.**\n" if busy else ""))
     if arguments.json:
-        print(json.dumps({"found": found, "table": [{**row._asdict(), "verdict": row.verdict} for row in rows]}))
+        about = {"others": others.share(), "inconclusive": bool(busy)}
+        listed = [{**row._asdict(), "verdict": row.verdict} for row in rows]
+        print(json.dumps({"found": found, "table": listed, "machine": about}))
     else:
         print_table(("subject", "measured", "value", "target", ""), [(*row[:4], row.verdict) for row in rows])
+        if busy:
+            print(busy)
+    if arguments.into is not None and rows:
+        return _renew(arguments.into, rows, busy or "--small says nothing of the machine" * arguments.small)
+    return 0
+
+
+def _renew(page: str, rows: list[Row], reason: str) -> int:
+    """Write the rows into a page, unless there is a reason not to."""
+    if reason:
+        print(f"{page} is left as it is: {reason}", file=sys.stderr)
+        return 1
+    try:
+        write_text(page, put_into(Path(page).read_text(encoding="utf-8"), rows))
+    except (OSError, ValueError) as error:
+        print(f"python -m benchmarks: {page}: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

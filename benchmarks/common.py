@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from patchgen.diagnose.cost import device, now
 
-# measured and value, and where there is a target: the target and whether it is reached
-Line = tuple[str, str] | tuple[str, str, str, bool]
+# measured and value, and where there is a target: the target and whether it is reached, if that can be said
+Line = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, bool]
+
+
+LARGEST_SHARE = 0.15  # of the processors that others may take before a benchmark is inconclusive
+STAT = Path("/proc/stat")
+
+
+class Others:
+    """What programs other than this one, and its children, take of the processors while a benchmark runs.
+
+    others = Others()
+    others.share()          # 0 to 1 since then; None where the system does not tell
+    """
+
+    def __init__(self) -> None:
+        self.start = self._now()
+
+    def share(self) -> float | None:
+        now = self._now()
+        if self.start is None or now is None or now[0] <= self.start[0]:
+            return None
+        total, busy, own = (later - earlier for later, earlier in zip(now, self.start, strict=True))
+        return min(1.0, max(0.0, (busy - own) / total))
+
+    def verdict(self) -> str:
+        """A sentence where they took so much that the figures say little; else an empty text."""
+        share = self.share()
+        if share is None or share <= LARGEST_SHARE:
+            return ""
+        return f"inconclusive: other programs took {share:.0%} of the processors meanwhile; measure on an idle machine"
+
+    def _now(self) -> tuple[float, float, float] | None:
+        """Seconds of all processors so far: passed, busy, and those of this process and its children."""
+        try:
+            ticks = [int(word) for word in STAT.read_text().splitlines()[0].split()[1:9]]
+        except (OSError, ValueError, IndexError):
+            return None
+        idle, hertz, own = ticks[3] + ticks[4], os.sysconf("SC_CLK_TCK"), os.times()
+        return sum(ticks) / hertz, (sum(ticks) - idle) / hertz, sum(own[:4])
 
 
 def report(line: str) -> None:

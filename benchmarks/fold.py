@@ -131,17 +131,17 @@ def measure_fold(
         folder = Path(name)
         data = write_domains(folder / "data", images, pixels)
         config = Config(
-            str(data), "d0", method="lp-ln", backbone=_at_hand(source, folder), image_size=image_size, steps=steps,
+            str(data), "d0", method="lp-ln", backbone=at_hand(source, folder), image_size=image_size, steps=steps,
             batch_per_domain=per_domain, eval_every=every, val_images=val_images,
         )  # fmt: skip
         seconds, counts = {}, {}
-        with _cache(folder / "cache"):
-            seconds["ours"] = _seconds(lambda: train(config, folder / "runs", quiet=True))
+        with image_cache(folder / "cache"):
+            seconds["ours"] = timed(lambda: train(config, folder / "runs", quiet=True))
         counts["ours"] = our_counts(config, make_fold(config))
         report(f"ours {seconds['ours']['wall']:.1f} s")
         whole = replace(config, val_images=None)
         loop = PlainLoop(whole, make_fold(whole))
-        seconds["plain"] = _seconds(loop.run)
+        seconds["plain"] = timed(loop.run)
         counts["plain"] = {"trained": loop.trained, "scored": loop.scored}
         report(f"plain loop {seconds['plain']['wall']:.1f} s")
     ratio = seconds["plain"]["cpu"] / seconds["ours"]["cpu"]
@@ -255,7 +255,7 @@ def every_split(fold: Fold) -> dict[str, np.ndarray]:
     return training | held_out | {f"{fold.unseen} {part}": rows for part, rows in fold.test.items()}
 
 
-def _at_hand(source: str, folder: Path) -> str:
+def at_hand(source: str, folder: Path) -> str:
     """A named architecture with random weights becomes a folder, which both loops read."""
     if source not in BACKBONES or source == "tiny":
         return source
@@ -264,14 +264,14 @@ def _at_hand(source: str, folder: Path) -> str:
     return str(folder / "backbone")
 
 
-def _seconds(work: Callable[[], object]) -> dict[str, float]:
+def timed(work: Callable[[], object]) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 @contextmanager
-def _cache(folder: Path) -> Iterator[None]:
+def image_cache(folder: Path) -> Iterator[None]:
     """An empty cache of decoded images for a while."""
     before = os.environ.get("PATCHGEN_CACHE")
     os.environ["PATCHGEN_CACHE"] = str(folder)

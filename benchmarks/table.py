@@ -15,7 +15,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from benchmarks import (
+    bookkeeping,
     discovery,
+    fit,
+    flat,
     fold,
     grouping,
     growth,
@@ -24,6 +27,7 @@ from benchmarks import (
     methods,
     modes,
     pipeline,
+    predict,
     probe,
     rate,
     start,
@@ -37,9 +41,13 @@ TABLE: dict[str, ModuleType] = {  # of docs/benchmarks.md
     "memory": memory,
     "input": pipeline,
     "fold": fold,
+    "fit": fit,
+    "predict": predict,
+    "flat": flat,
     "probe": probe,
     "grouping": grouping,
     "growth": growth,
+    "bookkeeping": bookkeeping,
     "start": start,
 }
 SUBJECTS = TABLE | {"methods": methods, "kmeans": kmeans, "discovery": discovery, "sweep": sweep}
@@ -73,7 +81,34 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     return [Row(name, *line) for name, each in found.items() for line in SUBJECTS[name].lines(each)]
 
 
+HEAD = ("| subject | measured | value | target | |", "|---|---|---|---|---|")
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The same as a table for the docs."""
-    lines = ["| subject | measured | value | target | |", "|---|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| {' | '.join((*row[:4], row.verdict))} |" for row in rows)]) + "\n"
+    return "\n".join([*HEAD, *map(_line, rows)]) + "\n"
+
+
+def _line(row: Row) -> str:
+    return f"| {' | '.join((*row[:4], row.verdict))} |"
+
+
+def put_into(page: str, rows: Sequence[Row]) -> str:
+    """A page with its table of benchmarks renewed: the rows of measured subjects are replaced, the others stay.
+
+    Raises:
+        ValueError: the page has no such table.
+    """
+    lines = page.split("\n")
+    if HEAD[0] not in lines:
+        raise ValueError(f"the page has no table of benchmarks, which begins with: {HEAD[0]}")
+    start = lines.index(HEAD[0]) + len(HEAD)
+    end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+    of_subject: dict[str, list[str]] = {}
+    for line in lines[start:end]:
+        of_subject.setdefault(line.split("|")[1].strip(), []).append(line)
+    of_subject |= {row.subject: [] for row in rows}
+    for row in rows:
+        of_subject[row.subject].append(_line(row))
+    order = sorted(of_subject, key=lambda name: [*TABLE, name].index(name))
+    return "\n".join([*lines[:start], *(line for name in order for line in of_subject[name]), *lines[end:]])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,28 @@ def test_the_trainer_is_never_imported(tmp_path: Path) -> None:
     code = "import sys, patchgen.commands.report, patchgen.report.write; print('patchgen.train.fold' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_settings_records_and_lists_of_images_are_read_once(
+    fold: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from patchgen.config import base
+    from patchgen.runs import scores
+    from patchgen.runs.folder import RunFolder
+
+    counts = {"settings": 0, "records": 0, "lists": 0}
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*words: Any, **more: Any) -> Any:
+            counts[name] += 1
+            return function(*words, **more)
+
+        return call
+
+    paths = [fold(0.8, seed=seed) for seed in (1, 2, 3)]
+    monkeypatch.setattr(base, "read_yaml", counted("settings", base.read_yaml))
+    monkeypatch.setattr(RunFolder, "_records_bytes", counted("records", RunFolder._records_bytes))
+    monkeypatch.setattr(scores, "_digest", counted("lists", scores._digest))
+    scores._data_seen.clear()
+    runs, _ = scores.read_runs([paths[0].parent])
+    assert len(runs) == 3 and counts == {"settings": 3, "records": 3, "lists": 1}

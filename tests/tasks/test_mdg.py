@@ -124,6 +124,22 @@ def test_classes_that_no_source_has_are_named() -> None:
     assert make_fold(config(unseen="sketch"), table).uncovered == []
 
 
+def test_images_are_counted_once_for_scores_without_the_classes_that_no_source_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    label = np.arange(120) % 2
+    label[40:50] = 2
+    fold = make_fold(config(), make_table(label=label, classes=("cat", "dog", "owl")))
+    counted, counts = [], Table.counts
+    monkeypatch.setattr(Table, "counts", lambda self: counted.append(1) or counts(self))
+    found = fold.scores(np.array([[6, 2, 0], [1, 9, 0], [10, 0, 0]]))
+    assert found["accuracy"] == 15 / 28
+    assert found["covered"]["without"] == ["owl"] and found["covered"]["accuracy"] == 15 / 18
+    once = len(counted)
+    counted.clear()
+    assert fold.uncovered and once == len(counted)
+
+
 def test_metric_is_the_benchmarks() -> None:
     assert make_fold(config(), make_table()).metric == "accuracy"
     fold = make_fold(config(unseen="colon"), make_table(domains=("colon", "ovarian"), benchmark="histopantum"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -99,3 +100,23 @@ def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:
     [test] = run.records("test")
     assert {"iou", "kept"} == set(test["mask_before_level"]) and {"iou", "kept", "auroc"} <= set(test["mask"])
     assert {"true_mask", "random_mask"} <= set(test)
+    before = test["mask_before_level"]
+    assert before == {name: pytest.approx(value, abs=1e-6) for name, value in _before(run, data).items()}
+
+
+def _before(run: Any, data: Any) -> dict[str, float]:
+    """The same of the saved checkpoint, whose level is set back to none."""
+    from patchgen.data.images import decode
+    from patchgen.data.oracle import true_masks
+    from patchgen.data.table import read_table
+    from patchgen.predict.predictor import load_run
+    from patchgen.tasks.metrics import mask_recovery
+
+    predictor, table = load_run(run.path, "selected"), read_table(data)
+    predictor.model.select.level.zero_()
+    rows = table.rows_of("mist")
+    images = predictor.inputs([decode(table.file(row), 84) for row in rows])
+    with torch.inference_mode():
+        mask = predictor.model(images).mask.cpu().numpy()
+    found = mask_recovery(mask, true_masks(table, predictor.model.grid)[rows])
+    return {name: float(np.nanmean(found[name])) for name in ("iou", "kept")}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.common.kept import keeping
 from patchgen.common.progress import saying_once
 from patchgen.config import PRESETS, Config, Pool, Tune
 from patchgen.sweep.recipe import Planned
@@ -106,7 +107,7 @@ def main(argv: list[str]) -> int:
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
     jobs = plan_runs(planned, arguments.out, data)
-    with saying_once():
+    with saying_once(), keeping():
         failed = 0 if arguments.table_only else _train_all(jobs, arguments)
     _print(jobs, arguments, domains, argv)
     return 1 if failed else 0

@@ -1,9 +1,10 @@
-"""Whether products in bfloat16 work on this machine's CPU.
+"""Whether products in bfloat16 work on this machine's CPU, and whether it has instructions for them.
 
 Some virtual machines announce AMX, the unit for such products, and stop a process that uses it: without a word, and in
 the middle of a training. A child process tries it first.
 
     if not bf16_works(): ...        # take --precision 32-true
+    if native_bf16(): ...           # they are faster than float32
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from patchgen.common.children import child_environment, python
 
 CPU = Path("/proc/cpuinfo")
 SECONDS = 120  # for the child, on a busy machine
+NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # what x86 and ARM processors call such instructions in Linux
 PRODUCT = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); raise SystemExit(float((a @ a)[0, 0]) != 256)"
 ADVICE = (
     "--precision bf16-mixed ends a process on this machine: its CPU announces AMX and does not let it be used; take "
@@ -37,6 +39,18 @@ def bf16_works() -> bool:
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
+
+
+def native_bf16() -> bool:
+    """Whether the CPU computes products in bfloat16 by instructions of its own, and they work.
+
+    Without them such a product is slower than in float32. False where the system does not tell.
+    """
+    try:
+        words = set(CPU.read_text().split())
+    except OSError:
+        return False
+    return bool(words & NATIVE) and bf16_works()
 
 
 def require_bf16() -> None:

@@ -17,7 +17,8 @@ def config_class(task: Any) -> type[Settings]:
 
 def load_settings(path: str | Path, **changes: Any) -> Settings:
     """Read a YAML file of settings of any task; unknown keys are refused with the nearest known one."""
-    return from_file(config_class(changes.get("task", read_settings(path).get("task"))), path, changes)
+    found = read_settings(path)
+    return from_file(config_class(changes.get("task", found.get("task"))), path, changes, found)
 
 
 __all__ = [

@@ -133,9 +133,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return "" if field.default is dataclasses.MISSING else field.default
 
 
-def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any]) -> S:
-    """The settings `kind` of a file; whatever is wrong with them, the error names the file."""
-    settings = known_settings(kind, {**read_settings(path), **changes}, str(path))
+def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any], found: Mapping[str, Any] | None = None) -> S:
+    """The settings `kind` of a file; whatever is wrong with them, the error names the file.
+
+    Args:
+        found: what `read_settings` says of the file, where it has been read already.
+    """
+    settings = known_settings(kind, {**(read_settings(path) if found is None else found), **changes}, str(path))
     try:
         return kind(**settings)
     except ValueError as error:
@@ -186,7 +190,7 @@ def _check_range(config: Settings) -> None:
 def _check_kinds(config: Settings) -> None:
     """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
     fields = {field.name for field in dataclasses.fields(config)}
-    for name, hint in get_type_hints(type(config)).items():
+    for name, hint in _hints(type(config)).items():
         if name not in fields:
             continue
         value, inner = getattr(config, name), get_args(hint)
@@ -201,6 +205,16 @@ def _check_kinds(config: Settings) -> None:
             raise ValueError(f"{name} must be {KINDS[kind]}, not {shortly(value)}{fix}")
         if get_origin(kind) is dict:
             _check_dict(name, value, get_args(kind)[1])
+
+
+_known_hints: dict[type, dict[str, Any]] = {}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a class's attributes; finding them takes longer than to check a whole set of settings."""
+    if kind not in _known_hints:
+        _known_hints[kind] = get_type_hints(kind)
+    return _known_hints[kind]
 
 
 def _check_dict(name: str, value: Any, kind: type) -> None:

@@ -81,8 +81,8 @@ class Config(Settings):
     """Share of the head's inputs that are dropped while training."""
     accumulate: int = 1
     """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    """Number format of the training step."""
+    precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
+    """Number format of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
     clip_gradients: float | None = None
     """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
     checkpoint_activations: bool = False

@@ -183,6 +183,7 @@ class ImageStore:
         self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
         self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
         self._verified: dict[int, _Slot] = {}  # row -> its record, where the source was hashed by this process
+        self._stamps: dict[int, int] = {}  # row -> size, time and inode of the source before it was hashed
         self._writable, self._lock = cache is not None, threading.Lock()
         self._pixels = self._slots = -1  # file descriptors
         if cache is not None:
@@ -237,6 +238,12 @@ class ImageStore:
                 if tick:
                     tick(len(part))
         return bad
+
+    def forget_changed(self) -> None:
+        """Hash a file again at its next use if it may be another by now: by its size, time or inode."""
+        for row in list(self._verified):
+            if self._stamps.get(row) != _stamp(self.files[row]):
+                self._verified.pop(row)
 
     def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
         """Rows (B,) as whole numbers that there are."""
@@ -329,6 +336,7 @@ class ImageStore:
         try:
             if os.path.exists(self.files[row]) and not regular(self.files[row]):
                 raise UnreadableImage(self.files[row], "it is a pipe or device, and an image is a file")
+            self._stamps[row] = _stamp(self.files[row])  # before its content: a change in between is seen
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
         except OSError as error:
@@ -343,6 +351,15 @@ class ImageStore:
                 "again: free some space, or choose another cache folder",
                 stacklevel=2,
             )
+
+
+def _stamp(file: Path) -> int:
+    """Of a file's size, time and inode; -1 where there is none."""
+    try:
+        about = os.stat(file)
+    except OSError:
+        return -1
+    return hash((about.st_size, about.st_mtime_ns, about.st_ino))
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

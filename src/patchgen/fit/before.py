@@ -15,6 +15,7 @@ from patchgen.common.text import duration
 from patchgen.config import Config
 from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line
+from patchgen.data.shared import shared_store
 from patchgen.data.table import Table, fingerprint
 from patchgen.fit.quick import quick_look
 from patchgen.methods import make_method, method_class
@@ -42,7 +43,7 @@ class Plan:
     def store(self) -> ImageStore:
         config = self.first
         cache = cache_dir() if config.cache else None
-        return ImageStore(self.table.files, config.image_size, cache, interpolation=self.interpolation)
+        return shared_store(self.table, config.image_size, cache, self.interpolation)
 
     @cached_property
     def _fingerprint(self) -> str:

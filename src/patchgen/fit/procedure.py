@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
+from patchgen.common.kept import keeping
 from patchgen.common.progress import Progress, saying_once
 from patchgen.config import NO_DOMAIN, Config
-from patchgen.data.table import Table, read_table
+from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.fit.before import Plan, check_models, check_readable, first_look, label_of
 from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.choose import Choice, choose
@@ -31,6 +32,7 @@ from patchgen.predict.card import comparison_sentence
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.precision import AUTO, settle
 from patchgen.runs.scores import score_record
 from patchgen.runs.selection import best
 from patchgen.runs.tensors import load_tensors
@@ -100,7 +102,7 @@ def fit(
     """
     if track:
         make_tracker(track)  # says so now where the extra is missing
-    with saying_once():
+    with saying_once(), keeping():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         plan.announce()
         if not plan.all_finished:
@@ -147,6 +149,11 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
             f"name one method, such as --method {label_of(candidates[-1])}"
         )
     sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
+    if config.precision == AUTO:  # one for all trainings of a fit
+        every = [replace(one, unseen=site) for one in candidates for site in (config.unseen, *sites)]
+        precision = settle(every, runs, fingerprint(table))
+        say(f"precision: {precision}, by `auto`")
+        candidates = [replace(one, precision=precision) for one in candidates]
     return Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet)
 
 

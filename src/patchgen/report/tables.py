@@ -44,6 +44,14 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return sorted({run.label for run in runs}, key=rank)
 
 
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """The runs of each method."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
 def folds_of(runs: Iterable[Run]) -> dict[str, list[str]]:
     """Data set -> its unseen domains that were run, in the data's order."""
     found: dict[str, tuple[tuple[str, ...], set[str]]] = {}
@@ -93,11 +101,12 @@ def method_lines(
 ) -> tuple[Line, ...]:
     """A line a method, one more with SWAD where it was run, and the paper's lines below."""
     lines: list[Line] = []
+    of_label = by_label(runs)
     for swad in (False, True):
         if swad and not any(score.checkpoint == "swad" for run in runs for score in run.scores):
             continue
         for label in labels or labels_of(runs):
-            mine = [run for run in runs if run.label == label]
+            mine = of_label.get(label, [])
             if swad and not any(score.checkpoint == "swad" for run in mine for score in run.scores):
                 continue
             chosen = [replace(column, checkpoint="swad") for column in columns] if swad else list(columns)
@@ -137,10 +146,8 @@ def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
         return []
     domains = folds_of(scored)[dataset]
     columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
-    lines = tuple(
-        Line(label, fill([run for run in scored if run.label == label], columns, part, lambda column: ""))
-        for label in labels_of(scored)
-    )
+    of_label = by_label(scored)
+    lines = tuple(Line(label, fill(of_label[label], columns, part, lambda column: "")) for label in labels_of(scored))
     grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part, "", "")
     first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}; ± is the standard error over seeds."
     return [replace(grid, notes=(first, *grid.notes[1:]))]
@@ -243,9 +250,9 @@ def oracle_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         for name, domains in folds.items():
             masked = [run for run in group if any(s.metric == "mask: iou" for s in run.scores) and run.dataset == name]
             columns = [Column(text, {name: domains}, metric) for metric, text in MASKS.items()]
+            of_label = by_label(masked)
             lines = tuple(
-                Line(label, fill([r for r in masked if r.label == label], columns, "all", lambda column: ""))
-                for label in labels_of(masked)
+                Line(label, fill(of_label[label], columns, "all", lambda column: "")) for label in labels_of(masked)
             )
             if lines:
                 title = f"Masks against the known predictive patches: {name} (times 100)"

@@ -184,10 +184,11 @@ class RunFolder(Claim):
         Raises:
             ValueError: a line is damaged, or a finished run has other records than it was finished with.
         """
-        whole, _, torn = self._records_bytes().rpartition(b"\n")
+        content = self._records_bytes()
+        whole, _, torn = content.rpartition(b"\n")
         lines = whole.split(b"\n") if whole else []
         found = [_parse(line) for line in lines]
-        if None in found or (self.done and self._finished_with() not in (None, self.records_mark()["records_crc32"])):
+        if None in found or (self.done and self._finished_with() not in (None, zlib.crc32(content))):
             line = f", line {found.index(None) + 1}," if None in found else ""
             raise ValueError(f"{self._records_path}{line} is damaged; {RESTORE}")
         last = [record] if (record := _parse(torn)) is not None else []

@@ -12,9 +12,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import io
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -47,6 +49,7 @@ METRICS = {
     "calibration_error": "calibration error",
 }
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
+MOST_FILES = 1000  # lists of images whose digest is remembered
 ROW = ("path", "domain", "label", "group", "stage")  # what of splits.csv and stages.csv is the data's own
 
 
@@ -101,11 +104,11 @@ class Run:
     data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
     place: str = ""  # where the data lay, where others have the same name
 
-    @property
+    @cached_property
     def label(self) -> str:
         return label_of(self.config)
 
-    @property
+    @cached_property
     def setup(self) -> tuple[tuple[str, str], ...]:
         """What two runs must share to stand in one table."""
         kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
@@ -151,7 +154,12 @@ def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]
     Raises:
         ValueError: it has no such record.
     """
-    found = next((record for record in run.records("test") if record["checkpoint"] == checkpoint), None)
+    return _score_record(run, run.records(), checkpoint)
+
+
+def _score_record(run: RunFolder, records: Iterable[dict[str, Any]], checkpoint: str = "selected") -> dict[str, Any]:
+    own = (record for record in records if record.get("kind") == "test" and record["checkpoint"] == checkpoint)
+    found = next(own, None)
     if found is None:
         raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
     return found
@@ -159,8 +167,12 @@ def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]
 
 def chosen_evaluation(run: RunFolder) -> dict[str, Any]:
     """The evaluation whose checkpoint was selected."""
-    step = score_record(run)["step"]
-    return next(record for record in run.records("evaluation") if record["step"] == step)
+    records = run.records()
+    return _evaluation_at(_score_record(run, records)["step"], records)
+
+
+def _evaluation_at(step: int, records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return next(record for record in records if record.get("kind") == "evaluation" and record["step"] == step)
 
 
 def headline(run: RunFolder) -> float | None:
@@ -175,9 +187,13 @@ def headline(run: RunFolder) -> float | None:
 
 def cells_of(run: RunFolder, label: str) -> list[Cell]:
     """All reported numbers of a finished run."""
-    config = run.config
-    chosen = score_record(run)
-    score = RULES["source-validation"](chosen_evaluation(run), chosen.get("metric", "accuracy"))
+    return _cells(run, run.config, label)
+
+
+def _cells(run: RunFolder, config: Any, label: str) -> list[Cell]:
+    records, backbone = run.records(), backbone_of(run)
+    chosen = _score_record(run, records)
+    score = RULES["source-validation"](_evaluation_at(chosen["step"], records), chosen.get("metric", "accuracy"))
     given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
     return [
         Cell(
@@ -193,10 +209,11 @@ def cells_of(run: RunFolder, label: str) -> list[Cell]:
             lr=config.lr,
             select=config.select,
             run=run.path.name,
-            backbone=backbone_of(run),
+            backbone=backbone,
             metrics={name: value for name in METRICS if (value := record[part].get(name)) is not None},
         )
-        for record in run.records("test")
+        for record in records
+        if record.get("kind") == "test"
         for part in PARTS
     ]
 
@@ -243,7 +260,7 @@ def read_run(path: Path) -> Run | Skipped:
 
 
 def _read_fold(run: RunFolder, config: Any) -> Run:
-    cells = cells_of(run, config.method)
+    cells = _cells(run, config, config.method)
     scores = []
     for cell in cells:
         named = {"accuracy": cell.accuracy, "all": None, "known": cell.known, "unknown": cell.unknown}
@@ -257,9 +274,8 @@ def _read_fold(run: RunFolder, config: Any) -> Run:
     if "iou" in masks:  # the truth is known
         scores += [Score(chosen.unseen, f"mask: {name}", "selected", "all", value, chosen.images)
                    for name, value in masks.items()]  # fmt: skip
-    rows = _rows(run.path / "splits.csv")
-    domains = tuple(dict.fromkeys(row["domain"] for row in rows))
-    found = data_name(config), domains, chosen.backbone, tuple(scores), _digest(rows)
+    domains, rows = _data_rows(run.path / "splits.csv")
+    found = data_name(config), domains, chosen.backbone, tuple(scores), rows
     return Run(run.path, config, *found, validation=chosen.validation, data=_fingerprint(run))
 
 
@@ -274,7 +290,7 @@ def _read_stream(run: RunFolder, config: Any) -> Run:
     if not scores:
         raise ValueError("no stage of the stream is recorded")
     stages = run.path / "stages.csv"
-    rows = _digest(_rows(stages) if stages.is_file() else [])
+    rows = _data_rows(stages)[1] if stages.is_file() else _digest([])
     found = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
     return Run(run.path, config, *found, data=_fingerprint(run))
 
@@ -284,9 +300,20 @@ def _fingerprint(run: RunFolder) -> str:
     return str(read_json(file).get("data", "")) if file.is_file() else ""
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+_data_seen: dict[bytes, tuple[tuple[str, ...], str]] = {}  # digest of a file -> what `_data_rows` says of it
+
+
+def _data_rows(path: Path) -> tuple[tuple[str, ...], str]:
+    """The domains of a run's images, and a digest of what these are; runs on the same data have the same file."""
+    content = path.read_bytes()
+    key = hashlib.blake2b(content).digest()
+    if key not in _data_seen:
+        rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
+        if len(_data_seen) >= MOST_FILES:
+            _data_seen.clear()
+        domains = () if path.name == "stages.csv" else (row["domain"] for row in rows)  # a stream has none
+        _data_seen[key] = tuple(dict.fromkeys(domains)), _digest(rows)
+    return _data_seen[key]
 
 
 def _digest(rows: list[dict[str, str]]) -> str:

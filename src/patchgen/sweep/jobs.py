@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchgen.config import Settings, config_class
+from patchgen.config import Config, Settings, config_class
 from patchgen.runs.claim import Claim, RunBusy
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunFolder
@@ -149,9 +149,12 @@ def note_failure(job: Work, error: str, final: bool = False) -> Failure:
 
 
 def _train(job: Job) -> None:
+    from patchgen.data.shared import shared_table
     from patchgen.train.lifecycle import train
 
-    train(job.config, job.out, quiet=job.quiet, track=job.track)
+    config = job.config
+    table = shared_table(config.data, config.benchmark, config.options) if isinstance(config, Config) else None
+    train(config, job.out, table, quiet=job.quiet, track=job.track)
 
 
 def _no_op(job: Job) -> None:

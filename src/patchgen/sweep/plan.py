@@ -19,6 +19,7 @@ from patchgen.config import Config, Settings, StreamConfig
 from patchgen.data.content import digests
 from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.precision import AUTO, settled
 from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
@@ -57,12 +58,13 @@ def plan_runs(planned: Iterable[Planned], out: str | Path, data: DataSets) -> li
     for one in planned:
         try:
             TASKS[one.config.task].make_method(one.config)
-            name, size = data.name_and_size(one.config)
+            config = data.settled(one.config, out)
+            name, size = data.name_and_size(config)
         except ValueError as error:
             raise ValueError(f"{one.label}: {error}") from error
         if name not in jobs and (folder := RunFolder(Path(out) / name)).path.is_dir():
-            data.check_content(one.config, folder)
-        known = jobs.get(name) or Job((), (), one.config, Path(out), name, size)
+            data.check_content(config, folder)
+        known = jobs.get(name) or Job((), (), config, Path(out), name, size)
         jobs[name] = replace(known, labels=_once((*known.labels, one.label)), rows=_once((*known.rows, one.row)))
     return list(jobs.values())
 
@@ -78,6 +80,12 @@ class DataSets:
     def domains(self, settings: Given) -> Sequence[str]:
         """The domains that settings without an unseen one could leave out."""
         return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0].domains
+
+    def settled(self, config: Settings, out: str | Path) -> Settings:
+        """The settings with a number format in place of `auto`, which names no run."""
+        if not isinstance(config, Config) or config.precision != AUTO:
+            return config
+        return settled(config, out, self._table(config.data, config.benchmark, config.options)[1])
 
     def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and how many steps (of a stream: epochs of all stages) it has."""

@@ -21,11 +21,13 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # whatever prints must not get between the answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    from patchgen.common.kept import keeping
     from patchgen.sweep.jobs import perform, read_work
 
-    while True:
-        answers.write(perform(read_work(lines.get())) + "\n")
-        answers.flush()
+    with keeping():  # a table, its images and a backbone's weights are read once for the runs that share them
+        while True:
+            answers.write(perform(read_work(lines.get())) + "\n")
+            answers.flush()
 
 
 def _read(lines: queue.SimpleQueue[str]) -> None:

@@ -90,10 +90,9 @@ class Fold:
             **scores(confusion, self.positive),
             "per_class": per_class_accuracy(confusion, self.table.classes),
         }
-        if self.uncovered:
-            covered = [name not in self.uncovered for name in self.table.classes]
-            rows = np.array(covered)[:, None]
-            found["covered"] = {"without": self.uncovered, **scores(confusion * rows, self.positive)}
+        if without := self.uncovered:  # once: all rows are counted for it
+            rows = ~np.isin(self.table.classes, without)[:, None]
+            found["covered"] = {"without": without, **scores(confusion * rows, self.positive)}
         return found
 
 

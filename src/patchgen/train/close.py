@@ -17,6 +17,7 @@ from patchgen.model.selector import Selector
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.evaluate import mask_record
 from patchgen.train.level import find_level
+from patchgen.train.own_masks import OwnMasks
 from patchgen.train.patients import PatientTally
 from patchgen.train.ranks import ProbabilityTally
 from patchgen.train.summary import summarize
@@ -45,26 +46,16 @@ def close_run(trainer: FoldTrainer) -> None:
 def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
     """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
     load_trained(trainer.model, tensors)
-    before: dict[str, Any] = {}
     selector = trainer.model.select
     if isinstance(selector, Selector):
         selector.level.zero_()  # a run that was killed behind this point has calibrated it already
-        before = _recovery(trainer)
         rows = np.concatenate(list(trainer.fold.validation.values()))
         trainer.model.drop.eval()
         level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, float(selector.gain))
         tensors["select.level"] = torch.tensor(level)
     if (isinstance(selector, Selector) or name == "swad") and trainer.fabric.is_global_zero:
         trainer.save(name, tensors, facts)
-    return _score(trainer, name, tensors, facts) | before
-
-
-def _recovery(trainer: FoldTrainer) -> dict[str, Any]:
-    """How far the mask finds the predictive patches on the level that training left."""
-    if trainer.evaluate.truth is None or not trainer.fold.test:
-        return {}
-    found = trainer.evaluate(np.concatenate(list(trainer.fold.test.values()))).mask
-    return {"mask_before_level": {name: found[name] for name in ("iou", "kept") if name in found}}
+    return _score(trainer, name, tensors, facts)
 
 
 def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +67,12 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
     total = sum(len(rows) for rows in fold.test.values())
     with Progress(f"scoring {fold.unseen} ({name})", total, quiet=trainer.quiet) as bar:
         patients, ranks = _patients(trainer), _ranks(trainer)
-        tallies = [tally for tally in (patients, ranks) if tally]
-        parts = {part: evaluate(rows, bar.advance, tallies=tallies) for part, rows in fold.test.items() if len(rows)}
+        tallies, own = [tally for tally in (patients, ranks) if tally], _own_masks(trainer)
+        parts = {
+            part: evaluate(rows, bar.advance, tallies=tallies, own_masks=own)
+            for part, rows in fold.test.items()
+            if len(rows)
+        }
     record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
     record["metric"] = fold.metric  # what the checkpoint was chosen by
     if fold.positive is not None:
@@ -98,7 +93,17 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
         ranks.gather(trainer.fabric)
         for part, rows in (*fold.test.items(), ("all", np.concatenate(list(fold.test.values())))):
             record[part] |= ranks.record(rows)
-    return record | mask_record(parts)
+    record |= mask_record(parts)
+    if own:
+        own.gather(trainer.fabric)
+        record["mask_before_level"] = own.record()
+    return record
+
+
+def _own_masks(trainer: FoldTrainer) -> OwnMasks | None:
+    """Where a mask is shown on a calibrated level, and the predictive patches are known."""
+    truth = trainer.evaluate.truth
+    return OwnMasks(truth) if isinstance(trainer.model.select, Selector) and truth is not None else None
 
 
 def _ranks(trainer: FoldTrainer) -> ProbabilityTally | None:

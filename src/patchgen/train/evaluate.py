@@ -17,6 +17,7 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
 from patchgen.tasks.metrics import mask_recovery, scores
+from patchgen.train.own_masks import OwnMasks
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
@@ -120,8 +121,14 @@ class Evaluator:
         tick: Callable[[int], None] | None = None,
         mask: str | None = None,
         tallies: Sequence[Tally] = (),
+        own_masks: OwnMasks | None = None,
     ) -> Evaluation:
-        """Score rows; several devices take every n-th row and add up. `tallies` are told of each row by this rank."""
+        """Score rows; several devices take every n-th row and add up.
+
+        Args:
+            tallies: Told of each row by this rank.
+            own_masks: Told of each row's mask as the classifier reads it, where another level of it is shown.
+        """
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
@@ -137,6 +144,8 @@ class Evaluator:
             broken += (~out.logits.isfinite()).any()
             for tally in tallies:
                 tally.add(part, out.logits, label)
+            if own_masks is not None and out.own_mask is not None:
+                own_masks.add(part, out.own_mask)
             values = torch.stack(self._values(out, label, part))  # (names, B)
             totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
             if tick:

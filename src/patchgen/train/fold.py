@@ -32,6 +32,7 @@ from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.macenko import TILES, Macenko, fit_macenko
 from patchgen.data.oracle import true_masks
+from patchgen.data.shared import shared_store
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import Classifier, trained_tensors
@@ -121,7 +122,7 @@ class FoldTrainer(Trainer):
 
         table = fold.table
         cache, backbone = cache_dir() if config.cache else None, self.model.backbone
-        store = ImageStore(table.files, config.image_size, cache, interpolation=backbone.interpolation)
+        store = shared_store(table, config.image_size, cache, backbone.interpolation)
         if config.stain != "none":
             store.stain = self._fit_stain(store)
         self.batches = DomainBatches(

@@ -20,12 +20,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from patchgen.config import Settings
+from patchgen.common.progress import is_news
+from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.precision import AUTO, settled
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks import TASKS
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
@@ -46,6 +48,10 @@ def train(
     task.make_method(config)  # a wrong name should not cost the reading of the data
     data = task.read(config, table)
     fingerprint = data.fingerprint()
+    if isinstance(config, Config) and config.precision == AUTO:
+        config = settled(config, out, fingerprint)
+        if not quiet and is_news(line := f"precision: {config.precision}, by `auto`"):
+            print(line, file=sys.stderr, flush=True)
     run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)
     if _first_process():
         run.check_content(digests(data.table), data.table.paths)

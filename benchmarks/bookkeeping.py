@@ -1,0 +1,153 @@
+"""How time and memory of the bookkeeping grow with images, classes, sites and runs: exponents of log-log lines.
+
+    measure()["rows"]                   # [{"cost": ..., "over": "images", "exponent": ..., "memory": ...}, ...]
+
+Everything is generated: files of no bytes, run folders that were never trained. Seconds are the processor's, the
+fastest of a few; memory is the peak of what Python allocates, in one more pass. Nothing may grow by more than a power
+of 1.1.
+
+    python -m benchmarks bookkeeping                        # a minute
+    python -m benchmarks bookkeeping --scale 10             # up to 1,000,000 rows and 10,000 runs
+"""
+
+from __future__ import annotations
+
+import tempfile
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
+from benchmarks.generated import write_manifest, write_runs
+from benchmarks.growth import Work, fit_exponent
+from patchgen.config import Config
+from patchgen.data.images import ImageStore
+from patchgen.data.splits import write_splits
+from patchgen.data.table import fingerprint, read_table
+from patchgen.report.write import write_report
+from patchgen.runs.find import describe, find_runs
+from patchgen.runs.scores import read_runs
+from patchgen.tasks import make_fold
+from patchgen.tasks.metrics import probability_scores
+
+TARGET = 1.1
+KINDS = ("images", "sites", "classes", "runs")
+SCALED = ("images", "runs")
+SMALL = {"repeats": 1, "scale": 0.01}
+LEAST_SECONDS = 2e-4  # below this a clock says nothing
+
+
+def measure(*, repeats: int = 2, scale: float = 1.0, over: tuple[str, ...] = KINDS) -> dict[str, Any]:
+    """Time every cost at every size, and follow its memory at each.
+
+    Args:
+        repeats: Passes of each, of which the fastest counts; the smallest size has one more that warms up.
+        scale: The largest sizes are this many times 100,000 images and 1,000 runs.
+        over: What grows.
+    """
+    at_least_one(repeats=repeats)
+    if odd := set(over) - set(KINDS):
+        raise ValueError(f"over must be some of {', '.join(KINDS)}, not {', '.join(sorted(odd))}")
+    if not 0 < scale <= 100:
+        raise ValueError(f"scale must be above 0 and at most 100, not {scale}")
+    rows = []
+    with one_thread(), tempfile.TemporaryDirectory() as name:
+        for (cost, kind), (make, sizes) in COSTS.items():
+            if kind not in over:
+                continue
+            counts = [max(2 + i, round(size * scale)) if kind in SCALED else size for i, size in enumerate(sizes)]
+            works = [make(count, Path(name)) for count in counts]
+            works[0]()
+            seconds = [max(LEAST_SECONDS, min(cpu_seconds(work) for _ in range(repeats))) for work in works]
+            peaks = [peak_bytes(work) for work in works]
+            rows.append({
+                "cost": cost, "over": kind, "sizes": counts, "seconds": seconds, "bytes": peaks,
+                "exponent": fit_exponent(counts, seconds), "memory": fit_exponent(counts, peaks),
+            })  # fmt: skip
+            report(f"{cost} over {kind}: time {rows[-1]['exponent']:.2f}, memory {rows[-1]['memory']:.2f}")
+    return {"repeats": repeats, "rows": rows}
+
+
+def lines(found: dict[str, Any]) -> list[Line]:
+    rows: list[Line] = []
+    for row in found["rows"]:
+        largest = f"{row['sizes'][-1]:,} {row['over']}: {row['seconds'][-1]:.2g} s, {row['bytes'][-1] / 1e6:.0f} MB"
+        what = f"{row['cost']}, {row['sizes'][0]:,} to {largest}; exponents of time and memory"
+        reached = max(row["exponent"], row["memory"]) <= TARGET
+        rows.append((what, f"{row['exponent']:.2f}, {row['memory']:.2f}", f"<= {TARGET}", reached))
+    return rows
+
+
+def peak_bytes(work: Work) -> int:
+    """Most bytes that Python has allocated at once while it works, beyond what there was."""
+    tracemalloc.start()
+    try:
+        work()
+        return max(tracemalloc.get_traced_memory()[1], 1)
+    finally:
+        tracemalloc.stop()
+
+
+def _read(rows: int, folder: Path) -> Work:
+    manifest = write_manifest(folder, rows)
+    return lambda: read_table(manifest)
+
+
+def _fingerprint(rows: int, folder: Path) -> Work:
+    table = read_table(write_manifest(folder, rows))
+    return lambda: fingerprint(table)
+
+
+def _fold(rows: int, folder: Path, sites: int = 4, classes: int = 7) -> Work:
+    manifest = write_manifest(folder, rows, sites, classes)
+    table, config = read_table(manifest), Config(str(manifest), "site 001")
+
+    def work() -> None:
+        fold = make_fold(config, table)
+        fold.scores(np.ones((classes, classes), dtype=np.int64))
+        write_splits(folder / "splits.csv", table, fold.splits)
+
+    return work
+
+
+def _store(rows: int, folder: Path) -> Work:
+    files = read_table(write_manifest(folder, rows)).files
+    return lambda: ImageStore(files, 28, folder / "cache")
+
+
+def _rank(images: int, classes: int) -> Work:
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(classes), images).astype(np.float32)
+    label = np.arange(images) % classes
+    return lambda: probability_scores(label, probabilities)
+
+
+def _runs(count: int, folder: Path, work: Callable[[Path], object]) -> Work:
+    place = write_runs(folder, count)
+    return lambda: work(place)
+
+
+def _list(place: Path) -> None:
+    for run in find_runs([place]):
+        describe(run)
+
+
+COSTS: dict[tuple[str, str], tuple[Callable[[int, Path], Work], Sequence[int]]] = {
+    ("a manifest is read and checked", "images"): (_read, (1_000, 10_000, 100_000)),
+    ("fingerprint of the data", "images"): (_fingerprint, (1_000, 10_000, 100_000)),
+    ("a fold is made and written", "images"): (_fold, (1_000, 10_000, 100_000)),
+    ("the cache of pixels is opened", "images"): (_store, (1_000, 10_000, 100_000)),
+    ("a fold of 5,000 images", "sites"): (lambda n, folder: _fold(5_000, folder, sites=n), (4, 14, 50)),
+    ("a fold of 5,000 images", "classes"): (lambda n, folder: _fold(5_000, folder, classes=n), (10, 100, 1_000)),
+    ("AUROC of 2,000 images", "classes"): (lambda n, _: _rank(2_000, n), (10, 100, 1_000)),
+    ("run folders are read", "runs"): (
+        lambda n, folder: _runs(n, folder, lambda at: read_runs([at])), (10, 100, 1_000),
+    ),
+    ("`patchgen runs`", "runs"): (lambda n, folder: _runs(n, folder, _list), (10, 100, 1_000)),
+    ("`patchgen report`", "runs"): (
+        lambda n, folder: _runs(n, folder, lambda at: write_report([at], folder / "report")), (10, 100, 1_000),
+    ),
+}  # fmt: skip

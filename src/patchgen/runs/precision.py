@@ -1,0 +1,61 @@
+"""What `--precision auto` comes to: bfloat16 where the device computes it natively, float32 elsewhere.
+
+    config = settled(config, "runs", fingerprint)       # `bf16-mixed` or `32-true`, before the run is named
+
+The number format decides a run's numbers, so it is settled before the run has its name, and the run folder says which.
+A run keeps the format that it was begun with: where `auto` finds one of these settings in the other format, it goes on
+with that one, also on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from patchgen.common.bf16 import native_bf16
+from patchgen.config import Config
+from patchgen.runs.folder import run_name
+
+AUTO = "auto"
+Precision = Literal["32-true", "bf16-mixed"]
+FORMATS: tuple[Precision, Precision] = ("32-true", "bf16-mixed")
+
+
+def settled(config: Config, out: str | Path, data: str) -> Config:
+    """The settings with a number format in place of `auto`.
+
+    Args:
+        out: Parent of the run folders.
+        data: Fingerprint of the data.
+    """
+    return replace(config, precision=settle([config], out, data)) if config.precision == AUTO else config
+
+
+def settle(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
+    """One number format for runs that belong together: the device's, unless only runs in the other were begun."""
+    usual: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
+    begun = {
+        one: any(
+            (Path(out) / run_name(replace(config, precision=one), data) / "config.yaml").exists() for config in configs
+        )
+        for one in FORMATS
+    }
+    other = next(one for one in FORMATS if one != usual)
+    return other if begun[other] and not begun[usual] else usual
+
+
+def computes_bf16(accelerator: str) -> bool:
+    """Whether the device that `--accelerator` means computes products in bfloat16 natively."""
+    import torch
+
+    if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return accelerator in ("auto", "cpu") and not _has_mps(accelerator) and native_bf16()
+
+
+def _has_mps(accelerator: str) -> bool:
+    import torch
+
+    return accelerator == "auto" and torch.backends.mps.is_available()

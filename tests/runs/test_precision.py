@@ -1,0 +1,90 @@
+"""`--precision auto`: native bfloat16 decides, before the run is named; a run keeps what it was begun with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from patchgen.common import bf16
+from patchgen.config import Config
+from patchgen.runs import precision
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.train.lifecycle import train
+
+
+def native(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    monkeypatch.setattr(precision, "native_bf16", lambda: wanted)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("fpu avx2", False), ("avx512f avx512_bf16", True), ("fp asimd bf16 i8mm", True), ("avx512_bf16x", False)],
+)
+def test_the_processor_says_what_it_has(
+    words: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {words}\n")
+    monkeypatch.setattr(bf16, "CPU", tmp_path / "cpuinfo")
+    bf16.bf16_works.cache_clear()
+    assert bf16.native_bf16() is expected
+
+
+def test_a_processor_whose_products_die_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bf16, "bf16_works", lambda: False)
+    (tmp_path / "cpuinfo").write_text("flags : avx512_bf16 amx_bf16\n")
+    monkeypatch.setattr(bf16, "CPU", tmp_path / "cpuinfo")
+    assert not bf16.native_bf16()
+    monkeypatch.setattr(bf16, "CPU", tmp_path / "nowhere")
+    assert not bf16.native_bf16()
+
+
+@pytest.mark.parametrize(("has", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_the_device_decides_and_the_name_is_that_of_the_format(
+    has: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native(monkeypatch, has)
+    config = Config("data", "sketch", precision="auto", accelerator="cpu")
+    found = precision.settled(config, tmp_path, "rows")
+    assert found == replace(config, precision=expected)
+    assert run_name(found, "rows") == run_name(replace(config, precision=expected), "rows")
+    assert precision.settled(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
+
+
+def test_a_gpu_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    native(monkeypatch, False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: not including_emulation)
+    assert precision.computes_bf16("auto") and precision.computes_bf16("cuda")
+    assert not precision.computes_bf16("cpu")
+
+
+@pytest.mark.parametrize(("has", "begun"), [(True, "32-true"), (False, "bf16-mixed")])
+def test_a_run_that_was_begun_keeps_its_format(
+    has: bool, begun: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native(monkeypatch, has)
+    config = Config("data", "sketch", precision="auto", accelerator="cpu")
+    early = replace(config, precision=begun)
+    RunFolder.create(tmp_path, early, run_name(early, "rows"), "rows")
+    assert precision.settled(config, tmp_path, "rows").precision == begun
+    assert precision.settle([replace(config, unseen="photo"), config], tmp_path, "rows") == begun
+    own = replace(config, precision="bf16-mixed" if has else "32-true")
+    RunFolder.create(tmp_path, own, run_name(own, "rows"), "rows")  # both were begun: the device's own
+    assert precision.settled(config, tmp_path, "rows").precision == own.precision
+
+
+def test_a_training_with_auto_is_the_training_in_that_format(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native(monkeypatch, True)
+    settings = {**tiny_settings, "method": "lp", "steps": 1, "swad": False, "accelerator": "cpu"}
+    run = train(Config(**settings, precision="auto"), tmp_path)
+    assert "precision: bf16-mixed, by `auto`" in capsys.readouterr().err
+    assert run.config.precision == "bf16-mixed"
+    native(monkeypatch, False)  # on another machine: the same run, not a new one
+    assert train(Config(**settings, precision="auto"), tmp_path, quiet=True).path == run.path
+    assert train(Config(**settings, precision="bf16-mixed"), tmp_path, quiet=True).path == run.path
