@@ -157,7 +157,7 @@ def test_oracle_suite_and_its_masks(fold: Make) -> None:
     paths = [fold(0.6, data="oracle-tiny", unseen="mist", method="patchgen", mask=mask),
              fold(0.9, data="oracle-easy", unseen="mist", method="patchgen", mask=mask),
              fold(0.8, data="oracle-easy", unseen="mist")]  # fmt: skip
-    suite, *masks = oracle_grids(read(*paths), "in")
+    suite, *masks = oracle_grids(read(*paths))
     assert [column.heading for column in suite.columns] == ["easy", "tiny"]
     assert means(line(suite, "patchgen")) == [90, 60] and means(line(suite, "lp-ln")) == [80, None]
     assert "oracle-tiny --unseen mist" in line(suite, "lp-ln").entries[1].command

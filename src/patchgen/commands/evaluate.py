@@ -118,7 +118,8 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
 def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
     """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
     from patchgen.data.table import write_csv
-    from patchgen.report.evaluation import render
+    from patchgen.pages.page import write_page
+    from patchgen.report.evaluation import render_page
     from patchgen.report.evaluation_figures import confusion_figure, reliability_figure
 
     found["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
@@ -128,8 +129,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
         figure.save(out)
     write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
     write_text(out / "metrics.json", to_json.dumps(found, indent=2, allow_nan=False) + "\n")
-    page = render(found, {figure.name: figure for figure in drawn}, pictures)
-    write_text(out / "index.html", page, "backslashreplace")
+    write_page(out / "index.html", render_page(found, {figure.name: figure for figure in drawn}, pictures))
 
 
 def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
