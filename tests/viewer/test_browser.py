@@ -5,11 +5,13 @@ Where there is no Chromium these tests are skipped.
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.browser import Browser, needs_chromium
@@ -215,6 +217,7 @@ def test_a_model_without_a_mask_shows_the_rankings_it_has(page: Viewer, files: P
     page.until("state.model.id === '2' && state.current.scores && state.current.scores.model === '2'")
     page.until("document.querySelector('#rankings canvas[aria-label^=attention]') !== null")
     assert page.run("document.getElementById('map').value") == "attention" and "no mask" in page.text("about")
+    assert page.text("reading").startswith("No selection to read: lp-ln has no mask")
     assert "STRETCHED" in page.text("scale-note")
 
 
@@ -226,6 +229,78 @@ def test_a_model_that_cannot_be_loaded_leaves_the_one_before(page: Viewer, files
     assert page.run("document.getElementById('model').value") == "1" and page.run("isReady()")
     page.run("0")
     page.problems.clear()  # Chromium logs every 404
+
+
+def test_colours_and_opacity_of_the_map(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.until("state.current.maps.mask")
+    assert page.run("colour(1)") == "rgba(253,231,37,0.6)"
+    page.run("(c => { c.value = 'gray'; c.dispatchEvent(new Event('input')); })(document.getElementById('colours'))")
+    page.run("(o => { o.value = '1'; o.dispatchEvent(new Event('input')); })(document.getElementById('opacity'))")
+    assert page.run("colour(0.5)") == "rgba(128,128,128,1)"
+    mask = page.run("state.current.maps.mask")
+    assert page.run(f"{PATCH}(5)") == pytest.approx(0.75 * 255 * mask[5], abs=1.5)  # the map alone; alpha counts as 0
+
+
+def test_the_map_is_saved_as_a_numpy_array(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    mask = page.until("state.current.maps.mask")
+    page.run("window.saved = []; HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }")
+    page.run("document.getElementById('save-array').click(); document.getElementById('save-picture').click()")
+    page.until("saved.length === 2")
+    assert page.run("saved") == ["good0.png-mask.npy", "good0.png-mask.png"]
+    data = bytes(page.run("[...npyFile(state.current.maps.mask, 4, 4)]"))
+    array = np.load(io.BytesIO(data), allow_pickle=False)
+    assert array.dtype == np.float32 and array.shape == (4, 4)
+    np.testing.assert_allclose(array.ravel(), mask, rtol=1e-6)
+
+
+def test_equal_names_are_told_apart(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.upload(files / "good0.png")
+    page.upload(files / "good0.png")
+    names = page.run("[...document.querySelectorAll('#opened span')].map(e => e.textContent)")
+    assert names == ["good0.png", "good0.png (2)", "good0.png (3)"]
+
+
+def test_the_histogram_counts_every_patch(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    mask = page.until("state.current.maps.mask")
+    spoken = page.until("document.querySelector('#histogram svg').getAttribute('aria-label')")
+    counts = [int(part.split(" from ")[0]) for part in spoken.partition(": ")[2].split(", ")]
+    assert counts == np.histogram(mask, bins=20, range=(0, 1))[0].tolist() and sum(counts) == 16
+    selected = sum(value >= 0.5 for value in mask)
+    assert page.text("reading").startswith(f"{selected} of 16 patches selected")
+    assert ("no selection to read" in page.text("reading")) == (selected in (0, 16))
+
+
+def test_models_side_by_side_on_one_image(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.run("document.getElementById('compare-methods').click()")
+    page.until("document.querySelectorAll('#methods figure').length === 2")
+    said = page.run("[...document.querySelectorAll('#methods figcaption')].map(e => e.textContent)")
+    assert said[0].startswith("lp-ln") and "no selection to read: lp-ln has no mask" in said[0]
+    assert said[1].startswith("patchgen") and "of 16 patches selected" in said[1]
+    score = page.run("state.current.scores")
+    assert f"{score['label']}, {100 * score['confidence']:.1f} %" in said[1]
+
+
+def test_a_model_card_is_shown_as_text_never_as_markup(page: Viewer) -> None:
+    parts = (
+        "---\nlicense: mit\n---",
+        "# A <img src=x>",
+        "Use `a` and **b**.",
+        "- one\n  more",
+        "| h |\n|---|\n| <b>1</b> |",
+    )
+    card = "\n\n".join(parts)
+    page.run(f"window.shown = make('div', {{}}, ...written({card!r})); document.body.append(shown)")
+    assert page.run("[...shown.children].map(e => e.tagName)") == ["H5", "P", "UL", "DIV"]
+    assert page.run("shown.querySelectorAll('img, b').length") == 0
+    assert page.run("shown.querySelector('h5').textContent") == "A <img src=x>"
+    assert page.run("[...shown.querySelectorAll('code, strong')].map(e => e.textContent)") == ["a", "b"]
+    assert page.run("shown.querySelector('li').textContent") == "one more"
+    assert page.run("shown.querySelector('td').textContent") == "<b>1</b>"
 
 
 def test_examples_of_the_unseen_domain_say_the_true_class(page: Viewer) -> None:
@@ -244,7 +319,7 @@ def test_runs_are_compared_side_by_side(page: Viewer) -> None:
     rows = page.run(
         "[...document.querySelectorAll('#differences tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
     )
-    assert ["method", "patchgen", "lp-ln"] in rows
+    assert ["method", "patchgen", "lp-ln"] in rows and all(len(set(row[1:])) > 1 for row in rows)
     assert page.run("document.querySelectorAll('.summary').length") == 2
     page.run("document.querySelector('#runs-table input').click()")
     page.until("document.querySelectorAll('.summary').length === 1")

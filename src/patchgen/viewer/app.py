@@ -32,7 +32,7 @@ from patchgen.viewer.library import Library, hide_paths
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
 from patchgen.viewer.worker import ModelThread
 
-SCRIPTS = ("tools", "maps", "look", "runs", "page")
+SCRIPTS = ("tools", "maps", "values", "methods", "look", "written", "runs", "page")
 PAGE = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
