@@ -1,4 +1,4 @@
-# `make` lists the targets. Everything happens in .venv beside this file.
+# `make` lists the targets. Everything runs in .venv next to this file.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

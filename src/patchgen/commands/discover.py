@@ -26,7 +26,7 @@ CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "dis
 
 @dataclass(frozen=True)
 class DiscoverArguments:
-    """Group images that fit no known class: a contact sheet (.png) a group, assignments.csv and index.html."""
+    """Group images that fit no known class: a contact sheet (.png) per group, assignments.csv and index.html."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, as `patchgen train` prints it, of any method and task."""
@@ -35,11 +35,11 @@ class DiscoverArguments:
     out: str
     """Folder for the sheets, the CSV and the page; made when missing, files of the same name are replaced."""
     new_classes: int | None = None
-    """How many groups to make beside the known classes; estimated when left out."""
+    """Number of groups in addition to the known classes; estimated by default."""
     at_most: int | None = None
     """The largest number of new classes that the estimate considers; at least 10 and as many as known when left out."""
     data: str | None = None
-    """Where the run's own training data lies now, if not where it was trained: its images show the known classes."""
+    """The run's training data, if its path has changed: its images show the known classes."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     batch: int = 64
@@ -49,7 +49,7 @@ class DiscoverArguments:
     strict: bool = False
     """Exit with code 1 when any image could not be read."""
     quiet: bool = False
-    """Say nothing while working."""
+    """No progress."""
 
 
 def _check(arguments: DiscoverArguments, images: int) -> None:

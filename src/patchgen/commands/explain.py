@@ -25,7 +25,7 @@ NAME = 48  # characters kept of an image's name: at four bytes each they still f
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """Show which patches are read more than others: picture (.png) and mask (.npy) of each image, and an index."""
+    """Show which patches the classifier reads more than others: a picture and a mask (.npy) per image, and a page."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`; its method must have a mask."""

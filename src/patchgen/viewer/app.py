@@ -192,7 +192,9 @@ class Viewer:
             parser = InMemory(request.headers, request.stream(), max_files=self.limits.images, max_fields=4)
             form = await parser.parse()
         except MultiPartException as error:
-            raise Refused(400, f"{error.message.rstrip('.')}; at most {self.limits.images} images a request") from error
+            raise Refused(
+                400, f"{error.message.rstrip('.')}; at most {self.limits.images} images per request"
+            ) from error
         model, files = form.get("model"), await _files(form)
         if not isinstance(model, str) or not files:
             raise Refused(400, "the form needs the field `model` and at least one file `image`")
