@@ -43,7 +43,7 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _use(facts: dict[str, Any]) -> str:
-    explain = '\nmodel.explain("image.png").overlay().save("why.png")' if facts["has_mask"] else ""
+    explain = '\nmodel.explain("image.png").overlay().save("map.png")' if facts["has_mask"] else ""
     return f"""## Use
 
 ```python
