@@ -159,7 +159,8 @@ def test_oracle_suite_and_its_masks(fold: Make) -> None:
              fold(0.8, data="oracle-easy", unseen="mist")]  # fmt: skip
     suite, *masks = oracle_grids(read(*paths))
     assert [column.heading for column in suite.columns] == ["easy", "tiny"]
-    assert means(line(suite, "patchgen")) == [90, 60] and means(line(suite, "lp-ln")) == [80, None]
+    # the whole unseen domain, ten points below its 80 % in these runs: what the demo shows too
+    assert means(line(suite, "patchgen")) == [80, 50] and means(line(suite, "lp-ln")) == [70, None]
     assert "oracle-tiny --unseen mist" in line(suite, "lp-ln").entries[1].command
     assert [grid.name for grid in masks] == ["masks-oracle-easy", "masks-oracle-tiny"]
     assert means(masks[0].lines[0])[:4] == [40, 20, 70, 90]
