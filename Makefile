@@ -22,7 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev,docs]"
 	@found=$$($(BIN)/python -m pip list --format=freeze 2>/dev/null | grep -iE '^(torchvision|nvidia-)' | tr '\n' ' '); \
 	if [ -n "$$found" ] && [ "$(ALLOW_CUDA)" != 1 ]; then \
-		echo "setup: .venv holds packages that do not belong beside a CPU torch: $$found" >&2; \
+		echo "setup: .venv holds packages that do not belong to a CPU torch: $$found" >&2; \
 		echo "setup: delete .venv and follow the note in constraints.txt, or accept them with: make setup ALLOW_CUDA=1" >&2; \
 		exit 1; \
 	fi

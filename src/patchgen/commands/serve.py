@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
         ValueError: the port is taken, or no address of this machine.
     """
     if not 0 <= port <= 65535:
-        raise ValueError(f"--port must lie between 0 and 65535, not {port}")
+        raise ValueError(f"--port must be between 0 and 65535, not {port}")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
