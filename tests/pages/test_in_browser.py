@@ -34,7 +34,7 @@ def pages(
     (out / "broken.png").write_bytes(b"nothing")
     words = [
         ["explain", select, str(photo), str(out / "broken.png"), "--out", str(out / "explain")],
-        ["evaluate", select, str(image_folder), "--out", str(out / "evaluate"), "--resamples", "20"],
+        ["evaluate", select, str(image_folder), "--out", str(out / "evaluate"), "--resamples", "0"],
         ["discover", run, str(image_folder / "studio"), "--out", str(out / "discover"), "--new-classes", "2"],
         ["diagnose", str(known["patchgen-select"].path), "--against", str(known["lp-ln"].path), "--images", "4",
          "--operators", "mean", "--projection", "pca", "--out", str(out / "diagnose")],
