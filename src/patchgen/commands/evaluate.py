@@ -32,17 +32,17 @@ class EvaluateArguments:
     out: str = "evaluation"
     """Folder for index.html, images.csv, metrics.json and the figures; files of the same name are replaced."""
     sites: tuple[str, ...] = ()
-    """Score these sites of the data alone; all when left out."""
+    """Score only these sites of the data; all by default."""
     positive: str | None = None
     """Also score this class against all others: sensitivity, specificity, precision, F1, AUROC."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     resamples: int = 1000
-    """Draws of the bootstrap, over patients where the data names groups, else over images; 0: no intervals."""
+    """Bootstrap resamples, over patients if the data has groups, else over images; 0: no intervals."""
     wrong: int = 12
-    """Show so many of the most confidently wrong images."""
+    """Number of most confidently wrong images to show."""
     json: bool = False
     """Print metrics.json instead of a table."""
     strict: bool = False
