@@ -1,4 +1,4 @@
-# `make` lists the targets. Everything happens in .venv beside this file.
+# `make` lists the targets. Everything runs in .venv next to this file.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ CORE_TESTS := $(addprefix tests/,config model data methods tasks discovery runs 
 	predict/test_predictor.py commands/test_train.py commands/test_predict.py train/test_swad.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-lowest chaos check format bench clean
+.PHONY: help setup demo test test-slow test-lowest chaos check format docs bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,10 +19,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV); the first time takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev,docs]"
 	@found=$$($(BIN)/python -m pip list --format=freeze 2>/dev/null | grep -iE '^(torchvision|nvidia-)' | tr '\n' ' '); \
 	if [ -n "$$found" ] && [ "$(ALLOW_CUDA)" != 1 ]; then \
-		echo "setup: .venv holds packages that do not belong beside a CPU torch: $$found" >&2; \
+		echo "setup: .venv holds packages that do not belong to a CPU torch: $$found" >&2; \
 		echo "setup: delete .venv and follow the note in constraints.txt, or accept them with: make setup ALLOW_CUDA=1" >&2; \
 		exit 1; \
 	fi
@@ -48,10 +48,13 @@ chaos: setup  ## 300 kills, faults, 5,000 bad inputs and the attacks of tests/ho
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000 --jobs 2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "slow or not slow" tests/hostile
 
-check: setup  ## lint, format and types
+check: setup docs  ## lint, format, types, and the documentation's links
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: setup  ## the documentation as a site in site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: setup  ## fix what ruff can fix
 	$(BIN)/ruff check --fix
@@ -61,5 +64,5 @@ bench: setup  ## cost of a PatchGen training step against LP+LN on this machine
 	$(BIN)/patchgen bench step --backbone dinov2-small --image-size 224
 
 clean:  ## remove caches and builds; .venv and runs stay
-	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

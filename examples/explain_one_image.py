@@ -1,6 +1,6 @@
 """Why this class? The selection map of one image, and whether the patches it names matter.
 
-python examples/explain_one_image.py photos-model a.jpg --out why.png
+python examples/explain_one_image.py photos-model a.jpg --out map.png
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tyro
 from patchgen.predict.predictor import load_predictor
 
 
-def main(model: tyro.conf.Positional[str], image: tyro.conf.Positional[str], out: str = "why.png") -> None:
+def main(model: tyro.conf.Positional[str], image: tyro.conf.Positional[str], out: str = "map.png") -> None:
     """Write the map of IMAGE, and take away the patches it selects.
 
     Args:

@@ -27,7 +27,7 @@ def main(
         data: Folder `site/class/*.jpg`, at least two sites and two classes.
         images: Folder of images to predict.
         out: The model folder to write.
-        runs: Folder of the trainings; a fit that was stopped goes on from there.
+        runs: Folder of the trainings; a stopped fit resumes from there.
         backbone: Pretrained weights: a name, a folder or a .safetensors file.
         image_size: Pixels of the squares that the model reads.
         steps: Optimiser steps of each training.

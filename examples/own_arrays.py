@@ -12,7 +12,7 @@ from patchgen.fit.estimator import PatchGenClassifier
 
 
 def draw(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Stripes that lie or stand, from three sites with light of their own; four images a patient."""
+    """Stripes that lie or stand, from three sites with light of their own; four images per patient."""
     rng = np.random.default_rng(seed)
     sites = np.array(["lyon", "oslo", "turin"])[np.arange(count) % 3]
     labels = np.array(["lying", "standing"])[np.arange(count) // 3 % 2]

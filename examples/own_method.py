@@ -20,7 +20,7 @@ class SmallLogits(Method):
     """L_small: logits stay small, so that no image is fitted beyond need."""
 
     summary = "mean square of the logits"
-    addable = True  # may stand behind a "+"
+    addable = True  # may be added with a "+"
     defaults = {"small": 0.01}  # --hparams small 0.1
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:

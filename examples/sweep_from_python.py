@@ -38,7 +38,7 @@ def main(
     jobs = plan([read_recipe(recipe)], out)  # everything is checked before the first run
     for number, job in enumerate(jobs, 1):
         print(f"run {number} of {len(jobs)}: {job} ({job.state})", flush=True)
-        if perform(job) == "failed":  # the error stays in the run folder; the others go on
+        if perform(job) == "failed":  # the error stays in the run folder; the others continue
             print("failed:", failure_of(job.folder))
             continue
         [test] = job.folder.records("test")

@@ -1,12 +1,10 @@
 """The pages keep their word: links lead somewhere, commands and options exist, quoted messages are the program's.
 
-The page of public names is made of the code: `python tests/test_docs.py` writes it anew.
+The site itself is built by `make docs`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
 import shlex
 from collections.abc import Callable
@@ -181,76 +179,28 @@ def test_python_in_the_pages_compiles() -> None:
         compile(block, str(page), "exec")
 
 
-# The page of public names
-
-PUBLIC = {
-    "Fit, predict, explain": [
-        "patchgen.PatchGenClassifier", "patchgen.fit.expect.Expected", "patchgen.load_predictor", "patchgen.load_run",
-        "patchgen.predict.predictor.Predictor", "patchgen.predict.predictor.Prediction",
-        "patchgen.draw.overlay.Explanation",
-        "patchgen.predict.export.export",
-    ],
-    "The module and its losses": [
-        "patchgen.PatchGen", "patchgen.PatchGenOutput", "patchgen.model.losses.mask_suppression",
-        "patchgen.model.losses.selected_confidence", "patchgen.model.losses.class_similarity",
-        "patchgen.model.losses.mask_health", "patchgen.model.backbone.load_backbone",
-        "patchgen.model.backbone.Backbone", "patchgen.model.backbone.set_tuning",
-    ],
-    "Data": [
-        "patchgen.read_table", "patchgen.data.table.Table", "patchgen.data.splits.make_splits",
-        "patchgen.data.splits.write_splits", "patchgen.data.splits.read_splits", "patchgen.data.oracle.Oracle",
-        "patchgen.data.oracle.suite_folder", "patchgen.data.oracle.true_masks", "patchgen.data.doctor.examine",
-    ],
-    "Training": [
-        "patchgen.train.lifecycle.train", "patchgen.runs.folder.RunFolder", "patchgen.train.swad.Swad",
-        "patchgen.methods.Method", "patchgen.sweep.recipe.read_recipe", "patchgen.sweep.plan.plan",
-        "patchgen.sweep.jobs.perform",
-    ],
-    "Unknown classes": ["patchgen.discovery.clustering_accuracy", "patchgen.discovery.SemiSupervisedKMeans"],
-}  # fmt: skip
-
-
-def signature(thing: object) -> str:
-    """The parameters by name, with defaults: types are in the code, and their spelling changes with Python."""
-    found = inspect.signature(thing)  # type: ignore[arg-type]
-    kept = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values() if p.name != "self"]
-    return str(inspect.Signature(kept))
-
-
-def entry(path: str) -> str:
-    module, _, name = path.rpartition(".")
-    thing = getattr(import_module(module), name)
-    about = "" if dataclasses.is_dataclass(thing) and not vars(thing).get("__doc__") else inspect.getdoc(thing) or ""
-    lines = [f"### {name}", "", f"`{path}{signature(thing)}`", ""]
-    if about and not about.startswith(f"{name}("):
-        lines += ["```text", about, "```", ""]
-    own = vars(thing).items() if inspect.isclass(thing) else ()
-    verbs = [
-        f"- `{verb}{signature(getattr(thing, verb))}`: {(inspect.getdoc(getattr(thing, verb)) or '').splitlines()[0]}"
-        for verb, value in own
-        if not verb.startswith("_") and (inspect.isfunction(value) or isinstance(value, classmethod)) and value.__doc__
-    ]
-    return "\n".join([*lines, *verbs, *([""] if verbs else [])])
-
-
-def api_page() -> str:
-    head = (
-        "# Public names\n\n*What other programs may rely on.* Types stand in the code (`py.typed`). This page is made "
-        "of its\ndocstrings: `python tests/test_docs.py` writes it anew.\n"
-    )
-    parts = [f"## {title}\n\n" + "\n".join(map(entry, paths)) for title, paths in PUBLIC.items()]
-    return "\n".join([head, *parts]).rstrip() + "\n"
-
-
-def test_the_api_page_is_that_of_the_code() -> None:
-    assert (DOCS / "api.md").read_text(encoding="utf-8") == api_page(), "python tests/test_docs.py writes it anew"
+# The API page
 
 
 def test_what_is_public_has_a_docstring() -> None:
-    for path in (path for paths in PUBLIC.values() for path in paths):
+    """The site fills each `:::` line of the page with a docstring; `patchgen.__all__` is public as well."""
+    import patchgen
+
+    paths = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(paths) > 20 and len(set(paths)) == len(paths)
+    assert {f"patchgen.{name}" for name in patchgen.__all__ if name != "__version__"} <= set(paths)
+    for path in paths:
         module, _, name = path.rpartition(".")
         assert getattr(import_module(module), name).__doc__, path
 
 
-if __name__ == "__main__":
-    (DOCS / "api.md").write_text(api_page(), encoding="utf-8")
+# The site
+
+
+def test_the_site_has_every_page() -> None:
+    """`make docs` builds it strictly, where broken links fail; that takes longer than a test may."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = set(re.findall(r"([\w/-]+\.md)$", text[text.index("\nnav:") :], re.MULTILINE))
+    own = {path.relative_to(DOCS).as_posix() for path in [*PAGES, *RESULTS]}
+    added = re.findall(r'^    "[\w.]+": "([\w.]+)",$', (DOCS / "site.py").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(added) == 5 and nav == own | set(added)

@@ -59,7 +59,7 @@ def test_fit_and_predict(run: Run, image_folder: Path, tmp_path: Path) -> None:
 
 def test_explain_one_image(run: Run, image_folder: Path, tmp_path: Path, tiny_run: TinyRun) -> None:
     out = run("explain_one_image", tiny_run().path, image_folder / "studio/cross/00.png")
-    assert Image.open(tmp_path / "why.png").width > 500
+    assert Image.open(tmp_path / "map.png").width > 500
     assert {"highest", "lowest", "random"} == set(re.findall(r"without the (\w+) half of the patches", out))
 
 
@@ -131,7 +131,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     out = capsys.readouterr().out
     assert "accuracy at mist: {'mist': 0." in out and "AUROC 0." in out
     assert out.splitlines()[-1] == "README.md config.json model.safetensors"
-    assert (tmp_path / "notebook" / "why.png").is_file()
+    assert (tmp_path / "notebook" / "map.png").is_file()
 
 
 def test_the_notebook_names_pages_that_exist() -> None:

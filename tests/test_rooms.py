@@ -14,6 +14,7 @@ ORDER = (
     ("common",),
     ("config", "data"),
     ("draw",),
+    ("pages",),
     ("model",),
     ("discovery",),
     ("methods",),

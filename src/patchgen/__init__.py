@@ -6,7 +6,13 @@ The names below are imported on first use, so that ``import patchgen`` costs not
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for type checkers, editors and the API pages
+    from patchgen.data.table import read_table
+    from patchgen.fit.estimator import PatchGenClassifier
+    from patchgen.model.patchgen import PatchGen, PatchGenOutput
+    from patchgen.predict.predictor import load_predictor, load_run
 
 __version__ = "0.2.0"
 __all__ = ["PatchGen", "PatchGenClassifier", "PatchGenOutput", "load_predictor", "load_run", "read_table"]

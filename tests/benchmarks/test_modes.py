@@ -37,7 +37,7 @@ def test_modes_step_in_their_number_format_from_the_same_weights() -> None:
 def test_a_failing_compiler_is_told_of() -> None:
     found = modes.measure("tiny", image_size=28, batch=2, repeats=1, backend="no such back end")
     assert found["modes"]["bf16-mixed"]["fell_back"] is None
-    assert found["modes"]["compiled"]["fell_back"].endswith("goes on without")
+    assert found["modes"]["compiled"]["fell_back"].endswith("continuing without it")
     rows = table.table({"modes": found})
     assert [row.value.endswith(", not compiled") for row in rows] == [False, False, True, True]
 

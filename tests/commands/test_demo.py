@@ -46,6 +46,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(shown: Path) -> None:
     tags.feed(text)
     assert not tags.open
     assert len(tags.images) == 9 and all(i["alt"] and (i["src"] or "").startswith("data:") for i in tags.images)
+    assert '<p class="warning"' in text and 'class="best"' not in text
     outside = [a for a in re.findall(r"""(?:src|href)=["']([^"'#]+)""", text) if not a.startswith("data:")]
     assert not outside
     assert "SMOKE RUN" in text and "not annotations" in text

@@ -71,7 +71,7 @@ ERRORS: dict[str, tuple[dict[str, list[str] | None], str]] = {
         "image 2 has '9', not a class id.*1 such",
     ),
     "part": ({"train_test_split_txt": ["1 1", "2 0", "3 yes", "4 1", "5 1"]}, "image 3 has 'yes', not 1 .train. or 0"),
-    "id twice": ({"images_txt": ["1 a.jpg", "1 b.jpg"]}, "images.txt', line 2: the id 1 stands there twice"),
+    "id twice": ({"images_txt": ["1 a.jpg", "1 b.jpg"]}, "images.txt', line 2: the id 1 appears twice"),
     "no id": ({"classes_txt": ["1 001.Auk", "Jay"]}, "classes.txt', line 2: expected a number.*'Jay'"),
     "no value": ({"classes_txt": ["1"]}, "line 1: expected a number, a space and a value"),
     "empty": ({"images_txt": [""]}, "images.txt' is empty"),

@@ -40,7 +40,7 @@ def image(
 
 def verdicts(records: list[dict[str, Any]], **more: Any) -> dict[str, str]:
     runs = {"patchgen": {**summarise(records, 4), "geometry": GEOMETRY[0]}, **more}
-    found = claims({"runs": runs, "cost": COST}, {"patchgen": records}, "patchgen")
+    found = claims({"runs": runs, "cost": COST, "classes": 4}, {"patchgen": records}, "patchgen")
     assert [claim.part for claim in found] == list("ABCDE") and all(claim.measured.endswith(".") for claim in found)
     return {claim.part: claim.verdict for claim in found}
 
@@ -79,6 +79,19 @@ def test_only_images_with_a_selection_count() -> None:
 def test_a_baseline_decides_on_the_geometry() -> None:
     baseline = {**summarise([image(True, True, 0, mask=False)] * 4, 4), "geometry": GEOMETRY[1]}
     assert verdicts([image(True, False, 0.9)] * 10, **{"lp-ln": baseline})["C"] == "yes"
+
+
+def test_a_small_difference_in_the_geometry_is_none() -> None:
+    near = {"silhouette_by_class": 0.499, "domain_separability": {"accuracy": 0.61, "chance": 0.25}}
+    baseline = {**summarise([image(True, True, 0, mask=False)] * 4, 4), "geometry": near}
+    assert verdicts([image(True, False, 0.9)] * 10, **{"lp-ln": baseline})["C"] == "no"
+
+
+def test_a_classifier_at_chance_is_not_explained() -> None:
+    wrong = {**image(True, False, 0.9), "correct": False}
+    baseline = {**summarise([image(True, True, 0, mask=False)] * 4, 4), "geometry": GEOMETRY[1]}
+    found = verdicts([image(True, False, 0.9)] * 2 + [wrong] * 6, **{"lp-ln": baseline})  # 1 in 4 is chance
+    assert [found[part] for part in "ABCD"] == ["not tested"] * 4 and found["E"] == "yes"
 
 
 def test_a_run_without_a_mask_claims_nothing() -> None:

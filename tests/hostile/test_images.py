@@ -44,7 +44,7 @@ def photos(image_folder: Path, tmp_path: Path) -> Path:
 def test_loops_are_named(photos: Path, target: str) -> None:
     (photos / "clinic" / "circle" / "loop").symlink_to(target)
     for read in (read_table, lambda data: list_images(Path(data)), lambda data: find_images([str(data)])):
-        with pytest.raises(ValueError, match="loop' links to .* a folder that it lies in; remove the link"):
+        with pytest.raises(ValueError, match="loop' links to .* a folder that contains it; remove the link"):
             read(photos)
     assert any(check.status == "fail" and "loop" in check.detail for check in examine(photos))
 
@@ -62,7 +62,7 @@ def test_loops_between_folders_are_named(tmp_path: Path) -> None:
     for here, there in (("a", "b"), ("b", "a")):
         (tmp_path / "set" / here).mkdir(parents=True)
         (tmp_path / "set" / here / "next").symlink_to(f"../{there}")
-    with pytest.raises(ValueError, match="a folder that it lies in"):
+    with pytest.raises(ValueError, match="a folder that contains it"):
         list_images(tmp_path / "set")
 
 

@@ -80,6 +80,8 @@ class FakeTimm(ModuleType):
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> FakeTimm:
+    import transformers  # noqa: F401  it asks for timm when it is first imported: then there must be no stand-in
+
     fake = FakeTimm()
     monkeypatch.setitem(sys.modules, "timm", fake)
     return fake

@@ -120,7 +120,7 @@ def test_a_failing_back_end_leaves_the_backbone_as_it_was(backend: Any, monkeypa
     monkeypatch.setattr(compiled, "BACKEND", backend)
     backbone, said = tuned(), []
     assert not compile_blocks(backbone, images(), said.append)
-    assert said == ["--compile: OSError: no compiler; goes on without"]
+    assert said == ["--compile: OSError: no compiler; continuing without it"]
     torch.testing.assert_close(gradients(backbone), gradients(tuned()), rtol=0, atol=0)
 
 
@@ -169,7 +169,7 @@ def test_kept_features_are_not_compiled_for(
 ) -> None:
     settings = {**tiny_settings, "method": "lp", "augment": False, "steps": 1}
     train(Config(**settings, compile=True), tmp_path)
-    assert "its features are kept; goes on without" in capsys.readouterr().err and not traced.graphs
+    assert "its features are cached; continuing without it" in capsys.readouterr().err and not traced.graphs
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from scipy.stats import ttest_rel
 from patchgen.cli import main
 from patchgen.report.grid import Number, is_beyond_error
 from patchgen.report.latex import to_latex
-from patchgen.report.render import to_html, to_markdown, to_terminal
+from patchgen.report.render import to_markdown, to_terminal
 from patchgen.report.tables import fold_grids
+from patchgen.report.write import render_page
 from patchgen.runs.scores import Run, read_run
 
 
@@ -46,7 +47,7 @@ def test_the_leader_is_marked_in_every_form(fold: Callable[..., Path]) -> None:
     cells = {row[0]: row[head.index("sketch")] for row in rows}
     assert cells["lp-ln"] == "71.0 ± 0.6 (best)" and "best" not in cells["lp"] + cells["patchgen-true-mask"]
     assert "**71.0 ± 0.6**" in to_markdown(grid) and r"\textbf{71.0 $\pm$ 0.6}" in to_latex(grid)
-    assert "<strong>71.0&nbsp;±&nbsp;0.6</strong>" in to_html(grid)
+    assert "<strong>71.0 ± 0.6</strong>" in render_page([grid], {}, [], [], "in")
 
 
 def test_report_prints_its_tables_and_the_page_alone_on_stdout(

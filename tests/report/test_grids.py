@@ -157,9 +157,10 @@ def test_oracle_suite_and_its_masks(fold: Make) -> None:
     paths = [fold(0.6, data="oracle-tiny", unseen="mist", method="patchgen", mask=mask),
              fold(0.9, data="oracle-easy", unseen="mist", method="patchgen", mask=mask),
              fold(0.8, data="oracle-easy", unseen="mist")]  # fmt: skip
-    suite, *masks = oracle_grids(read(*paths), "in")
+    suite, *masks = oracle_grids(read(*paths))
     assert [column.heading for column in suite.columns] == ["easy", "tiny"]
-    assert means(line(suite, "patchgen")) == [90, 60] and means(line(suite, "lp-ln")) == [80, None]
+    # the whole unseen domain, ten points below its 80 % in these runs: what the demo shows too
+    assert means(line(suite, "patchgen")) == [80, 50] and means(line(suite, "lp-ln")) == [70, None]
     assert "oracle-tiny --unseen mist" in line(suite, "lp-ln").entries[1].command
     assert [grid.name for grid in masks] == ["masks-oracle-easy", "masks-oracle-tiny"]
     assert means(masks[0].lines[0])[:4] == [40, 20, 70, 90]

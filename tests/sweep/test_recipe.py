@@ -115,7 +115,7 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
         ("data: a\nrows: [{name: 1.1}]", "name must be text .in quotes., not 1.1"),
         ("data: a\nrows: [{name: A}, {name: A}]", "two rows are called 'A'"),
         ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
-        ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed stands in row 'A' and in the grid"),
+        ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed appears in row 'A' and in the grid"),
         ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, not 'smal'; did you mean 'small'"),
         ("command: predict\ngrid: {seed: [1]}", "command is train, not 'predict'"),
         ("data: a\ngrid: {seed: [1]}", "unseen are required"),

@@ -280,6 +280,7 @@ def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(
 
 
 def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
+    from patchgen.config import Config
     from patchgen.viewer import runs
     from patchgen.viewer.library import find_items
 
@@ -289,6 +290,8 @@ def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
     [item] = find_items([tmp_path])
     row = runs.detail(item)
     assert item.kind == "model" and row["scores"] == {"expected at a new site": 0.75} and row["summary"] == "# the card"
+    usual = Config(data="data", unseen="none", method="patchgen").deciding()
+    assert row["settings"] == runs.plain(usual)  # what is not written is at its default, not a difference
 
 
 def test_calibration_and_strangeness_reach_the_answer(

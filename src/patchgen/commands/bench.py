@@ -65,7 +65,7 @@ def _print_step(found: Mapping[str, Any]) -> None:
         ))  # fmt: skip
     print_table(("step time / LP+LN's", "medians", "quartiles", "fastest", "CPU s", "arithmetic", "target", ""), ratios)
     if not all(method["ratio"]["conclusive"] for method in found["methods"].values()):
-        print("inconclusive: the quartiles lie too far apart; use more --repeats, or a machine with less to do")
+        print("inconclusive: the quartiles are too far apart; use more --repeats, or a machine with less to do")
 
 
 def bench_predict(
@@ -183,7 +183,7 @@ def _print_drop(found: Sequence[Mapping[str, Any]]) -> None:
               "accuracy, whole", "dropped", "same class", "")  # fmt: skip
     print_table(header, rows)
     if not all(row["speed"]["conclusive"] for row in found):
-        print("inconclusive: the quartiles lie too far apart; use more --repeats, or a machine with less to do")
+        print("inconclusive: the quartiles are too far apart; use more --repeats, or a machine with less to do")
 
 
 def bench_runtime(
@@ -240,7 +240,7 @@ def _print_runtime(found: Mapping[str, Any]) -> None:
     print_table(("runtime", "predict: times as fast", "predict / model", "same class, %", "probabilities", "masks", ""),
                 rows)  # fmt: skip
     if any(row[-1] for row in rows):
-        print("inconclusive: the quartiles lie too far apart; use more --repeats, or a machine with less to do")
+        print("inconclusive: the quartiles are too far apart; use more --repeats, or a machine with less to do")
 
 
 def _ratio(ratio: Mapping[str, Any]) -> str:

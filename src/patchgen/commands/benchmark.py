@@ -42,7 +42,7 @@ class BenchmarkArguments(Config):
     lr: float = 0.0
     """Adam's learning rate for every method; 0 takes the preset's own for each."""
     swad: bool = True
-    """Report weight averaging beside the selected checkpoint."""
+    """Also report weight averaging (SWAD)."""
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
     """Methods, or `all`; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
     seeds: tuple[int, ...] = (1,)
@@ -50,15 +50,15 @@ class BenchmarkArguments(Config):
     folds: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--unseen"])] = ()
     """Only these unseen domains."""
     lr_grid: tuple[float, ...] = ()
-    """Try these learning rates for every method alike and keep, fold by fold, what source validation prefers."""
+    """Try these learning rates for every method and keep, per fold, the best on source validation."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes a run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
+    """`small`: minutes per run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
     out: str = "runs"
     """Parent of the run folders."""
     details: bool = False
     """Also show SWAD, 80 % of each unseen domain, and source validation with the masks."""
     table_only: bool = False
-    """Train nothing; show what is there and the command that fills the rest."""
+    """Train nothing; show finished runs and the command for the missing ones."""
     quiet: bool = False
     """No progress."""
     json: bool = False

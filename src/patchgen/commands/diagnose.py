@@ -26,7 +26,7 @@ class DiagnoseArguments:
     against: tuple[str, ...] = ()
     """Runs of the same fold to compare with, such as the matched lp-ln."""
     data: str | None = None
-    """Where the run's data lie now; where it was trained when left out."""
+    """Path of the run's data, if it has changed."""
     images: int = 200
     """Images of the unseen domain, evenly over the classes."""
     steps: int = 8
@@ -34,11 +34,11 @@ class DiagnoseArguments:
     operators: tuple[str, ...] = ("blur", "mean", "swap")
     """What perturbs a patch, of blur, mean and swap; the first also serves insertion and deletion."""
     rankings: tuple[str, ...] = ()
-    """Rankings of the patches; all that each run has when left out."""
+    """Rankings of the patches; by default all that a run supports."""
     projection: Literal["auto", "umap", "pca"] = "auto"
     """Picture of the features; `auto` is UMAP where it is installed."""
     out: str | None = None
-    """Folder for everything; `diagnosis` in the run folder when left out."""
+    """Output folder; `diagnosis` in the run folder by default."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     seed: int = 0

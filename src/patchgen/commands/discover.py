@@ -6,7 +6,6 @@ import json as to_json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,7 +26,7 @@ CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "dis
 
 @dataclass(frozen=True)
 class DiscoverArguments:
-    """Group images that fit no known class: a contact sheet (.png) a group, assignments.csv and index.html."""
+    """Group images that fit no known class: a contact sheet (.png) per group, assignments.csv and index.html."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, as `patchgen train` prints it, of any method and task."""
@@ -36,11 +35,11 @@ class DiscoverArguments:
     out: str
     """Folder for the sheets, the CSV and the page; made when missing, files of the same name are replaced."""
     new_classes: int | None = None
-    """How many groups to make beside the known classes; estimated when left out."""
+    """Number of groups in addition to the known classes; estimated by default."""
     at_most: int | None = None
     """The largest number of new classes that the estimate considers; at least 10 and as many as known when left out."""
     data: str | None = None
-    """Where the run's own training data lies now, if not where it was trained: its images show the known classes."""
+    """The run's training data, if its path has changed: its images show the known classes."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     batch: int = 64
@@ -50,7 +49,7 @@ class DiscoverArguments:
     strict: bool = False
     """Exit with code 1 when any image could not be read."""
     quiet: bool = False
-    """Say nothing while working."""
+    """No progress."""
 
 
 def _check(arguments: DiscoverArguments, images: int) -> None:
@@ -149,35 +148,29 @@ def _caption(row: dict[str, Any], shown_images: int) -> str:
 
 
 def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
-    """One HTML page beside the sheets: no script, nothing from the network."""
+    """One HTML page beside the sheets."""
     from patchgen.draw.overlay import NOTICE
-    from patchgen.report.page import page, table
+    from patchgen.pages.page import file_address, render
 
-    columns = {"group": "group", "images": "images", "fits": "fits a known class",
-               "confidence": "median confidence", "nearest_known": "nearest known class"}  # fmt: skip
-    cells = [{**row, "images": str(row["images"]), "fits": "yes" if row["fits_known"] else "no"} for row in rows]
-    estimate = f"<p>{escape(describe_estimate(groups.estimate, len(groups.known)))}</p>" if groups.estimate else ""
-    notes = (
-        '<p class="note">Confidence is a margin, not a probability: 0 is half-way between two groups, 1 is the centre '
-        f"of one. A map beside an image is a {NOTICE}: it shows patches that the classifier reads more than others, "
-        'not where something is. Every image stands in <a href="assignments.csv">assignments.csv</a>.</p>'
-    )
-    sections = [("Groups", table(cells, columns) + estimate + notes)]
-    for row in rows:
-        if row["sheet"]:
-            alt = f"Contact sheet of {row['group']}, {row['images']} images, the most central first"
-            sections.append(
-                (row["group"], f'<a href="{row["sheet"]}"><img src="{row["sheet"]}" alt="{alt}" width="100%"></a>')
-            )
     new = sum(row["images"] for row in rows if not row["fits_known"])
-    lead = f"{len(groups.members)} images: {new} in {len(groups.new)} groups that fit no known class."
-    return page(title, lead, sections)
+    return render(
+        "discover.html",
+        title=title,
+        lead=f"{len(groups.members)} images: {new} in {len(groups.new)} groups that fit no known class.",
+        rows=[(row["group"], row["images"], "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
+               row["nearest_known"]) for row in rows],
+        estimate=describe_estimate(groups.estimate, len(groups.known)) if groups.estimate else "",
+        notice=NOTICE,
+        sheets=[{"group": row["group"], "source": file_address(row["sheet"]),
+                 "alt": f"Contact sheet of {row['group']}, {row['images']} images, the most central first"}
+                for row in rows if row["sheet"]],
+    )  # fmt: skip
 
 
 def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> Path:
     """All files, the page last; returns the page."""
     from patchgen.common.csv_files import write_csv
-    from patchgen.report.page import write_page
+    from patchgen.pages.page import write_page
 
     out.mkdir(parents=True, exist_ok=True)
     _write_sheets(groups, rows, out)
@@ -227,10 +220,8 @@ def main(argv: list[str]) -> int:
             batch=arguments.batch, tick=ticker(bar),
         )  # fmt: skip
     rows = summarise(groups)
-    run = f"run {Path(arguments.run).resolve().name} ({arguments.checkpoint})"
-    page = _write(
-        groups, rows, f"{predictor.config.method}, {run}: images that fit no known class", Path(arguments.out)
-    )
+    run = f"{Path(arguments.run).resolve().name} ({predictor.config.method})"
+    page = _write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
     if arguments.json:
         print(_as_json(groups, rows, page))
     else:

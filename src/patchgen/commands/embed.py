@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EmbedArguments:
-    """Write what a model makes of images as vectors, one row an image, for other tools to read."""
+    """Write the feature vectors of images, one row per image, for other tools."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""

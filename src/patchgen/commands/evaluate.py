@@ -32,17 +32,17 @@ class EvaluateArguments:
     out: str = "evaluation"
     """Folder for index.html, images.csv, metrics.json and the figures; files of the same name are replaced."""
     sites: tuple[str, ...] = ()
-    """Score these sites of the data alone; all when left out."""
+    """Score only these sites of the data; all by default."""
     positive: str | None = None
     """Also score this class against all others: sensitivity, specificity, precision, F1, AUROC."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     resamples: int = 1000
-    """Draws of the bootstrap, over patients where the data names groups, else over images; 0: no intervals."""
+    """Bootstrap resamples, over patients if the data has groups, else over images; 0: no intervals."""
     wrong: int = 12
-    """Show so many of the most confidently wrong images."""
+    """Number of most confidently wrong images to show."""
     json: bool = False
     """Print metrics.json instead of a table."""
     strict: bool = False
@@ -118,7 +118,8 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
 def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
     """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
     from patchgen.common.csv_files import write_csv
-    from patchgen.report.evaluation import render
+    from patchgen.pages.page import write_page
+    from patchgen.report.evaluation import render_page
     from patchgen.report.evaluation_figures import confusion_figure, reliability_figure
 
     found["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
@@ -128,8 +129,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
         figure.save(out)
     write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
     write_text(out / "metrics.json", to_json.dumps(found, indent=2, allow_nan=False) + "\n")
-    page = render(found, {figure.name: figure for figure in drawn}, pictures)
-    write_text(out / "index.html", page, "backslashreplace")
+    write_page(out / "index.html", render_page(found, {figure.name: figure for figure in drawn}, pictures))
 
 
 def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import sys
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from urllib.parse import quote
 
 import tyro
 
@@ -27,7 +25,7 @@ NAME = 48  # characters kept of an image's name: at four bytes each they still f
 
 @dataclass(frozen=True)
 class ExplainArguments:
-    """Show which patches are read more than others: picture (.png) and mask (.npy) of each image, and an index."""
+    """Show which patches the classifier reads more than others: a picture and a mask (.npy) per image, and a page."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`; its method must have a mask."""
@@ -46,11 +44,11 @@ class ExplainArguments:
     strict: bool = False
     """Exit with code 1 when any image could not be read, not only when all could not."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
-    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
     drop_after: int | None = None
-    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
+    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -103,56 +101,34 @@ def explain_all(
     return entries, failed
 
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 100rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin: 0; } header p { margin: .3rem 0; max-width: 50rem; }
-main { display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(28rem, 100%), 1fr)); }
-figure { margin: 0; border: 1px solid #8886; border-radius: .5rem; overflow: hidden; }
-img { display: block; width: 100%; height: auto; background: #fff; }
-figcaption { padding: .6rem .9rem; overflow-wrap: anywhere; } ol { margin: .3rem 0; padding-left: 1.4rem; }
-.path, .mask { font-size: .85rem; opacity: .8; } .number { font-variant-numeric: tabular-nums; }
-"""
-
-
-def render_page(title: str, entries: Sequence[dict[str, Any]], relative: bool) -> str:
-    """One HTML page beside the pictures: no script, nothing from the network."""
+def render_page(title: str, entries: Sequence[dict[str, Any]], failed: Sequence[Unreadable], relative: bool) -> str:
+    """One HTML page beside the pictures."""
     from patchgen.draw.overlay import NOTICE
+    from patchgen.pages.page import render
 
-    scale = "stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected"
-    figures = "\n".join(map(_figure, entries))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title><style>{STYLE}</style>
-</head>
-<body>
-<header><h1>{html.escape(title)}</h1>
-<p>{len(entries)} images. {NOTICE.capitalize()}: it shows patches that the classifier reads more than others, not where
-something is. The colour scale is {scale}.</p></header>
-<main>
-{figures}
-</main>
-</body>
-</html>
-"""
+    return render(
+        "explain.html",
+        title=title,
+        notice=NOTICE.capitalize(),
+        scale="stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected",
+        images=[_shown(entry) for entry in entries],
+        unreadable=[(one.path, one.reason) for one in failed],
+    )
 
 
-def _figure(entry: dict[str, Any]) -> str:
+def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of an image."""
+    from patchgen.pages.page import file_address
+
     mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"]) + f"; {entry['reading']}"
-    path, label = html.escape(shown(entry["path"])), html.escape(entry["label"])
-    alt = f"{path}: predicted {label} with {entry['confidence']:.1%}; selection mask beside the image, {mask}"
-    source = quote(entry["picture"], errors="surrogateescape")
-    top = "".join(
-        f'<li>{html.escape(one["class"])} <span class="number">{one["probability"]:.1%}</span></li>'
-        for one in entry["top"]
-    )
-    return (
-        f'<figure><a href="{source}"><img src="{source}" alt="{alt}" loading="lazy"></a>'
-        f'<figcaption><div class="path">{path}</div><ol>{top}</ol><div class="mask">mask {mask}</div></figcaption>'
-        "</figure>"
-    )
+    path, label = shown(entry["path"]), f"{entry['label']} with {entry['confidence']:.1%}"
+    return {
+        "path": path,
+        "source": file_address(entry["picture"]),
+        "alt": f"{path}: predicted {label}; selection mask on the right, {mask}",
+        "top": [(one["class"], f"{one['probability']:.1%}") for one in entry["top"]],
+        "mask": mask,
+    }
 
 
 def main(argv: list[str]) -> int:
@@ -166,6 +142,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--out must be a folder, but {out} is a file")
     check_writable(out, "--out")
     from patchgen.common.progress import Progress
+    from patchgen.pages.page import write_page
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
@@ -176,13 +153,12 @@ def main(argv: list[str]) -> int:
     with Progress("explaining", len(paths)) as bar:
         entries, failed = explain_all(predictor, paths, out, look, ticker(bar))
     facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
-    title = f"{predictor.config.method}, run {facts['run']} ({arguments.checkpoint})"
+    title = f"Selection maps of {facts['run']} ({predictor.config.method})"
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]
     index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
     text = json.dumps({**index, "unreadable": unreadable}, indent=2) + "\n"
-    page = render_page(title, entries, arguments.relative)
     write_text(out / "index.json", text)
-    write_text(out / "index.html", page, "backslashreplace")
+    write_page(out / "index.html", render_page(title, entries, failed, arguments.relative))
     flat = sum(UNSELECTIVE in entry["reading"] for entry in entries)
     if flat:
         print(f"{flat} of {len(entries)} maps select every patch, or none: {UNSELECTIVE} in them", file=sys.stderr)

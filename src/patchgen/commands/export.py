@@ -31,7 +31,7 @@ class ExportArguments:
     images: tuple[str, ...] = ()
     """Images, folders or patterns to compare the answers on; generated ones when left out."""
     count: int = 100
-    """At most so many images are compared."""
+    """Maximum number of images to compare."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
 

@@ -32,7 +32,7 @@ class FitArguments(Config):
     out: str = tyro.MISSING
     """The model folder to write; an older model there is replaced."""
     unseen: str = NO_DOMAIN
-    """Leave this site alone out, score it, and keep the model that was trained without it."""
+    """Leave out only this site, score it, and keep the model that was trained without it."""
     split: SplitRule = "domainbed"
     """How a site is split; where a manifest names groups it is `group` (a patient is never on both sides of a site)."""
     task: tyro.conf.Suppress[Task] = "mdg"
@@ -42,11 +42,11 @@ class FitArguments(Config):
     """Train this one alone: a name of `patchgen methods`; with `+` the terms of others are added. It is also what
     --unseen and --no-expect take, which compare nothing."""
     expect: bool = True
-    """Leave each site out in turn first; without, nothing is known of a new site."""
+    """Leave each site out in turn first, to estimate the accuracy at a new site; --no-expect skips it."""
     with_backbone: bool = True
     """Put the backbone's weights into the folder, so that it works offline elsewhere."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes a training on two cores. `paper`: the field's 5001 steps at 224 px."""
+    """`small`: minutes per training on two cores. `paper`: the field's 5001 steps at 224 px."""
     runs: str = "runs"
     """Parent of the run folders."""
     track: Tracking | None = None
@@ -54,7 +54,7 @@ class FitArguments(Config):
     quiet: bool = False
     """No progress."""
     json: bool = False
-    """Print what is known of the model as one JSON object instead of tables."""
+    """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
     def check(self) -> None:
         """Nothing is checked before the settings are made of these: there an error names its option."""

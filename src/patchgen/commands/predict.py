@@ -39,7 +39,7 @@ class PredictArguments(EngineArguments):
     csv: str | None = None
     """Write path, label, confidence and a column p_CLASS for each class to this file; `-` is standard output."""
     jsonl: str | None = None
-    """Write one JSON object a line to this file; `-` is standard output."""
+    """Write one JSON object per line to this file; `-` is standard output."""
     json: bool = False
     """Print JSON instead of a table."""
     checkpoint: Literal["selected", "swad"] = "selected"
@@ -49,11 +49,11 @@ class PredictArguments(EngineArguments):
     batch: int = 64
     """Images per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
-    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
     drop_after: int | None = None
-    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
+    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def find_images(words: Sequence[str]) -> list[Path]:

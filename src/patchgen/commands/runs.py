@@ -20,7 +20,7 @@ Folders = Annotated[tuple[str, ...], tyro.conf.Positional]
 
 
 def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
-    """List run folders, at any depth; `patchgen runs diff A B` compares two, `patchgen runs clean` clears some away.
+    """List run folders, at any depth; `patchgen runs diff A B` compares two, `patchgen runs clean` deletes some.
 
     Args:
         folders: Where to look.
@@ -84,14 +84,14 @@ def clean_runs(
     keep_checkpoints: tuple[str, ...] | None = None,
     yes: bool = False,
 ) -> None:
-    """Remove failed or unfinished runs, or checkpoints of finished ones; only says what it would do without --yes.
+    """Delete failed or unfinished runs, or checkpoints of finished ones; without --yes only list them.
 
     Args:
         folders: Where to look.
         failed: Runs whose last attempt failed.
-        unfinished: Runs that were stopped on their way. One that a process is training is never touched.
+        unfinished: Interrupted runs. A run that is being trained is never touched.
         keep_checkpoints: Of finished runs, remove all checkpoints but these, such as `selected`; records stay.
-        yes: Do it.
+        yes: Delete; without it this is a dry run.
     """
     from patchgen.runs.find import bytes_of, find_runs, remove, to_clean
 

@@ -18,10 +18,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class ServeArguments:
-    """Open models and runs in the browser: predictions, masks, rankings, patches taken away, runs side by side."""
+    """Open models and runs in the browser: predictions, masks, rankings, models and runs side by side."""
 
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUNS...")]
-    """Model folders, run folders, and folders that hold such."""
+    """Model folders, run folders, or folders that contain them."""
     port: int = 8000
     """Where to listen; 0 takes any free port."""
     host: str = "127.0.0.1"
@@ -29,7 +29,7 @@ class ServeArguments:
     open: bool = False
     """Open the page in the browser."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes predictions and masks; rankings and patches taken away stay with torch."""
+    """Runtime of predictions and masks; rankings and removed patches always use torch."""
 
 
 def require_extra() -> None:
@@ -46,7 +46,7 @@ def listen(host: str, port: int) -> socket.socket:
         ValueError: the port is taken, or no address of this machine.
     """
     if not 0 <= port <= 65535:
-        raise ValueError(f"--port must lie between 0 and 65535, not {port}")
+        raise ValueError(f"--port must be between 0 and 65535, not {port}")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)

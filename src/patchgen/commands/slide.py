@@ -66,11 +66,11 @@ class SlideArguments(EngineArguments):
     batch: int = 64
     """Tiles per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """What computes the answers; `auto` is the fastest one that is installed and agrees with torch on this machine."""
+    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
-    """Let patches below 0.5 in the mask leave the backbone (patchgen-select): faster, and less accurate."""
+    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
     drop_after: int | None = None
-    """How many blocks they pass before they leave; a third of them when left out. More is slower and more accurate."""
+    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def _check(arguments: SlideArguments) -> None:

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepArguments:
-    """Do all runs of one or more recipes (docs/sweep.md). Resumable: what is done is not done again."""
+    """Run all trainings of one or more recipes (docs/sweep.md). Resumable: finished runs are skipped."""
 
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""
     list: bool = False
     """List the recipes that come with the package, and do nothing else."""
     engine: Literal["local", "ray", "slurm"] = "local"
-    """Where: processes of this machine, Ray tasks, or Slurm tasks."""
+    """Where to run: local processes, Ray tasks, or Slurm tasks."""
     dry_run: bool = False
-    """Start nothing; list the runs, what has become of them, their budget by data set, and what the rest will cost."""
+    """Start nothing; list the runs, their state, their budget by data set, and the cost of what is missing."""
     out: str = "runs"
     """Parent of the run folders."""
     workers: int | None = None
@@ -40,7 +40,7 @@ class SweepArguments:
     threads: int | None = None
     """CPU threads of each run; the recipe's own when left out, else 1 without CUDA and an equal share with it."""
     retries: int = 2
-    """How often a run that failed is tried again; wrong settings and divergence are not."""
+    """Retries of a failed run; wrong settings and divergence are not retried."""
     collected: tuple[str, ...] = ()
     """CSV files of `patchgen runs collect`: runs that they list are not run again, though their folders are gone."""
     retry_failed: bool = False
@@ -50,9 +50,9 @@ class SweepArguments:
     partition: str | None = None
     """slurm: the partition."""
     minutes: int = 240
-    """slurm: time limit of a task; a run that reaches it is queued again and goes on."""
+    """slurm: time limit of a task; a run that reaches it is queued again and resumes."""
     rate: float | None = None
-    """Forecast: training images a second of one worker, where no finished run tells."""
+    """Forecast: training images per second of one worker, while no finished run shows it."""
     parameters: str | None = None
     """Write every parameter in force, the splits' digests and the environment to this Markdown file."""
     track: Tracking | None = None

@@ -97,7 +97,7 @@ def _check_events(text: str, loader: Any) -> None:
             continue
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in known:
-                raise ValueError(f"the alias *{event.anchor!s:.40} stands inside of what it names, or before it")
+                raise ValueError(f"the alias *{event.anchor!s:.40} appears inside what it names, or before it")
             anchor, size = None, known[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             anchor, size = event.anchor, (len(event.value) + 1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def name_key(name: str) -> str:
@@ -23,6 +24,13 @@ def printable(text: object) -> str:
     """Text for a terminal, on one line: control characters, which can move the cursor or set its title, are escaped."""
     words = str(text).encode("utf-8", "backslashreplace").decode()
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in words)
+
+
+def number_text(value: Any, percent: bool = False) -> str:
+    """`0.91`, or `91.2` in per cent; a dash for None, text as it is."""
+    if value is None or isinstance(value, str):
+        return value or "-"
+    return f"{100 * value:.1f}" if percent else f"{value:.2f}"
 
 
 def csv_cell(text: str) -> str:

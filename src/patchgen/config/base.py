@@ -28,13 +28,13 @@ class Settings:
     data: str
     _: KW_ONLY
     task: str
-    """What is asked of the method."""
+    """The task."""
     method: str
     """A name of `patchgen methods`."""
     pool: str | None = None
-    """What the head reads; the method's own choice when left out."""
+    """Which feature the head reads; the method's own choice by default."""
     tune: Tune | None = None
-    """What of the backbone is trained; the method's own choice when left out."""
+    """Which part of the backbone is trained; the method's own choice by default."""
     backbone: str = "auto"
     """Alias, hub id, local folder, .safetensors file, or `auto`."""
     image_size: int = 224
@@ -44,7 +44,7 @@ class Settings:
     holdout: float = 0.2
     """Share of the images that is held out."""
     val_images: int | None = None
-    """Maximum number of validation images; all of the held-out part when left out."""
+    """Maximum number of validation images; the whole held-out part by default."""
 
     lr: float = 5e-5
     """Learning rate of the head (and of what follows, when left out)."""

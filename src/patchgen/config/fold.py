@@ -31,7 +31,7 @@ class Config(Settings):
     hparams: dict[str, float] = field(default_factory=dict)
     """The method's own hyper-parameters, such as `miro 0.01` (`patchgen methods` lists them)."""
     pool: Pool | None = None
-    """What the head reads; the method's own choice when left out."""
+    """Which feature the head reads; the method's own choice by default."""
     benchmark: str | None = None
     """Read DATA as this registered benchmark; recognised by the folder name when left out."""
     options: dict[str, str] = field(default_factory=dict)
@@ -42,13 +42,13 @@ class Config(Settings):
     batch_per_domain: int = 32
     """Images drawn from each source domain at each step."""
     eval_every: int = 200
-    """Source validation happens at step 0, at every such step and at the last."""
+    """Steps between evaluations on source validation; also at step 0 and at the last step."""
     val_images: int | None = None
-    """At most so many validation images a domain; all of the held-out part when left out."""
+    """Maximum validation images per domain; the whole held-out part by default."""
     augment: bool = True
-    """Random changes of the images while training."""
+    """Augment the training images."""
     augmentation: Literal["natural", "crop-flip", "histology"] = "natural"
-    """Crop, flip and colours; crop and flip; or for stained tissue quarter turns, mirror images, strength of stains."""
+    """Crop, flip and colour jitter; crop and flip; for stained tissue: 90 degree rotations, flips, stain jitter."""
     stain: Literal["none", "macenko"] = "none"
     """For stained tissue: give every image the stain colours of the training images (extra `stain`)."""
     split: SplitRule = "domainbed"
@@ -70,9 +70,9 @@ class Config(Settings):
     lr_backbone: float | None = None
     """Learning rate of the tuned part of the backbone."""
     optimizer: Literal["adam", "adamw", "sgd"] | None = None
-    """What makes a step of the gradients; the method's own choice (mostly Adam) when left out."""
+    """The optimiser; the method's own (mostly Adam) by default."""
     lr_schedule: Literal["constant", "cosine"] | None = None
-    """Learning rates over the run: as they are, or along a cosine to 0; the method's own choice when left out."""
+    """Learning rate schedule: constant, or a cosine to 0; the method's own by default."""
     class_weights: Literal["balanced"] | None = None
     """`balanced`: each class has the same share of the main loss, however many images it has."""
     lora_rank: int = 8
@@ -80,18 +80,18 @@ class Config(Settings):
     dropout: float = 0.0
     """Share of the head's inputs that are dropped while training."""
     accumulate: int = 1
-    """Micro-batches a step is divided into; L_ms and L_sim are then means over a micro-batch."""
+    """Micro-batches per step (gradient accumulation); L_ms and L_sim are then means over a micro-batch."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
     """Number format of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
     clip_gradients: float | None = None
-    """Largest norm of a step's gradient, all trained tensors together; a longer one is scaled down to it."""
+    """Clip the global gradient norm at this value."""
     checkpoint_activations: bool = False
-    """Keep of a block of the backbone its input alone and compute it again for the gradients: less memory, slower."""
+    """Activation checkpointing in the backbone's blocks: less memory, slower, the same numbers."""
     compile: bool = False
-    """Compile the blocks of the backbone for the training step; where that fails, the run continues without it."""
+    """torch.compile the backbone's blocks for training; if that fails, the run continues without it."""
 
     swad: bool = False
-    """Average weights over the loss valley and report that model beside the selected one."""
+    """Also average the weights over the loss valley (SWAD) and report that model."""
     swad_ratio: float | None = None
     """Tolerance of the valley; the benchmark's own (1.3, VLCS 1.2) when left out."""
     swad_compat: bool = False
@@ -104,9 +104,9 @@ class Config(Settings):
     """Seed of splits, batches, augmentation and initial weights."""
 
     devices: int = 1
-    """How many devices share a step."""
+    """Number of devices that share a step (DDP)."""
     deterministic: bool = False
-    """Use operations that give the same bits each time, also on a GPU; one without such a form is warned of."""
+    """Use deterministic kernels, also on a GPU; warns where none exists."""
 
     not_hashed: ClassVar[tuple[str, ...]] = (
         *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations"

@@ -43,7 +43,7 @@ class StreamConfig(Settings):
     epochs: int = 200
     """Passes over the images of each stage."""
     batch: int = 128
-    """Images a step, each in two views."""
+    """Images per step, each in two views."""
     lr: float = 0.1
     """SGD's learning rate of backbone and projection head; it falls by a cosine to a thousandth."""
     momentum: float = 0.9
@@ -66,7 +66,7 @@ class StreamConfig(Settings):
     """Width of its output, in which views are compared."""
 
     prompts: int = 5
-    """Prompts an image gets: the means of its likeliest components."""
+    """Prompts per image: the means of its most probable components."""
     warm_up: int = 30
     """Epochs of each stage without prompts and pseudo-labels."""
     refit_every: int = 30
@@ -88,9 +88,9 @@ class StreamConfig(Settings):
     val_every: int = 10
     """Epochs between two validations; the last epoch is always validated."""
     val_images: int | None = None
-    """At most so many validation images, and as many of the stage beside them; all when left out."""
+    """Maximum validation images, and as many images of the stage; all by default."""
     inits: int = 10
-    """Starts of the k-means that scores a stage; the best one counts."""
+    """Number of initialisations of the k-means that scores a stage; the best one counts."""
     seed: int = 1
     """Seed of batches, augmentation, initial weights and k-means; the stages are drawn by the schedule's own."""
 

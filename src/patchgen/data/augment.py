@@ -58,7 +58,7 @@ class Augment:
         for name in ("flip", "grayscale", *OPERATIONS):
             value, top = getattr(self, name), tops.get(name, math.inf)
             if not 0 <= value <= top or math.isinf(value):
-                raise ValueError(f"augment.{name} must lie in [0, {top:g}], got {value}; 0 turns it off")
+                raise ValueError(f"augment.{name} must be in [0, {top:g}], got {value}; 0 turns it off")
 
     def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
         """The function `draw`, under the name that every kind of augmentation has."""

@@ -83,7 +83,7 @@ class Benchmark:
             domain = self.domain_of(folder.name)
             if domain in found:
                 raise ValueError(
-                    f"{self.name}: the folders '{found[domain].name}' and '{folder.name}' both stand for the domain "
+                    f"{self.name}: the folders '{found[domain].name}' and '{folder.name}' both name the domain "
                     f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
                 )
             if domain is not None:

@@ -193,7 +193,7 @@ def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_c
             hint = did_you_mean(pattern or name, files)
             raise ValueError(f"--classes: no class is called {pattern or name!r}{hint} (known: {known})")
         if not name or name in chosen or "/" in name or name.startswith("."):
-            raise ValueError(f"--classes: each class needs a name of its own that can name a folder, got {entry!r}")
+            raise ValueError(f"--classes: each class needs a unique name that can name a folder, got {entry!r}")
         if shared := [folder for folder in folders if owner.setdefault(folder, name) != name]:
             raise ValueError(f"--classes: {shared[0]!r} belongs to both {owner[shared[0]]!r} and {name!r}")
         chosen[name] = [path for folder in folders for path in files[folder]]

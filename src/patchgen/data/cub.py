@@ -75,7 +75,7 @@ def _read_list(path: Path) -> dict[int, str]:
         if not (key.isascii() and key.isdecimal() and value.strip()):
             raise ValueError(f"'{path}', line {number}: expected a number, a space and a value, got {line!r:.80}")
         if int(key) in values:
-            raise ValueError(f"'{path}', line {number}: the id {key} stands there twice; keep one")
+            raise ValueError(f"'{path}', line {number}: the id {key} appears twice; keep one")
         values[int(key)] = value.strip()
     if not values:
         raise ValueError(f"'{path}' is empty; unpack it again")

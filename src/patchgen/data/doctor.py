@@ -122,7 +122,7 @@ def _check_counts(table: Table) -> Iterator[Check]:
     _, nearest, off = min(apart, key=lambda item: item[:2])
     text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
     detail = f"no registered version of {entry.name}; against version {nearest}: {text}"
-    yield Check("counts", "warn", detail, "Unpack the data again, or report the counts beside the results.")
+    yield Check("counts", "warn", detail, "Unpack the data again, or report the counts with the results.")
 
 
 def _differences(
@@ -151,7 +151,7 @@ def _check_labels(table: Table) -> Iterator[Check]:
         spelled[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
     alike = [" and ".join(names) for names in spelled.values() if len(names) > 1]
     if alike:
-        fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a class of its own."
+        fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a separate class."
         same = all(len({name.casefold() for name in names}) == 1 for names in spelled.values())
         how = "case" if same else "case, or in how Unicode writes a letter"
         yield Check("class spelling", "warn", f"differ only in {how}: {some(alike)}", fix)

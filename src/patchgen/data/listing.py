@@ -121,7 +121,7 @@ def _list_below(
             inner = f"{parent}/{name}".lstrip("/")
             real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
             if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
-                raise ValueError(f"'{entry.path}' links to '{real}', a folder that it lies in; remove the link")
+                raise ValueError(f"'{entry.path}' links to '{real}', a folder that contains it; remove the link")
             if walked is None and not link:
                 _list_below(folder, inner, (*above, real), None, found, skipped)
             elif real not in behind:

@@ -41,7 +41,7 @@ class Histology:
         for name, top in {"turn": 1.0, "flip": 1.0, "scale": 1.0, "shift": math.inf}.items():
             value = getattr(self, name)
             if not 0 <= value <= top or math.isinf(value):
-                raise ValueError(f"histology.{name} must lie in [0, {top:g}], got {value}; 0 turns it off")
+                raise ValueError(f"histology.{name} must be in [0, {top:g}], got {value}; 0 turns it off")
 
     def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
         """Draw every random number of a batch from a CPU `generator`; the amount depends on `batch` alone."""

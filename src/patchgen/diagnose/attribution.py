@@ -100,7 +100,7 @@ def available(classifier: Classifier) -> tuple[str, ...]:
 
 
 def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -> None:
-    """ValueError when a ranking is unknown, or not to be had from this classifier."""
+    """ValueError when a ranking is unknown, or unavailable for this classifier."""
     for name in names:
         if name not in RANKINGS:
             raise ValueError(

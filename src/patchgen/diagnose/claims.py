@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from patchgen.diagnose.faithfulness import OPERATORS, area
 from patchgen.diagnose.summary import Record, paired
 
+SMALLEST = 0.02  # difference of silhouettes, or of domain accuracies, that counts: one run of each has no error bar
 FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
 
 
@@ -40,7 +41,21 @@ def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], ma
         "D": _maps(found["runs"], main),
         "E": _cost(found["cost"]),
     }
+    reason = _no_better_than_chance(found, main)
+    if reason:
+        verdicts |= {part: ("not tested", reason) for part in "ABCD" if verdicts[part][0] != "not tested"}
     return [Claim(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
+
+
+def _no_better_than_chance(found: Mapping[str, Any], main: str) -> str:
+    """Why there is no decision to explain, or nothing: guesses have no reasons that a mask could show."""
+    accuracy, chance = found["runs"][main]["accuracy"], 1 / found["classes"]
+    if accuracy["mean"] - 2 * accuracy["error"] > chance:
+        return ""
+    return (
+        f"The accuracy on these images, {accuracy['mean']:.1%} ± {accuracy['error']:.1%}, is no better than chance "
+        f"({chance:.1%}): there is no decision to explain."
+    )
 
 
 def _of_two(first: bool, second: bool) -> str:
@@ -111,9 +126,10 @@ def _geometry(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
         return "not tested", "Too few images for the numbers."
     text = (
         f"Silhouette by class {tight[0]:.3f} against {tight[1]:.3f} of {baseline}; domains told apart by a linear "
-        f"classifier {apart[0]:.1%} against {apart[1]:.1%}. One run of each: no error bar."
+        f"classifier {apart[0]:.1%} against {apart[1]:.1%}. One run of each has no error bar: differences of at most "
+        f"{SMALLEST} count as none."
     )
-    return _of_two(tight[0] > tight[1], apart[0] < apart[1]), text
+    return _of_two(tight[0] - tight[1] > SMALLEST, apart[1] - apart[0] > SMALLEST), text
 
 
 def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:

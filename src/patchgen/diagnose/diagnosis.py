@@ -85,8 +85,8 @@ class Diagnosis(NamedTuple):
 
     def write(self, out: str | Path) -> Path:
         """Everything into one folder; returns the page."""
-        from patchgen.diagnose.webpage import render
-        from patchgen.report.page import write_page
+        from patchgen.diagnose.webpage import render_page
+        from patchgen.pages.page import write_page
 
         folder = Path(out)
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Diagnosis(NamedTuple):
         for number, columns in enumerate(self.features.values(), 1):
             write_columns(folder / f"features-{number}.npz", columns)
         judged = [Claim(**claim) for claim in self.found["claims"]]
-        return write_page(folder / "index.html", render(self.found, judged, self.figures))
+        return write_page(folder / "index.html", render_page(self.found, judged, self.figures))
 
 
 def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None) -> Opened:
@@ -166,6 +166,7 @@ def _asked(opened: Opened) -> dict[str, Any]:
     options, first = opened.options, opened.subjects[0]
     return {
         "main": first.name, "unseen": first.fold.unseen, "images": len(opened.rows), "checkpoint": options.checkpoint,
+        "classes": len(first.fold.classes),
         "seed": options.seed, "steps": options.steps, "operators": list(opened.plans[0].operators),
     }  # fmt: skip
 

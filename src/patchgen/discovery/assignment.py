@@ -149,7 +149,7 @@ def _known_rows(classes: list[Hashable], known_classes: Any) -> np.ndarray:
     known = set(given)
     if known and {isinstance(value, str) for value in known}.isdisjoint(isinstance(name, str) for name in classes):
         raise ValueError(
-            f"known_classes and y_true must use the same ids, not {given[0]!r} beside {classes[0]!r}: "
+            f"known_classes and y_true must use the same ids, not {given[0]!r} and {classes[0]!r}: "
             "name the classes in both, or number them in both"
         )
     return np.array([name in known for name in classes], dtype=bool)

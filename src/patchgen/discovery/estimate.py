@@ -51,7 +51,7 @@ def estimate_num_classes(
     at_least = len(contingency(labels, range(len(known))).classes)
     if not at_least <= at_most <= len(points):
         raise ValueError(
-            f"at_most must lie between the number of labelled classes and the number of points, {at_least} to "
+            f"at_most must be between the number of labelled classes and the number of points, {at_least} to "
             f"{len(points)}, not {at_most}"
         )
 

@@ -66,7 +66,7 @@ def check_promptable(backbone: Backbone) -> None:
     odd = "its attention has relative positions, which a prompt has none of" if _relative(backbone) else _try(backbone)
     if odd:
         name = f"{backbone.source!r} ({backbone.model_type})"
-        raise ValueError(f"prompts stand between a backbone's own tokens, and {name} takes none ({odd}); {fix}")
+        raise ValueError(f"prompts are inserted between a backbone's own tokens, and {name} takes none ({odd}); {fix}")
 
 
 def _relative(backbone: Backbone) -> bool:

@@ -101,9 +101,8 @@ def original(path: Path) -> np.ndarray:
 
 
 def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Smooth (h, w) -> (height, width); never outside the mask's own range, so nothing is selected by ringing."""
-    grown = Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.BICUBIC)
-    return np.clip(np.asarray(grown), mask.min(), mask.max())
+    """(h, w) -> (height, width): each patch keeps its one value, so nothing is shown that the mask does not say."""
+    return np.asarray(Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.NEAREST))
 
 
 def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:

@@ -56,3 +56,16 @@ def new_figure(width: float, height: float) -> Figure:
 def plain(axes: Axes) -> None:
     """Without the frame's upper and right line."""
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def percent_axis(axes: Axes, highest: float) -> None:
+    """An x axis of per cent from 0 to `highest`: room for numbers beside the bars, but no tick past 100."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, min(highest, 100)) if tick <= 100]
+    axes.set(xlim=(0, 1.18 * max(highest, 1)), xticks=ticks)
+
+
+def cap_percent(axes: Axes) -> None:
+    """A y axis of per cent whose margin does not reach past 100."""
+    axes.set_ylim(top=min(axes.get_ylim()[1], 100.8))

@@ -52,7 +52,7 @@ def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle:
     if not tiles:
         raise ValueError("a contact sheet needs at least one tile")
     if not 1 <= columns <= 12:
-        raise ValueError(f"columns must lie between 1 and 12, not {columns}: more cannot be read at {WIDTH} pixels")
+        raise ValueError(f"columns must be between 1 and 12, not {columns}: more cannot be read at {WIDTH} pixels")
     with_masks = any(tile.mask is not None for tile in tiles)
     cell = (WIDTH - 2 * MARGIN - (columns - 1) * GAP) // columns
     side = (cell - INSIDE) // 2 if with_masks else cell  # of the square that an image is fitted into

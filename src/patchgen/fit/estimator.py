@@ -41,7 +41,7 @@ SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("d
 
 
 class PatchGenClassifier(ClassifierMixin, BaseEstimator):
-    """Fit on images of some sites, know what to expect at the next one, and hand the model on.
+    """An image classifier with the interface of scikit-learn, and an estimate of its accuracy at the next site.
 
     Args:
         method: A name of `patchgen methods`, trained alone. None compares `methods`; where nothing can be compared,

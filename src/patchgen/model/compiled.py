@@ -34,7 +34,7 @@ def compile_blocks(
         for block in blocks:
             block._compiled_call_impl = None
         reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause, and adds pages to it
-        say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; goes on without")
+        say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; continuing without it")
         return False
 
 

@@ -43,7 +43,7 @@ def _title(facts: dict[str, Any]) -> str:
 
 
 def _use(facts: dict[str, Any]) -> str:
-    explain = '\nmodel.explain("image.png").overlay().save("why.png")' if facts["has_mask"] else ""
+    explain = '\nmodel.explain("image.png").overlay().save("map.png")' if facts["has_mask"] else ""
     return f"""## Use
 
 ```python
@@ -83,10 +83,10 @@ def _sentence(facts: dict[str, Any]) -> str:
         return f"Accuracy **{expected['mean']:.3f}**; a single site gives no interval."
     (a, b), (c, d) = expected["new_site"], expected["interval"]
     return (
-        f"Accuracy **{expected['mean']:.3f}** on average; one new site lies between {a:.3f} and {b:.3f} and the mean "
-        f"over many sites between {c:.3f} and {d:.3f} (95 % t-intervals over {len(facts['folds'])} sites, for sites "
-        "that differ as these do). Each figure below is of a model trained without that site; the model in this folder "
-        "was then trained on all of them and has itself been scored on none."
+        f"Accuracy **{expected['mean']:.3f}** on average; one new site is expected between {a:.3f} and {b:.3f} and the "
+        f"mean over many sites between {c:.3f} and {d:.3f} (95 % t-intervals over {len(facts['folds'])} sites, for "
+        "sites that differ as these do). Each figure below is of a model trained without that site; the model in this "
+        "folder was then trained on all of them and has itself been scored on none."
     )
 
 
@@ -161,7 +161,7 @@ Probabilities are softmax(logits / {facts["temperature"]:.4f}). On the {found["i
 this temperature was fitted on (accuracy {found["accuracy"]:.3f}) the expected calibration error went from
 {found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site probabilities tend to be too sure.
 
-`unlike_training` is true for images whose features lie farther from every class than {found["quantile"]:.0%} of source
+`unlike_training` is true for images whose features are farther from every class than {found["quantile"]:.0%} of source
 validation did. It does not say that the prediction is wrong, and an image that is not flagged may still be unlike."""
 
 

@@ -98,7 +98,7 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
     except (ValueError, OSError) as error:
         raise ValueError(
             f"the images that {run.path} was trained on are needed as examples of its known classes, but: "
-            f"{str(error).rstrip('.')}. If they lie elsewhere now, `--data` says where"
+            f"{str(error).rstrip('.')}. If their path has changed, give it with `--data`"
         ) from error
     rows = np.concatenate(list(fold.train.values()))
     rng = np.random.default_rng(config.seed)
@@ -227,7 +227,7 @@ def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
 def _check_count(name: str, value: int | None, images: int) -> None:
     if value is not None and not 1 <= value <= images:
         raise ValueError(
-            f"{name} must lie between 1 and the number of readable images, {images}, not {value}; left out, it is "
+            f"{name} must be between 1 and the number of readable images, {images}, not {value}; left out, it is "
             "chosen from the images"
         )
 

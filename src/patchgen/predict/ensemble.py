@@ -114,7 +114,7 @@ def score(probabilities: np.ndarray, rows: np.ndarray, fold: Fold) -> tuple[dict
 def _finished(run: str | Path) -> RunFolder:
     folder = RunFolder.open(run)
     if not folder.done:
-        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command goes on")
+        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command resumes it")
     if folder.config.task != "mdg":
         raise ValueError(
             f"{run} is a run of task {folder.config.task}, whose outputs for new classes mean something else in every "
@@ -122,7 +122,7 @@ def _finished(run: str | Path) -> RunFolder:
         )
     folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
-        raise ValueError(f"{run}: method {folder.config.method!r} is given the true mask, an upper line; leave it out")
+        raise ValueError(f"{run}: method {folder.config.method!r} is given the true mask, an upper bound; leave it out")
     return folder
 
 

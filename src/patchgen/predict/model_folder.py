@@ -1,4 +1,4 @@
-"""The model folder: what is handed on, and all that is needed to use it offline elsewhere.
+"""The model folder: a deployable model with all that is needed to use it offline elsewhere.
 
     config.json        classes, settings, preprocessing, calibration, what to expect, and the digest of the tensors
     model.safetensors  the weights (with the backbone's, unless it was left out)
@@ -142,7 +142,7 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(whole, path, metadata={"format": "pt"})
     except SafetensorError as error:  # what a full disk raises there
         raise OSError(f"{path} cannot be written ({error}); free some space and try again") from error
-    path.chmod(0o644)  # save_file makes it private, and a model is there to be handed on
+    path.chmod(0o644)  # save_file makes it private, and a model is there to be shared
 
 
 def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:

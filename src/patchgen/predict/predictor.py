@@ -3,7 +3,7 @@
     predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
     for found in predictor.predict(paths):                    # Prediction, or Unreadable for a broken file
         print(found)
-    predictor.explain("tile.png").overlay().save("why.png")   # [image | mask over it] and a colour bar
+    predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
 
 A mask value is absolute: 0 leaves a patch out, 1 takes it whole. The colour scale is therefore fixed to 0..1, and a
 mask that selects everything looks like one; ``relative=True`` stretches it for viewing and says so in the picture.

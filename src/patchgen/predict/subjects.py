@@ -100,12 +100,12 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
 def _finished(run: str) -> RunFolder:
     folder = RunFolder.open(run)
     if not folder.done:
-        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command goes on")
+        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command resumes it")
     folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
         raise ValueError(
             f"{run}: method {folder.config.method!r} is given the true mask and has none of its own to diagnose; "
-            "the truth is the upper line of every other run's diagnosis"
+            "the truth is the upper bound in every other run's diagnosis"
         )
     return folder
 

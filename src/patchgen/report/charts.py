@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
 from patchgen.report.grid import Column, Grid, Line
 from patchgen.report.render import heading, label_text
 
@@ -87,7 +87,8 @@ def _bar_panel(axes: Axes, lines: Sequence[Line], index: int) -> None:
         axes.barh(place, found[0], xerr=found[1] or None, height=0.72, error_kw=error, **style)
         axes.text(found[0] + found[1], place, f" {found[0]:.1f}", va="center", fontsize=7.5)
     values = [sum(found) for line in lines if (found := value_of(line, index))]
-    axes.set(xlim=(0, 1.18 * max(values, default=1)), xlabel="accuracy (%)")
+    percent_axis(axes, max(values, default=1))
+    axes.set_xlabel("accuracy (%)")
     plain(axes)
 
 
@@ -118,6 +119,7 @@ def domains(grid: Grid) -> Drawn | None:
         axes.axvline(edge + 0.5, color="#dde1e6", linewidth=0.8)
     axes.set(xticks=range(len(grid.columns)), ylabel="accuracy (%)", xlim=(-0.5, len(grid.columns) - 0.5))
     axes.set_xticklabels([heading(column) for column in grid.columns], parse_math=False)
+    cap_percent(axes)
     plain(axes)
     _legend(axes)
     return _drawn(grid, figure, range(len(grid.columns)), "Accuracy by unseen domain")
@@ -145,6 +147,7 @@ def stages(grid: Grid) -> Drawn | None:
         axes.set(title={"A": "all", "K": "known", "U": "unknown"}[letter], xticks=range(len(sessions)))
         axes.set_xticklabels(sessions, fontsize=8.5)
         plain(axes)
+    cap_percent(panels[0])
     panels[0].set_ylabel("accuracy (%)")
     _legend(panels[-1])
     _gain_panel(figure.add_subplot(parts[1, :]), grid)

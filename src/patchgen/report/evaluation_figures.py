@@ -26,7 +26,7 @@ def confusion_figure(classes: Sequence[str], counts: Sequence[Sequence[int]]) ->
     figure.colorbar(drawn, ax=axes, shrink=0.8, label="share of the true class's images")
     if len(classes) <= MOST_NUMBERS:
         for (row, column), count in np.ndenumerate(matrix.astype(int)):
-            colour = "white" if share[row, column] > 0.65 else "#1c2024"
+            colour = "#fefefe" if share[row, column] > 0.65 else "#101418"  # on the cell, in any theme of the page
             axes.text(column, row, f"{count:,}", ha="center", va="center", color=colour, fontsize=9)
     axes.set(xlabel="predicted", ylabel="true", xticks=[], yticks=[])
     if len(classes) <= MOST_NAMES:

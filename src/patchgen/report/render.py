@@ -1,4 +1,7 @@
-"""A grid as Markdown, HTML and CSV; LaTeX is in `report/latex.py`. The paper's numbers are set apart in all of them."""
+"""A grid as Markdown, as CSV and for the terminal. The paper's numbers are set apart in all of them.
+
+HTML is in `pages/templates/report.html`, LaTeX in `report/latex.py`.
+"""
 
 from __future__ import annotations
 
@@ -87,57 +90,9 @@ def _markdown_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
 # HTML
 
 
-def to_html(grid: Grid) -> str:
-    """The table with a tooltip a cell, its notes, and the origin of every number to unfold."""
-    marks = footnotes(grid)
-    body, block = "", ""
-    for line in grid.lines:
-        if line.block != block:
-            block = line.block
-            body += f'<tr><td class="note" colspan="{len(grid.columns) + 1}">{escape(block)}</td></tr>'
-        cells = "".join(_html_cell(grid, entry, marks) for entry in line.entries)
-        kind = ' class="paper"' if line.paper else ""
-        body += f"<tr{kind}><td>{escape(label_text(line))}</td>{cells}</tr>"
-    notes = "".join(f"<li>{escape(note)}</li>" for note in grid.notes)
-    notes += "".join(f"<li>Missing [{n}]: <code>{escape(command)}</code></li>" for command, n in marks.items())
-    return (
-        f'<p class="note">{escape(grid.setup)}</p><div class="wide"><table><thead>{_html_head(grid)}</thead>'
-        f'<tbody>{body}</tbody></table></div><ul class="note">{notes}</ul>{_origins(grid)}'
-    )
-
-
-def _html_head(grid: Grid) -> str:
-    groups = "".join(
-        f'<th scope="colgroup" colspan="{len(list(columns))}" style="text-align:center">{escape(name)}</th>'
-        for name, columns in groupby(grid.columns, key=lambda column: column.group)
-    )
-    above = f"<tr><th></th>{groups}</tr>" if any(column.group for column in grid.columns) else ""
-    names = "".join(f'<th scope="col"{_grey(column.paper)}>{escape(column.heading)}</th>' for column in grid.columns)
-    return f'{above}<tr><th scope="col">{escape(grid.first)}</th>{names}</tr>'
-
-
-def _grey(paper: bool) -> str:
-    return ' class="paper"' if paper else ""
-
-
-def _html_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
-    paper = f'<span class="paper">{paper_text(entry)}</span>' if entry.paper else ""
-    if entry.missing:
-        return f'<td class="wrong" title="{escape(entry.command)}">[{marks[entry.command]}] {paper}</td>'
-    about = entry.number.in_words() if entry.number else entry.paper.source if entry.paper else ""
-    number = escape(number_text(entry, grid.seeds)).replace(" ± ", "&nbsp;±&nbsp;")  # a line break would part them
-    number = f"<strong>{number}</strong>" if grid.is_best(entry) else number
-    return f'<td title="{escape(about)}">{number} {paper}</td>'
-
-
-def _origins(grid: Grid) -> str:
-    items = "".join(
-        f"<li>{escape(line.label)}, {escape(heading(column))}: {escape(entry.number.in_words())}</li>"
-        for line in grid.lines
-        for column, entry in zip(grid.columns, line.entries, strict=True)
-        if entry.number
-    )
-    return f'<details class="note"><summary>Where each number comes from</summary><ul>{items}</ul></details>'
+def column_groups(grid: Grid) -> list[tuple[str, int]]:
+    """(heading above the columns, how many columns it spans)."""
+    return [(name, len(list(columns))) for name, columns in groupby(grid.columns, key=lambda column: column.group)]
 
 
 # The terminal

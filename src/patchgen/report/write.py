@@ -15,12 +15,23 @@ from pathlib import Path
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import write_text
 from patchgen.draw.plots import Drawn
-from patchgen.report import page
+from patchgen.pages.page import render, write_page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids
 from patchgen.report.charts import draw
 from patchgen.report.grid import SPLITS, Grid
 from patchgen.report.latex import document, to_latex
-from patchgen.report.render import BEST, CSV_HEADER, to_html, to_markdown, to_rows
+from patchgen.report.render import (
+    BEST,
+    CSV_HEADER,
+    column_groups,
+    footnotes,
+    heading,
+    label_text,
+    number_text,
+    paper_text,
+    to_markdown,
+    to_rows,
+)
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.runs.scores import Run, Skipped, read_runs
 
@@ -56,7 +67,7 @@ def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
     """All tables that the runs make, each with a name of its own."""
     found = [
         *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
-        *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs, part),
+        *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs),
     ]  # fmt: skip
     counts: dict[str, int] = {}
     named = []
@@ -87,12 +98,12 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
             figures[grid.name] = drawn
     write_text(out / "report.md", _markdown(grids, figures, runs, skipped))
     write_text(out / "report.tex", document(grids))
-    path = page.write_page(out / "report.html", _html(grids, figures, runs, skipped, part))
+    path = write_page(out / "report.html", render_page(grids, figures, runs, skipped, part))
     return Report(path, tuple(grids), len(runs), tuple(skipped))
 
 
-def absent(grids: Sequence[Grid]) -> list[tuple[str, str]]:
-    """(what, command) of the tables that no run is there for."""
+def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
+    """(what, commands) of the tables that have no runs; any of the commands makes them."""
     found = []
     for start, (what, paper, small) in RECIPES.items():
         own = (grid.name for grid in grids)
@@ -100,14 +111,14 @@ def absent(grids: Sequence[Grid]) -> list[tuple[str, str]]:
             own = (name for name in own if not name.startswith("mdg-gcd"))
         if not any(name.startswith(start) for name in own):
             ways = [f"patchgen sweep configs/{recipe}.yaml" for recipe in (small, paper) if recipe]
-            found.append((what, " or ".join(ways)))
+            found.append((what, ways))
     return found
 
 
 def _lead(runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
     return (
         f"{len(runs)} finished runs; {len(skipped)} folders left out. Every number is a mean over seeds with its "
-        f"standard error; in bold what {BEST}. The paper's own numbers stand in grey: they are copied, not run here."
+        f"standard error; in bold what {BEST}. The paper's own numbers are in grey: copied, not run here."
     )
 
 
@@ -117,27 +128,29 @@ def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[R
         parts.append(to_markdown(grid))
         if grid.name in figures:
             parts.append(f"![{figures[grid.name].description}](figures/{grid.name}.svg)\n")
-    missing = absent(grids)
-    parts += ["## No runs\n", *(f"- {what}: no runs; this recipe makes them: `{way}`" for what, way in missing), ""]
-    parts += [
-        "## Left out\n",
-        *(f"- `{escape(str(one.path))}`: {escape(one.reason)}" for one in skipped),
-        *(["- nothing"] * (not skipped)),
-    ]
+    missing = [f"- {what}: {' or '.join(f'`{way}`' for way in ways)}" for what, ways in absent(grids)]
+    if missing:
+        parts += ["## Tables without runs\n", "These recipes train the runs that are missing.\n", *missing, ""]
+    if skipped:
+        parts += ["## Folders left out\n", *(f"- `{escape(str(one.path))}`: {escape(one.reason)}" for one in skipped)]
     return "\n".join(parts) + "\n"
 
 
-def _html(
+def render_page(
     grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[Run], skipped: Sequence[Skipped], part: str
 ) -> str:
-    sections = []
-    for grid in grids:
-        drawn = figures.get(grid.name)
-        picture = page.svg(drawn.figure, drawn.description) if drawn else ""
-        sections.append((grid.title, to_html(grid) + picture))
-    items = "".join(f"<li>{escape(what)}: <code>{escape(way)}</code></li>" for what, way in absent(grids))
-    sections.append(("No runs: these recipes make them", f"<ul>{items or '<li>nothing is missing</li>'}</ul>"))
-    left = "".join(f"<li><code>{escape(str(one.path))}</code>: {escape(one.reason)}</li>" for one in skipped)
-    sections.append(("Left out", f"<ul>{left or '<li>nothing</li>'}</ul>"))
-    lead = f"{_lead(runs, skipped)} Unless a table says otherwise, scores are on {SPLITS[part]}."
-    return page.page("PatchGen: report", lead, sections)
+    return render(
+        "report.html",
+        title="PatchGen: report",
+        lead=f"{_lead(runs, skipped)} Unless a table says otherwise, scores are on {SPLITS[part]}.",
+        grids=grids,
+        figures=figures,
+        absent=absent(grids),
+        skipped=skipped,
+        groups=column_groups,
+        heading=heading,
+        footnotes=footnotes,
+        label_text=label_text,
+        number_text=number_text,
+        paper_text=paper_text,
+    )

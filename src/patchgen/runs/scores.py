@@ -127,14 +127,14 @@ class Run:
         """The setup as a reader wants it."""
         c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
         if c.task == "ccd":
-            return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs a stage, batch {c.batch}"
+            return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs per stage, batch {c.batch}"
         steps = dict(self.setup)["steps"]
         budget = f"{steps} steps" if steps.isdigit() else f"steps: {steps}"
         if c.steps == self._protocol().get("steps") and steps.isdigit():  # its interval alone is another
             budget += f" evaluated every {c.eval_every}"
         aug = "" if c.augment else ", no augmentation"
-        cap = f", {c.val_images} validation images a source" if c.val_images else ""
-        return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images a domain{aug}{cap}"
+        cap = f", {c.val_images} validation images per source" if c.val_images else ""
+        return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images per domain{aug}{cap}"
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
             runs.append(found)
     if not runs and not skipped:
         named = ", ".join(map(str, given)) or "nothing was given"
-        raise ValueError(f"no run folder (with a config.yaml) lies below {named}; `patchgen train` makes one")
+        raise ValueError(f"no run folder (with a config.yaml) below {named}; `patchgen train` makes one")
     return name_apart(runs), skipped
 
 
@@ -249,7 +249,7 @@ def read_run(path: Path) -> Run | Skipped:
     if not (path / "config.yaml").is_file():
         return Skipped(path, "broken: it has no config.yaml")
     if not run.done:
-        return Skipped(path, "not finished: the command that made it goes on from its last evaluation")
+        return Skipped(path, "not finished: the command that made it resumes from its last evaluation")
     try:
         run.refuse_links()
         config = run.settings

@@ -141,7 +141,7 @@ def _budget(config: Settings) -> tuple[str, ...]:
     words = ", ".join(f"{part}{rate:g}" for part, rate in rates.items() if rate is not None)
     if config.task == "ccd":
         stream = cast(StreamConfig, config)
-        epochs = f"{stream.epochs} epochs a stage", f"{stream.val_every} epochs"
+        epochs = f"{stream.epochs} epochs per stage", f"{stream.val_every} epochs"
         return data_name(stream), *epochs, f"{stream.batch} of 2 views", words
     fold = cast(Config, config)
     return data_name(fold), str(fold.steps), str(fold.eval_every), f"{fold.batch_per_domain} a domain", words

@@ -76,7 +76,7 @@ class RayEngine:
             return cast(Outcome, self.ray.get(handle))
         except self.ray.exceptions.LocalRayletDiedError as error:
             raise EngineLost(
-                "Ray has died on this machine, and with it the workers; the same command goes on from what is done"
+                "Ray has died on this machine, and with it the workers; the same command resumes"
             ) from error
         except self.ray.exceptions.RayError as error:
             raise WorkerLost(f"Ray lost the run's worker: {error}") from error

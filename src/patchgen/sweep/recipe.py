@@ -72,7 +72,7 @@ def read_recipe(path: str | Path) -> Recipe:
     recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path))
     for name, row in recipe.rows.items():
         if both := sorted(row.keys() & recipe.grid.keys()):
-            raise ValueError(f"{path}: {both[0]} stands in row {shortly(name)} and in the grid; keep it in one of them")
+            raise ValueError(f"{path}: {both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
     return recipe
 
 

@@ -164,7 +164,7 @@ class FoldTrainer(Trainer):
     def _compile(self) -> None:
         """For the shape of a micro-batch, in the run's number format."""
         if self._keeps_features:
-            self.say("--compile: the backbone is frozen, and its features are kept; goes on without")
+            self.say("--compile: the backbone is frozen and its features are cached; continuing without it")
             return
         count = len(self.batches.rows_at(0)[0]) // (self.fabric.world_size * self.config.accumulate)
         side = self.config.image_size

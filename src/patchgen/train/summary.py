@@ -36,7 +36,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
         + _unlabelled(fold),
         f"- trained on: {', '.join(fold.validation)}; split {config.split}, seed {config.seed}",
         f"- backbone {backbone_of(run)}, {config.image_size} px, {config.steps} steps, "
-        f"{config.batch_per_domain} images a domain, lr {config.lr:g}",
+        f"{config.batch_per_domain} images per domain, lr {config.lr:g}",
         *_stopped(run, config),
         f"- checkpoint chosen by: {config.select}" + (" (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle")),
         *([f"- F1: {_f1_of(fold)}"] if "f1" in scores else []),

@@ -20,6 +20,7 @@ PERTURBATIONS = {"blur": "blurred", "mean": "the image's mean colour"}
 def describe(predictor: Predictor) -> dict[str, Any]:
     """What the page must know of a model before it shows a picture."""
     return {
+        "method": predictor.config.method,
         "classes": list(predictor.classes),
         "image_size": predictor.config.image_size,
         "grid": list(predictor.model.grid),

@@ -32,7 +32,7 @@ from patchgen.viewer.library import Library, hide_paths
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
 from patchgen.viewer.worker import ModelThread
 
-SCRIPTS = ("tools", "maps", "look", "runs", "page")
+SCRIPTS = ("tools", "maps", "values", "methods", "look", "written", "runs", "page")
 PAGE = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -192,7 +192,9 @@ class Viewer:
             parser = InMemory(request.headers, request.stream(), max_files=self.limits.images, max_fields=4)
             form = await parser.parse()
         except MultiPartException as error:
-            raise Refused(400, f"{error.message.rstrip('.')}; at most {self.limits.images} images a request") from error
+            raise Refused(
+                400, f"{error.message.rstrip('.')}; at most {self.limits.images} images per request"
+            ) from error
         model, files = form.get("model"), await _files(form)
         if not isinstance(model, str) or not files:
             raise Refused(400, "the form needs the field `model` and at least one file `image`")

@@ -223,7 +223,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
         if key in found and key in ("host", "origin", "content-type", "content-length"):
-            raise Refused(400, f"the header {key} stands there twice")
+            raise Refused(400, f"the header {key} appears twice")
         found[key] = value.decode("latin-1")
     return found
 

@@ -1,7 +1,7 @@
 """The models and runs that the viewer was given. Requests know them by id; no path ever comes from a request.
 
 library = Library(find_items(["runs", "tiles-model"]))   # a run, a model folder, or a folder of them
-library.predictor("05c5e4b787f7")                        # loaded when first asked for, two kept at a time
+library.predictor("05c5e4b787f7")                        # loaded when first asked for, three kept at a time
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import Refused
 from patchgen.viewer.uploads import clean_name
 
-LOADED = 2  # models in memory at a time
+LOADED = 3  # models in memory at a time: as many as the page compares on an image
 EXAMPLES = 24  # images of the unseen domain that are offered
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from patchgen.common.files import refuse_links, regular
 from patchgen.common.reading import read_json
+from patchgen.config import Config
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import RunFolder
 from patchgen.viewer.library import Item, without_paths
@@ -112,9 +113,15 @@ def _model_row(path: Path) -> dict[str, Any]:
         "method": settings.get("method"),
         "unseen": _at_text(facts, "data", "unseen"),
         "seed": settings.get("seed"),
-        "settings": settings,
+        "settings": _deciding(settings),
         "scores": {} if expected is None else {"expected at a new site": expected},
     }
+
+
+def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide a model's numbers, as a run lists them; one of an earlier release has the default."""
+    usual = Config(data="data", unseen="none").deciding()
+    return {name: settings.get(name, value) for name, value in usual.items()}
 
 
 def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:

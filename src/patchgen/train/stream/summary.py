@@ -66,8 +66,8 @@ def summarize_stream(run: RunFolder, stream: Stream) -> str:
         "",
         f"- data: {len(stream.table)} images; {len(stream.known)} labelled classes, then "
         + ", ".join(f"{int((stream.entry == stage).sum())} more" for stage in range(1, stages + 1)),
-        f"- backbone {backbone_of(run)}, {config.image_size} px, tuned: {config.tune}; {config.epochs} epochs a stage, "
-        f"batch {config.batch}, lr {config.lr:g}, seed {config.seed}",
+        f"- backbone {backbone_of(run)}, {config.image_size} px, tuned: {config.tune}; {config.epochs} epochs per "
+        f"stage, batch {config.batch}, lr {config.lr:g}, seed {config.seed}",
         f"- epoch kept by: {KEPT_BY[config.selection]}",
         f"- number of clusters: {'found by the mixture' if config.components == 'grow' else 'given'}",
         *([f"- NOT FINISHED: {done} of {stages} unlabelled stages are done"] if done < stages else []),

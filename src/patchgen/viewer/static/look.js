@@ -13,6 +13,7 @@ async function listModels() {
   at("limits").textContent = `or drop them on this page (${size})`;
   const usable = models.filter((row) => row.task !== "ccd" && !row.error);
   if (!usable.length) throw new Error("None of these runs has a model to look at; see “Compare runs”.");
+  state.usable = usable;
   options(at("model"), usable.map((row) => [row.id, modelName(row)]));
   const masked = usable.find((row) => (row.method || "").startsWith("patchgen"));
   if (masked) at("model").value = masked.id;
@@ -33,9 +34,10 @@ async function chooseModel() {
     at("status").textContent = "";
   }
   const { classes, grid, image_size: size, has_mask: mask } = state.model;
-  const none = mask ? "" : "; its method has no mask";
+  const none = mask ? "" : "; its method has no mask: no selection to read";
   at("about").textContent = `${classes.length} classes, ${size} px, ${grid[0]} × ${grid[1]} patches${none}`;
   fillChoices();
+  fillMethods();
   const { examples } = await ask(`/api/models/${id}/examples`);
   if (id !== state.model.id) return;
   at("examples").hidden = !examples.length;
@@ -98,12 +100,21 @@ async function openExample() {
   await opened(await ask("/api/example", { model: state.model.id, example: Number(at("example").value) }));
 }
 
+/** `tile.png (2)` for the second file of that name. */
+function uniqueName(name) {
+  const taken = new Set(state.pictures.map((one) => one.name));
+  if (!taken.has(name)) return name;
+  let number = 2;
+  while (taken.has(`${name} (${number})`)) number += 1;
+  return `${name} (${number})`;
+}
+
 async function opened(found) {
   if (found.error) {
     problem(found.name, found.error);
     return false;
   }
-  const { image, name, truth } = found, element = new Image();
+  const { image, truth } = found, name = uniqueName(found.name), element = new Image();
   element.src = `/api/images/${image}`;
   await element.decode();
   const button = make("button", { type: "button", title: name });
@@ -132,6 +143,7 @@ async function show(picture) {
   at("picture").hidden = false;
   at("cell").textContent = "";
   at("rankings").replaceChildren(); // those of the picture before
+  at("methods").replaceChildren();
   drawAnswer();
   drawMap();
   await fetchMaps();

@@ -1,13 +1,23 @@
 "use strict";
 // Maps over the image: colours, threshold, patches that are away, rankings side by side.
 
-// viridis at 0, 1/16, ..., 1
-const COLOURS = [
-  [68, 1, 84], [72, 24, 106], [71, 45, 123], [66, 64, 134], [59, 82, 139], [51, 99, 141], [44, 114, 142],
-  [38, 130, 142], [33, 145, 140], [31, 160, 136], [40, 174, 128], [63, 188, 115], [94, 201, 98], [132, 212, 75],
-  [173, 220, 48], [216, 226, 25], [253, 231, 37],
-];
-const OPACITY = 0.6; // of the colours over the image, as in `patchgen explain`
+// matplotlib's colour maps at even steps from 0 to 1
+const COLOUR_MAPS = {
+  viridis: [
+    [68, 1, 84], [72, 24, 106], [71, 45, 123], [66, 64, 134], [59, 82, 139], [51, 99, 141], [44, 114, 142],
+    [38, 130, 142], [33, 145, 140], [31, 160, 136], [40, 174, 128], [63, 188, 115], [94, 201, 98], [132, 212, 75],
+    [173, 220, 48], [216, 226, 25], [253, 231, 37],
+  ],
+  cividis: [
+    [0, 34, 78], [26, 56, 111], [67, 78, 108], [97, 101, 111], [125, 124, 120], [155, 148, 118], [188, 174, 108],
+    [222, 201, 88], [254, 232, 56],
+  ],
+  magma: [
+    [0, 0, 4], [29, 17, 71], [81, 18, 124], [131, 38, 129], [183, 55, 121], [231, 82, 99], [252, 137, 97],
+    [254, 196, 136], [252, 253, 191],
+  ],
+  gray: [[0, 0, 0], [255, 255, 255]],
+};
 const CONSTANT = 1e-4; // a mask whose range is smaller is never stretched: noise would look like form
 
 /** Whether the picture's answer is the chosen model's: not while another model is being loaded and asked. */
@@ -20,11 +30,13 @@ function place(patch) {
   return `row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
 }
 
+/** The colour of a value at the opacity that is set: 0.6 at first, as in `patchgen explain`. */
 function colour(value) {
-  const position = Math.min(Math.max(value, 0), 1) * (COLOURS.length - 1);
-  const low = Math.min(Math.floor(position), COLOURS.length - 2);
-  const mixed = COLOURS[low].map((one, i) => Math.round(one + (position - low) * (COLOURS[low + 1][i] - one)));
-  return `rgba(${mixed.join(",")},${OPACITY})`;
+  const colours = COLOUR_MAPS[at("colours").value];
+  const position = Math.min(Math.max(value, 0), 1) * (colours.length - 1);
+  const low = Math.min(Math.floor(position), colours.length - 2);
+  const mixed = colours[low].map((one, i) => Math.round(one + (position - low) * (colours[low + 1][i] - one)));
+  return `rgba(${mixed.join(",")},${at("opacity").value})`;
 }
 
 /** Whether a map is shown on the fixed scale of masks. */
@@ -46,8 +58,9 @@ function shownMap() {
 }
 
 /** Draws the current picture with a map: colours where `keep` says so, darkness elsewhere. */
-function draw(canvas, values, keep, { longest = 1024, least = 0, off = null, lines = false, cursor = null }) {
-  const { element } = state.current, [rows, columns] = state.model.grid;
+function draw(canvas, values, keep, look) {
+  const { longest = 1024, least = 0, off = null, lines = false, cursor = null, grid = state.model.grid } = look;
+  const { element } = state.current, [rows, columns] = grid;
   const side = Math.max(element.naturalWidth, element.naturalHeight);
   const scale = Math.min(Math.max(side, least), longest) / side;
   const width = canvas.width = Math.max(1, Math.round(element.naturalWidth * scale));
@@ -108,6 +121,9 @@ function drawMap() {
   at("canvas").setAttribute("aria-label", label);
   describeThreshold(values, keep.filter(Boolean).length);
   describeScale(name, values);
+  describeReading();
+  drawHistogram();
+  at("save-array").disabled = !values;
   const away = picture.off.size;
   at("reset").disabled = !away;
   at("away").textContent = away ? `${away} of ${patches()} patches are away.` : "All patches are there.";

@@ -54,6 +54,15 @@ function listenToPicture() {
   at("ranking-names").addEventListener("change", guarded(fetchMaps));
   at("lines").addEventListener("change", drawMap);
   at("stretch").addEventListener("change", redraw);
+  for (const id of ["colours", "opacity"]) {
+    at(id).addEventListener("input", () => {
+      drawScale();
+      redraw();
+    });
+  }
+  at("save-picture").addEventListener("click", savePicture);
+  at("save-array").addEventListener("click", saveArray);
+  at("compare-methods").addEventListener("click", guarded(compareMethods));
   at("threshold").addEventListener("input", redraw);
   at("operator").addEventListener("change", guarded(perturb));
   at("reset").addEventListener("click", guarded(putBack));
@@ -68,5 +77,6 @@ listenToTabs();
 listenToFiles();
 listenToPicture();
 at("model").addEventListener("change", guarded(chooseModel));
+options(at("colours"), Object.keys(COLOUR_MAPS).map((name) => [name, name]));
 drawScale();
 guarded(listModels)();

@@ -1,5 +1,5 @@
 "use strict";
-// Runs side by side: scores, settings that differ, training curves, summaries.
+// Runs side by side: scores, settings that differ, training curves, summaries (written.js).
 
 const DASHES = [null, "7 4", "2 3", "9 3 2 3", "5 2", "1 4"]; // beside the colours c0 ... c5: lines differ without them
 const CHOSEN = 3; // runs that are compared at first
@@ -124,27 +124,6 @@ function chart(name, runs) {
 }
 
 // Summaries
-
-/** A summary as it was written, with its Markdown tables as tables. */
-function written(text) {
-  const blocks = [];
-  for (const one of text.split("\n")) {
-    const table = one.startsWith("|"), before = blocks.at(-1);
-    if (before && before.table === table) before.lines.push(one);
-    else blocks.push({ table, lines: [one] });
-  }
-  const some = blocks.filter((block) => block.lines.some((one) => one.trim()));
-  const plain = (lines) => make("pre", {}, lines.join("\n").trim());
-  return some.map((block) => (block.table ? writtenTable(block.lines) : plain(block.lines)));
-}
-
-function writtenTable(lines) {
-  const cells = (one) => one.replace(/^\||\|\s*$/g, "").split("|").map((cell) => cell.trim());
-  const [head, ...rows] = lines.filter((one) => !/^[|\s:-]+$/.test(one)).map(cells);
-  const row = (texts) => make("tr", {}, ...texts.map((text) => make("td", {}, text)));
-  const titles = (head || []).map((text) => make("th", { scope: "col" }, text));
-  return scrolling("Table of the summary", titles, rows.map(row));
-}
 
 function summaries(runs) {
   const boxes = runs.map((run) => {

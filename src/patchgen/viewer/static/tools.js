@@ -5,6 +5,7 @@
 const state = {
   limits: {}, // of the server
   model: null, // what /api/models/ID says of the chosen one
+  usable: [], // models that can be looked at
   pictures: [], // { image, name, truth, scores, moved, off, maps, element, button }
   current: null, // the picture that is looked at
   cursor: 0, // the patch that the keyboard is at

@@ -1,0 +1,180 @@
+"""The page of `patchgen demo`: scores, curves, and images of the unseen domain with their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from patchgen.common.text import number_text
+from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, percent_axis, plain
+from patchgen.pages.page import Cell, Picture, data_address, render
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import chosen_evaluation, score_record
+from patchgen.runs.selection import RULES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MASKED = "patchgen-select"  # whose masks the page shows
+SHOWN = 9  # images on the page
+SCORES = {
+    "method": "method",
+    "unseen": "unseen domain %",
+    "sources": "sources, held out %",
+    "auroc": "mask AUROC",
+    "iou": "IoU at 0.5",
+    "error": "mask error",
+    "kept": "predictive patches kept %",
+}
+MASKS = {"method": "method", "unseen": "learned mask %", "true_mask": "true mask %", "random_mask": "random mask %"}
+
+
+def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
+    """What the tables show, a row per run: shares of one, None where a run has no such number."""
+    rows = []
+    for label, run in runs.items():
+        test = score_record(run)
+        mask = test.get("mask", {})
+        rows.append(
+            {
+                "method": label,
+                "unseen": test["all"]["accuracy"],
+                "images": test["all"]["images"],
+                "sources": RULES["source-validation"](chosen_evaluation(run), "accuracy"),
+                **{name: mask.get(name) for name in ("mean", "spread", "auroc", "iou", "error", "kept")},
+                "true_mask": test.get("true_mask", {}).get("accuracy"),
+                "random_mask": test.get("random_mask", {}).get("accuracy"),
+            }
+        )
+    return rows
+
+
+def cells(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[list[str]]:
+    """The rows as text: per cent where the heading says so."""
+    return [[number_text(row[key], "%" in heading) for key, heading in columns.items()] for row in rows]
+
+
+def render_page(runs: Mapping[str, RunFolder], smoke: bool) -> str:
+    rows = scores(runs)
+    masked = [row for row in rows if row["true_mask"] is not None]
+    return render(
+        "demo.html",
+        title="PatchGen where the shortcut breaks",
+        smoke=smoke,
+        images=rows[0]["images"],
+        error=100 * max(_standard_error(row["unseen"], row["images"]) for row in rows),
+        bars=bars(rows),
+        curves=curves(runs),
+        score_head=list(SCORES.values()),
+        score_rows=cells(rows, SCORES),
+        mask_head=list(MASKS.values()),
+        mask_rows=cells(masked, MASKS),
+        masked=MASKED,
+        pictures=pictures(runs),
+    )
+
+
+def _standard_error(share: float, count: int) -> float:
+    return float(np.sqrt(share * (1 - share) / count))
+
+
+def curves(runs: Mapping[str, RunFolder]) -> Drawn:
+    """Training and validation loss over the steps, and the mask's AUROC where the truth is known."""
+    with_truth = any("auroc" in r.get("mask", {}) for run in runs.values() for r in run.records("evaluation"))
+    figure = new_figure(10.5 if with_truth else 7.5, 3)
+    panels = figure.subplots(1, 3 if with_truth else 2)
+    names = ("training loss", "validation loss", "mask AUROC")
+    rows: list[Row] = []
+    for (label, run), colour in zip(runs.items(), PALETTE, strict=False):
+        records = run.records("evaluation")
+        lines = (
+            [(r["step"], r["train"]["main"]) for r in records],
+            [(r["step"], float(np.mean([d["loss"] for d in r["validation"].values()]))) for r in records],
+            [(r["step"], r["mask"]["auroc"]) for r in records if "auroc" in r.get("mask", {})],
+        )
+        for panel, name, points in zip(panels, names, lines, strict=False):
+            if points:
+                panel.plot(*zip(*points, strict=True), color=colour, label=label)
+                rows += [(label, name, step, value) for step, value in points]
+    titles = ("training loss (cross-entropy)", "loss on source validation", "mask AUROC (sources)")
+    for panel, title in zip(panels, titles, strict=False):
+        panel.set(title=title, xlabel="step")
+        plain(panel)
+    panels[0].legend(frameon=False)
+    if with_truth:
+        panels[2].set(ylim=(0, 1))
+        panels[2].axhline(0.5, color="#9aa3ad", linewidth=0.8, linestyle=":")
+    return Drawn("curves", "Loss and mask AUROC over the training steps", figure, ("method", "what", "step", "value"),
+                 rows)  # fmt: skip
+
+
+def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
+    """Accuracy on the sources and on the unseen domain, method by method."""
+    figure = new_figure(7.5, 0.55 * len(rows) + 1.1)
+    axes = figure.subplots()
+    places = np.arange(len(rows))[::-1]
+    data: list[Row] = []
+    for shift, key, colour, label in (
+        (0.2, "sources", "#c3cad1", "sources, held out"),
+        (-0.2, "unseen", "#0072b2", "unseen domain"),
+    ):
+        values = [100 * row[key] for row in rows]
+        drawn = axes.barh(places + shift, values, height=0.36, color=colour, label=label)
+        axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=9)
+        data += [(row["method"], label, value) for row, value in zip(rows, values, strict=True)]
+    axes.set(yticks=places, yticklabels=[row["method"] for row in rows], xlabel="accuracy (%)")
+    percent_axis(axes, 100)
+    plain(axes)
+    axes.legend(frameon=False, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+    return Drawn("accuracy", "Accuracy on held-out source images and on the unseen domain for each method", figure,
+                 ("method", "images", "accuracy (%)"), data)  # fmt: skip
+
+
+def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
+    """Unseen images, evenly over the classes, with what each method predicts."""
+    from patchgen.data.oracle import true_masks
+    from patchgen.data.table import read_table
+    from patchgen.draw.overlay import original
+    from patchgen.predict.predictor import Prediction, load_run
+
+    config = runs[MASKED].config
+    table = read_table(config.data)
+    rows = table.rows_of(config.unseen)
+    rows = rows[:: max(1, len(rows) // SHOWN)][:SHOWN]
+    paths = [table.file(int(row)) for row in rows]
+    truth = true_masks(table, load_run(runs[MASKED].path).model.grid)
+    answers = {m: [p for p in load_run(r.path).predict(paths) if isinstance(p, Prediction)] for m, r in runs.items()}
+    made = []
+    for i, row in enumerate(rows.tolist()):
+        true, mask = table.classes[table.label[row]], answers[MASKED][i].mask
+        known = truth[row].reshape(mask.shape) if truth is not None and mask is not None else None
+        said = [
+            Cell(
+                f"{m}: {a[i].label}",
+                "right" if a[i].label == true else "wrong",
+                "right" if a[i].label == true else "wrong",
+            )
+            for m, a in answers.items()
+        ]
+        alt = f"image of class {true}, its predictive patches, and the learned mask"
+        made.append(Picture(data_address(triptych(original(paths[i]), known, mask)), alt,
+                            [[Cell(f"class {true}", "strong")], said]))  # fmt: skip
+    return made
+
+
+def triptych(image: np.ndarray, truth: np.ndarray | None, mask: np.ndarray | None, scale: int = 2) -> Image:
+    """[image | truth | mask] side by side; masks on the fixed scale of 0 to 1."""
+    from PIL import Image
+
+    from patchgen.draw.sheet import mask_over
+
+    photo = Image.fromarray(image)
+    photo = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
+    panels = [photo, *(mask_over(photo, grid.astype(float)) for grid in (truth, mask) if grid is not None)]
+    gap = 4 * scale
+    joined = Image.new("RGB", (len(panels) * (photo.width + gap) - gap, photo.height), "white")
+    for number, panel in enumerate(panels):
+        joined.paste(panel, (number * (photo.width + gap), 0))
+    return joined
