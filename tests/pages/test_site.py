@@ -1,4 +1,4 @@
-"""The documentation site: built strictly; in a browser no page scrolls sideways on a phone or asks another server."""
+"""The documentation site, built strictly: no page scrolls sideways on a phone or makes a request to another server."""
 
 from __future__ import annotations
 
