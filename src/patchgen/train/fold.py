@@ -72,6 +72,7 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
 
 def _fabric(config: Config) -> Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
+    assert config.precision != "auto"  # `train` has settled it
     external = "TORCHELASTIC_RUN_ID" in os.environ or _is_slurm_task()
     strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
     try:
