@@ -92,7 +92,7 @@ def test_rows_of_predict_say_nothing_where_turns_are_far_apart() -> None:
 
 
 def test_memory_is_that_of_the_command(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="patchgen predict failed: .*nothing-here"):
+    with pytest.raises(ValueError, match="patchgen predict failed: .*no image found"):
         flat.peak_bytes(["predict", str(tmp_path / "nothing-here"), str(tmp_path)])
     [line] = flat.lines({"images": {"counts": [1, 9], "bytes": [100e6, 120e6], "ratio": 1.2}})
     assert line == ("peak memory over images: 1 to 9, 100, 120 MB", "1.20", "<= 1.1", False)
