@@ -67,7 +67,8 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
         return "not tested", "This run has no mask, or its ranking was left out."
     chosen = [r for r in records if 0 < r["selected"] < 1]  # elsewhere both sides are "everything" and "nothing"
     if len(chosen) < FEWEST:
-        return "not tested", f"The mask is {run['mask']['verdict']}."
+        few = f"{len(chosen)} images have some patches selected and some not; a test needs {FEWEST}"
+        return "not tested", f"The mask is {run['mask']['verdict']}. Here {few}."
     where = "" if len(chosen) == len(records) else f" on the {len(chosen)} of {len(records)} images with a selection"
     operators = [name for name in run["perturbation"] if name in OPERATORS]
 

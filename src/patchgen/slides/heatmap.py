@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MASK = "mask mean"
-TILE_NOTICE = "one prediction a tile, not an annotation"
+TILE_NOTICE = "one prediction per tile, not an annotation"
 
 
 def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
