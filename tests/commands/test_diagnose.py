@@ -18,6 +18,7 @@ from patchgen.cli import main
 from patchgen.data.images import decode
 from patchgen.data.oracle import Domain, Oracle, OracleSpec
 from patchgen.diagnose import diagnosis
+from patchgen.model.backbone import load_architecture
 from patchgen.predict.embed import vectors_of
 from patchgen.predict.predictor import load_predictor
 from patchgen.predict.subjects import open_subjects
@@ -254,3 +255,16 @@ def test_a_run_given_the_truth_has_no_mask_of_its_own(
 ) -> None:
     assert main(["diagnose", str(tiny_run("patchgen-true-mask", **oracle_settings, augment=False).path)]) == 2
     assert "is given the true mask" in capsys.readouterr().err
+
+
+def test_the_cost_is_that_of_the_runs_own_selection(
+    tiny_run: TinyRun, oracle_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "REPEATS", 1)
+    run = tiny_run("patchgen-select", **oracle_settings)
+    words = ["--images", "4", "--steps", "2", "--operators", "mean", "--rankings", "mask", "--projection", "pca"]
+    assert main(["diagnose", str(run.path), *words, "--out", str(tmp_path / "out")]) == 0
+    cost = json.loads((tmp_path / "out" / "diagnosis.json").read_text())["cost"]["methods"]
+    assert list(cost) == ["lp-ln", "patchgen-select"]
+    dim = load_architecture("tiny", 84).dim
+    assert cost["patchgen-select"]["module_parameters"] == 2 * (dim * dim + dim) + 1  # W_q, W_k and the shift

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.faithfulness import OPERATORS, area
 from patchgen.diagnose.summary import Record, paired
 
@@ -151,7 +152,7 @@ def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
 
 
 def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
-    module = cost["methods"]["patchgen"]
+    module = of_module(cost)
     more, ratio = module["module_of_backbone"], module["ratio"]
     text = (
         f"{more:.1%} of the backbone's parameters more, step time x {ratio['of_medians']:.2f}, peak memory x "

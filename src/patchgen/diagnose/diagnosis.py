@@ -152,9 +152,8 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
     config = subjects[0].predictor.config
-    cost = measure_step(
-        config.backbone, image_size=config.image_size, batch=BATCH, repeats=REPEATS, measured=("patchgen",)
-    )
+    method = "patchgen-select" if subjects[0].predictor.model.pool == "select" else "patchgen"
+    cost = measure_step(config.backbone, image_size=config.image_size, batch=BATCH, repeats=REPEATS, measured=(method,))
     tick(1)
     found = {**_asked(opened), "size_rule": rule, "runs": runs, "cost": cost}
     found["claims"] = [claim._asdict() for claim in claims(found, records, subjects[0].name)]

@@ -217,7 +217,7 @@ def _cells(title: str, column: str, values: np.ndarray) -> Iterable[Row]:
 
 
 def costs(found: Mapping[str, Any]) -> Drawn:
-    """Trained parameters, step time and peak memory of LP+LN and PatchGen."""
+    """Trained parameters, step time and peak memory of LP+LN and of the method with a mask."""
     kinds = {
         "trainable_parameters": ("trained parameters (thousands)", 1e3),
         "median_seconds": ("training step (s)", 1.0),
@@ -233,4 +233,4 @@ def costs(found: Mapping[str, Any]) -> Drawn:
         axes.set_title(title, fontsize=10)
         plain(axes)
         rows += [(name, key, method[key]) for name, method in found["methods"].items()]
-    return Drawn("cost", "Cost of a training step of LP+LN and PatchGen", figure, ("method", "what", "value"), rows)
+    return Drawn("cost", "Cost of a training step with and without the mask", figure, ("method", "what", "value"), rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 from patchgen.common.text import number_text
 from patchgen.diagnose.claims import Claim
+from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.figures import NOTICE, Drawn
 from patchgen.pages.page import Cell, render
 
@@ -104,7 +105,7 @@ def _overlays(drawn: Drawn) -> str:
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
-    module, machine = cost["methods"]["patchgen"], cost["machine"]
+    module, machine = of_module(cost), cost["machine"]
     ratio = module["ratio"]
     text = (
         f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}, {machine['device']}, "
