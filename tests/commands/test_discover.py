@@ -146,7 +146,7 @@ def test_a_class_without_examples_is_said(
         (["--at-most", "3", "--new-classes", "2"], "choose one"),
         (["--batch", "0"], "--batch must be at least 1"),
         (["--data", ""], "DATA is empty"),
-        (["--data", "nowhere"], "`--data` says where"),
+        (["--data", "nowhere"], "give it with `--data`"),
         (["--checkpoint", "best"], "invalid"),
     ],
 )

@@ -118,7 +118,7 @@ def test_officehome_spellings(tmp_path: Path, spelling: str) -> None:
 
 def test_two_spellings_of_a_domain(tmp_path: Path) -> None:
     root = fill(tmp_path / "office_home", "Real World/Bed/1.jpg", "RealWorld/Bed/1.jpg", "Art/Bed/1.jpg")
-    with pytest.raises(ValueError, match="'Real World' and 'RealWorld' both stand for the domain"):
+    with pytest.raises(ValueError, match="'Real World' and 'RealWorld' both name the domain"):
         read_table(root)
 
 

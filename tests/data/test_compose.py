@@ -349,7 +349,7 @@ def test_classes_are_named_or_the_first(photographs: Path) -> None:
         ({"per_class": 0}, r"--per-class must be 1\.\.9999, got 0"),
         ({"classes": ["bars", "plian"]}, "no class is called 'plian'; did you mean 'plain'.*known: bars, checks"),
         ({"classes": ["bars", "a=x*"]}, r"no class is called 'x\*'"),
-        ({"classes": ["bars", "bars"]}, "a name of its own.*got 'bars'"),
+        ({"classes": ["bars", "bars"]}, "a unique name.*got 'bars'"),
         ({"classes": ["bars", "../x=plain"]}, "can name a folder, got '../x=plain'"),
         ({"classes": ["bars", "b=ba*"]}, "'bars' belongs to both 'bars' and 'b'"),
         ({"classes": ["bars"]}, r"2\.\.4 classes, with a background each, got 1"),

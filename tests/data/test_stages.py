@@ -179,7 +179,7 @@ def test_wrong_data_for_a_schedule() -> None:
         make_stages(np.arange(5), names_of(4), PAPER)
     with pytest.raises(ValueError, match="whole numbers"):
         make_stages(np.zeros(3), names_of(4), PAPER)
-    with pytest.raises(ValueError, match="own name; a stand"):
+    with pytest.raises(ValueError, match="own name; duplicated: a$"):
         make_stages(np.arange(4), ("a", "b", "a", "c"), PAPER)
     with pytest.raises(ValueError, match="seed must be a whole number"):
         make_stages(np.arange(4), names_of(4), PAPER, seed=-1)

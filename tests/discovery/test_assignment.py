@@ -187,7 +187,7 @@ def test_nmi_and_ari_are_scikit_learns(rows: list[tuple[int, int]]) -> None:
         (([0, 1], [0, 1], 70), r"range\(70\), not 70"),
         ((["a"], ["a"], "a"), "not 'a'"),
         (([0, 1], [0, 1], [True, False]), "mask of samples"),
-        (([0, 1], [0, 1], ["0"]), "'0' beside 0"),
+        (([0, 1], [0, 1], ["0"]), "not '0' and 0"),
     ],
 )
 def test_wrong_ids(arguments: tuple[Any, Any, Any], text: str) -> None:

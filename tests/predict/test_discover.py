@@ -190,7 +190,7 @@ def test_data_that_moved(tiny_run: MakeRun, image_folder: Path, tmp_path: Path) 
     run = RunFolder(shutil.copytree(tiny_run().path, tmp_path / "run"))
     text = (run.path / "config.yaml").read_text()
     (run.path / "config.yaml").write_text(text.replace(str(image_folder), str(tmp_path / "gone")))
-    with pytest.raises(ValueError, match="'gone' is not in .*`--data` says where"):
+    with pytest.raises(ValueError, match="'gone' is not in .*give it with `--data`"):
         reference_images(run)
     moved = shutil.copytree(image_folder, tmp_path / "moved")
     assert len(reference_images(run, str(moved)).files) == len(reference_images(tiny_run()).files)

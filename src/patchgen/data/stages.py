@@ -277,7 +277,7 @@ def _check_labels(label: np.ndarray, names: Sequence[str]) -> None:
     if len(label) and not (label.min() >= -1 and label.max() < len(names)):
         raise ValueError(f"labels must be -1 to {len(names) - 1}, got {label.min()} to {label.max()}")
     if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"each class needs its own name; {some_of(sorted(twice))} occur several times")
+        raise ValueError(f"each class needs its own name; duplicated: {some_of(sorted(twice))}")
 
 
 def _is_number(value: Any) -> bool:
