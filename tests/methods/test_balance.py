@@ -42,11 +42,11 @@ def test_weights_are_those_of_the_formula() -> None:
         method.expert.weight.mul_(0.1)
         method.expert.bias.copy_(torch.tensor([2.0, 0.0, -1.0]))  # it believes in class 0, so three images contradict
     out = model(given.image)
-    belief = method.expert(out.context).softmax(1).tolist()
+    belief, p = method.expert(out.context).softmax(1).tolist(), out.logits.softmax(1).tolist()
     c = [1 - row[y] / max(row) for row, y in zip(belief, label.tolist(), strict=True) if y >= 0]
     q, s = sum(c) / len(c), 0.3
     assert 0.1 < q < s
-    expected = [1 + x * (s / q - 1) for x in c] + [1.0]
+    expected = [1 + x * p[i][label[i]] * (s / q - 1) for i, x in enumerate(c)] + [1.0]
     weight = method.weights(out, given)
     torch.testing.assert_close(weight, torch.tensor(expected), rtol=1e-4, atol=1e-5)
     assert not weight.requires_grad and max(expected) > 1.1
@@ -55,14 +55,15 @@ def test_weights_are_those_of_the_formula() -> None:
     torch.testing.assert_close(float(method.contradiction), q, rtol=1e-4, atol=1e-6)  # of equal batches it stays
 
 
-def test_contradicting_images_have_their_share() -> None:
-    c = torch.tensor([1.0] * 3 + [0.0] * 97)
-    weight = balanced(c, c.mean(), 0.3)
+def test_contradicting_images_have_their_share_once_their_class_is_read() -> None:
+    c, right = torch.tensor([1.0] * 3 + [0.0] * 97), torch.ones(100)
+    weight = balanced(c, right, c.mean(), 0.3)
     torch.testing.assert_close(weight[:3].sum() / 100, torch.tensor(0.3))
-    assert weight[3:].eq(1).all()  # nobody pays for it
+    assert weight[3:].eq(1).all()
+    assert balanced(c, 1 - right, c.mean(), 0.3).eq(1).all()  # hard images: no evidence against the context
     often = torch.tensor([1.0] * 40 + [0.0] * 60)
-    assert balanced(often, often.mean(), 0.3).eq(1).all()  # they have their share anyway
-    assert balanced(torch.zeros(4), torch.tensor(0.0), 0.3).isfinite().all()
+    assert balanced(often, right, often.mean(), 0.3).eq(1).all()  # they have their share anyway
+    assert balanced(torch.zeros(4), right[:4], torch.tensor(0.0), 0.3).isfinite().all()
 
 
 def test_main_is_the_weighted_mean_over_the_labelled() -> None:

@@ -1,17 +1,17 @@
-"""Balance: images that contradict their context count for more.
+"""Balance: images that contradict their context count for more, as far as the classifier can read their class.
 
 Where a background gives the label away in 97 % of the images, the other 3 % are the only evidence against it, and
 cross-entropy all but ignores them. A *context expert*, a linear layer on the mean patch token of an early block, learns
 what can be told without selecting anything. Its generalised cross-entropy makes it believe the easy majority, as the
-biased model of LfF (Nam et al. 2020). With b the expert's probabilities,
+biased model of LfF (Nam et al. 2020). With b the expert's probabilities and p the classifier's,
 
-    c_i = 1 - b_i(y_i) / max b_i                how far image i contradicts its context, 0 to 1
-    w_i = 1 + c_i max(0, s / q - 1)             its weight; q is the moving mean of c
+    c_i = 1 - b_i(y_i) / max b_i                        how far image i contradicts its context, 0 to 1
+    w_i = 1 + c_i p_i(y_i) max(0, s / q - 1)            its weight; q is the moving mean of c
 
-so that contradicting images weigh s times what all images together weigh in plain cross-entropy, where they weigh q
-times that. No image counts for less than before: where the expert is wrong because images are hard, those
-gain weight, but the others keep theirs. All weights are 1 where contradictions are frequent (q >= s), and for images
-without a label. The expert learns beside the classifier and never reaches it.
+so that contradicting images whose class the classifier reads count for the share s, where plain cross-entropy would
+give them q. An image that it cannot read either is merely hard, no evidence against the context, and keeps the weight
+1, as all do where contradictions are frequent (q >= s), and images without a label. The expert learns beside the
+classifier and never reaches it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Balance(Method):
     """Weights of the main loss, from a context expert."""
 
     addable = True
-    summary = "images that contradict their context count for more"
+    summary = "images that contradict their context count for more, as far as their class is read"
     reference = "after Nam et al. 2020 (LfF)"
     defaults: ClassVar[Mapping[str, float]] = {"share": 0.3, "expert_lr_mult": 5.0}
     contradiction: Tensor
@@ -71,7 +71,8 @@ class Balance(Method):
         now = mean_over_ranks((contradicts * labelled).sum(), labelled.sum())
         mean = torch.where(self.contradiction.isnan(), now, MOMENTUM * self.contradiction + (1 - MOMENTUM) * now)
         self.contradiction.copy_(mean)
-        return torch.where(labelled, balanced(contradicts, mean, self.hparams["share"]), 1)
+        read = out.logits.float().softmax(-1).gather(1, batch.label.clamp(min=0).unsqueeze(1)).squeeze(1)  # p(y)
+        return torch.where(labelled, balanced(contradicts, read, mean, self.hparams["share"]), 1)
 
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         return super().watch(out, batch) | {"contradiction": self.contradiction}
@@ -82,6 +83,6 @@ class Balance(Method):
         return expert
 
 
-def balanced(contradicts: Tensor, mean: Tensor, share: float) -> Tensor:
-    """Weights (B,) of images with contradictions c (B,), whose mean is q."""
-    return 1 + contradicts * (share / mean.clamp(min=LEAST) - 1).clamp(min=0)
+def balanced(contradicts: Tensor, read: Tensor, mean: Tensor, share: float) -> Tensor:
+    """Weights (B,) of images with contradictions c (B,), whose mean is q, and probabilities p(y) (B,)."""
+    return 1 + contradicts * read * (share / mean.clamp(min=LEAST) - 1).clamp(min=0)
