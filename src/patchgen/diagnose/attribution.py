@@ -198,7 +198,8 @@ def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block
     if classifier.backbone.family.convolutional:
         tokens = classifier.backbone(images).patches.detach().requires_grad_()
         if isinstance(classifier.select, Selector):
-            weight = classifier.select(classifier.backbone, images).mask.detach() ** float(torch.as_tensor(classifier.select.gain).detach())
+            mask = classifier.select(classifier.backbone, images).mask
+            weight = (mask**classifier.select.gain).detach()
             logits = classifier.head((weight.unsqueeze(-1) * tokens).sum(1) / weight.sum(1, keepdim=True))
         else:
             logits = classifier.classify(tokens if classifier.pool == "patchgen" else tokens.mean(1)).logits

@@ -51,7 +51,7 @@ def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: 
         selector.level.zero_()  # a run that was killed behind this point has calibrated it already
         rows = np.concatenate(list(trainer.fold.validation.values()))
         trainer.model.drop.eval()
-        level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, float(torch.as_tensor(selector.gain).detach()))
+        level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, torch.as_tensor(selector.gain).item())
         tensors["select.level"] = torch.tensor(level)
     if (isinstance(selector, Selector) or name == "swad") and trainer.fabric.is_global_zero:
         trainer.save(name, tensors, facts)
