@@ -32,6 +32,14 @@ def test_a_table_has_means_and_standard_errors_over_seeds() -> None:
     assert "| ours | 75.0 ± 15.0 | 30.0 | 52.5 ± 22.5 | 2 |" in text
 
 
+def test_scores_of_one_fold_share_a_table() -> None:
+    rows = [row("ours", "a", 1, 0.6, auroc="0.8"), row("ours", "a", 2, 0.9, auroc="0.9"), row("base", "a", 1, 0.5)]
+    assert tables(rows, ["accuracy", "auroc"]).splitlines() == [
+        "d, unseen: a", "", "| method | accuracy (%) | AUROC | seeds |", "| --- | --- | --- | --- |",
+        "| ours | 75.0 ± 15.0 | 0.85 ± 0.05 | 2 |", "| base | 50.0 |  | 1 |",
+    ]  # fmt: skip
+
+
 def test_differences_are_paired_over_fold_and_seed() -> None:
     """+10, +20 and -10 points: mean 6.7, deviation 15.3, error 8.8."""
     assert "| ours | 6.7 ± 8.8 | 3 | 2 |" in tables(ROWS, against=["base"])

@@ -129,6 +129,8 @@ def tabulate_runs(
 ) -> None:
     """Print Markdown tables of a file that `patchgen runs collect` wrote: mean and standard error over seeds.
 
+    There is one table per score; scores of a single fold share one.
+
     Args:
         file: The CSV file.
         scores: Columns to show: accuracy, swad, validation, auroc, iou, kept, iou_before, true_mask, random_mask.

@@ -52,6 +52,8 @@ HEADINGS = {
     "true_mask": "Accuracy with the true mask in place of the learned one (%)",
     "random_mask": "Accuracy with a random mask of the true size in its place (%)",
 }
+SHORT = {"auroc": "AUROC", "iou": "IoU", "iou_before": "IoU before level", "kept_before": "kept before level",
+         "true_mask": "true mask", "random_mask": "random mask"}  # fmt: skip
 PERCENT = ("accuracy", "swad", "validation", "true_mask", "random_mask")
 
 
@@ -82,7 +84,7 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
-    """Markdown tables, one for each score: methods down, data sets and folds across.
+    """Markdown tables, one for each score: methods down, data sets and folds across; of one fold, scores across.
 
     Args:
         rows: Of one CSV file, or some of them.
@@ -99,7 +101,8 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
                 raise ValueError(
                     f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
                 )
-    parts = [_table(rows, score) for score in scores]
+    one = len({(row["data"], row["unseen"]) for row in rows}) == 1
+    parts = [_side_by_side(rows, scores)] if one and len(scores) > 1 else [_table(rows, score) for score in scores]
     parts += [_paired(rows, base) for base in against]
     return "\n\n".join(part for part in parts if part)
 
@@ -155,6 +158,17 @@ def _table(rows: Sequence[Row], score: str) -> str:
         whole = [mean_and_error([statistics.mean(cell) for cell in cells])] if all(cells) else [""]
         lines.append([label, *shown, *(whole if len(columns) > 1 else []), str(len({row["seed"] for row in own}))])
     return f"{HEADINGS[score]}\n\n" + _markdown(lines)
+
+
+def _side_by_side(rows: Sequence[Row], scores: Sequence[str]) -> str:
+    """One table of several scores, for runs that share data and fold."""
+    heads = [f"{SHORT.get(score, score)}{' (%)' if score in PERCENT else ''}" for score in scores]
+    lines = [["method", *heads, "seeds"]]
+    for label in dict.fromkeys(_label(row, rows) for row in rows):
+        own = [row for row in rows if _label(row, rows) == label]
+        cells = [[_value(row, score) for row in own if row[score]] for score in scores]
+        lines.append([label, *(mean_and_error(cell) if cell else "" for cell in cells), str(len(own))])
+    return f"{rows[0]['data']}, unseen: {rows[0]['unseen']}\n\n" + _markdown(lines)
 
 
 def _paired(rows: Sequence[Row], base: str) -> str:
