@@ -75,7 +75,7 @@ def model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_sample_has_the_names_in_the_text(sample: Path) -> None:
-    domains, classes = re.findall(r"four domains (.+?), each with\s+the\s+classes (.+?), from", TOUR, re.DOTALL)[0]
+    domains, classes = re.findall(r"four\s+domains (.+?), each with\s+the\s+classes (.+?), from", TOUR, re.DOTALL)[0]
     found = {domain.name: sorted(kind.name for kind in domain.iterdir()) for domain in sample.iterdir()}
     assert sorted(found) == re.findall(r"`(\w+)`", domains)
     assert set(map(tuple, found.values())) == {tuple(re.findall(r"`(\w+)`", classes))}
