@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands run, its targets exist, its links lead somewhere, its Python works."""
+"""README and tour keep their word: their commands run, targets exist, links lead somewhere, their Python works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from patchgen.cli import COMMANDS, main
 from patchgen.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+MOST_LINES = 110  # of the README: two screens; the rest is in docs/
 CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
 # the network, which tests never use, and a server, which never ends: of these only the help is asked
 ONLY_HELP = {"weights fetch", "serve MODEL"}
@@ -22,23 +24,28 @@ EXTRA = {"train": CHEAP, "benchmark": CHEAP, "fit": [*CHEAP, "--no-expect"]}
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", f"{README}\n{TOUR}", re.MULTILINE | re.DOTALL)
 
 
 def commands(program: str) -> list[list[str]]:
-    """The words behind `program` of each command line in the shell blocks."""
+    """The words behind `program` of each command line in the shell blocks; one that both pages have, once."""
     lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
-    return [words[1:] for words in lines if words and words[0] == program]
+    found = [tuple(words[1:]) for words in lines if words and words[0] == program]
+    return [list(words) for words in dict.fromkeys(found)]
 
 
 def test_something_is_checked() -> None:
     assert {words[0] for words in commands("patchgen")} >= {"doctor", "train", "predict", "explain", "benchmark"}
-    assert ["test"] in commands("make") and blocks("python")
+    assert {("demo",), ("test",)} == set(map(tuple, commands("make"))) and blocks("python")
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= MOST_LINES
 
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the README's own line draws (it is run here), with ten images a class instead of a hundred."""
+    """What the line of both pages writes (it is run here), with ten images per class instead of a hundred."""
     write = next(words for words in commands("patchgen") if words[0] == "oracle")
     home = tmp_path_factory.mktemp("drawn")
     with pytest.MonkeyPatch.context() as patch:
@@ -51,6 +58,16 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def tiles(sample: Path) -> Path:
+    """The sample as a table that names a patient for each image, five images each."""
+    images = sorted(sample.glob("*/*/*"))
+    rows = [f"{image},{image.parts[-3]},{image.parts[-2]},patient-{i // 5}" for i, image in enumerate(images)]
+    table = sample.parent / "tiles.csv"
+    table.write_text("\n".join(["path,domain,label,group", *rows]))
+    return table
+
+
+@pytest.fixture(scope="module")
 def model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("readme")
     assert main(["fit", str(sample), "--out", str(home / "m"), "--runs", str(home / "r"), *EXTRA["fit"]]) == 0
@@ -58,7 +75,7 @@ def model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_sample_has_the_names_in_the_text(sample: Path) -> None:
-    domains, classes = re.findall(r"four domains (.+?), each with\s+the\s+classes (.+?)\.", README, re.DOTALL)[0]
+    domains, classes = re.findall(r"four\s+domains (.+?), each with\s+the\s+classes (.+?), from", TOUR, re.DOTALL)[0]
     found = {domain.name: sorted(kind.name for kind in domain.iterdir()) for domain in sample.iterdir()}
     assert sorted(found) == re.findall(r"`(\w+)`", domains)
     assert set(map(tuple, found.values())) == {tuple(re.findall(r"`(\w+)`", classes))}
@@ -68,6 +85,7 @@ def test_the_sample_has_the_names_in_the_text(sample: Path) -> None:
 def test_command_runs(
     words: list[str],
     sample: Path,
+    tiles: Path,
     model: Path,
     tiny_run: Callable[..., SimpleNamespace],
     tmp_path: Path,
@@ -80,7 +98,7 @@ def test_command_runs(
         assert stop.value.code == 0
         return
     run = tiny_run().path if "runs/RUN" in words or "runs" in words[1:] else Path()
-    places = {"sample/images": sample, "configs/": f"{ROOT}/configs/"}
+    places = {"sample/images": sample, "tiles.csv": tiles, "configs/": f"{ROOT}/configs/"}
     places |= {"runs/RUN": run} if "runs/RUN" in words else {}
     for name, place in places.items():
         words = [word.replace(name, str(place)) for word in words]
@@ -94,22 +112,22 @@ def test_run_folder_holds_what_its_page_says(tiny_run: Callable[..., SimpleNames
     run = tiny_run().path
     page = (ROOT / "docs" / "mdg.md").read_text(encoding="utf-8")
     table = re.search(r"## The run folder\n(.*?)\n\n(?=Its|#)", page, re.DOTALL)
-    assert table and "docs/mdg.md#the-run-folder" in README
+    assert table and "mdg.md#the-run-folder" in TOUR
     for pattern in re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE):
         assert list(Path(run).glob(pattern)), pattern
 
 
 def test_names_in_the_text_exist() -> None:
     assert f"{len(METHODS)} methods and controls" in README
-    for name in re.findall(r"`patchgen ([a-z]+)", README):
+    for name in re.findall(r"`patchgen ([a-z]+)", README + TOUR):
         assert name in COMMANDS, name
-    for name in ("lp-ln", "patchgen-no-losses"):
-        assert f"`{name}`" in README and name in METHODS
+    for name in ("lp-ln", "patchgen-no-losses", "patchgen-select"):
+        assert f"`{name}`" in TOUR and name in METHODS
 
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {words[0] for words in commands("make")} | set(re.findall(r"`make ([a-z-]+)", README))
+    named = {words[0] for words in commands("make")} | set(re.findall(r"`make ([a-z-]+)", README + TOUR))
     assert named and named <= targets
 
 
@@ -122,5 +140,5 @@ def test_relative_links_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("source", blocks("python"))
 def test_python_runs(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(source, "README.md", "exec"), {})
+    exec(compile(source, "tour.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([8, 256]) torch.Size([8, 384]) torch.Size([8, 384])\n"

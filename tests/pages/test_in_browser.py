@@ -85,6 +85,19 @@ def test_no_page_scrolls_sideways_or_makes_a_request(browser: Browser, pages: di
     assert browser.run("[...document.images].every(one => one.naturalWidth > 0)") and browser.problems == []
 
 
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_long_name_stays_in_its_column(browser: Browser, pages: dict[str, Path], width: int) -> None:
+    browser.open(pages["cohort"].as_uri(), width)
+    edges = browser.run("""(row => [row.cells[0].firstElementChild.getBoundingClientRect().right,
+        row.cells[1].getBoundingClientRect().left])(document.querySelector('tbody tr'))""")
+    assert edges[0] <= edges[1]
+
+
+def test_pictures_of_many_images_keep_their_size_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["discover"].as_uri(), 390)
+    assert browser.run("document.querySelector('img.sheet').getBoundingClientRect().width") > 600
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_page_has_a_dark_side(browser: Browser, pages: dict[str, Path], name: str) -> None:
     found = {}

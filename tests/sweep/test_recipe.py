@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,33 @@ def test_the_example_of_the_guide_is_a_recipe(write_recipe: Write, monkeypatch: 
     recipe = read_recipe(write_recipe(guide.split("```yaml\n")[1].split("```")[0]))
     found = list(expand(recipe, lambda settings: domains[settings["data"]]))
     assert len(found) == 4 * 3 * 3 and {run.row for run in found} == {"1.1", "3.4", "mean token", "MIRO"}
+
+
+# The recipes of the repository
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def header(recipe: Path) -> str:
+    lines = recipe.read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_header_has_the_command_and_what_to_compare_with(recipe: Path) -> None:
+    text = header(recipe)
+    assert f"configs/{recipe.name}" in text
+    pages = re.findall(r"docs/(?!results/README)[\w/-]+\.md", text)
+    assert pages or re.search(r"The paper|No number", text)
+    assert [page for page in pages if not (ROOT / page).is_file()] == []
+
+
+def test_a_recipe_that_a_page_of_results_runs_names_that_page() -> None:
+    checked = 0
+    for page in sorted((ROOT / "docs" / "results").glob("*.md")):
+        for line in re.findall(r"^patchgen sweep .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            for name in re.findall(r"configs/([\w-]+\.yaml)", line):
+                assert f"docs/results/{page.name}" in header(ROOT / "configs" / name), name
+                checked += 1
+    assert checked > 5

@@ -373,6 +373,8 @@ def test_nothing_is_wider_than_the_window(page: Viewer, address: str, files: Pat
     page.run("document.getElementById('tab-runs').click()")
     page.until("document.querySelectorAll('.summary').length === 2")
     assert page.run("document.documentElement.scrollWidth") <= width
+    edges = page.run("[...document.querySelectorAll('.captioned > p')].map(e => e.getBoundingClientRect().right)")
+    assert len(edges) == 2 and max(edges) <= width  # captions stay where tables scroll
 
 
 def test_everything_that_can_be_used_has_a_name(page: Viewer, files: Path) -> None:

@@ -28,7 +28,7 @@ STATED = {
     "A": "Keeping the selected patches preserves accuracy; perturbing them destroys it.",
     "B": "The mask's insertion AUC is higher and its deletion AUC lower than those of other rankings.",
     "C": "Classes are tighter and domains less apart than in the baseline's features.",
-    "D": "The maps lie on what carries the label.",
+    "D": "The maps cover the patches that carry the label.",
     "E": "About 4 % more parameters, about 8 % more time, comparable memory.",
 }
 

@@ -206,7 +206,7 @@ def shown_images(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.nd
 def _answers(true: str, said: dict[str, str]) -> str:
     """What all runs said of an image, or which of them were wrong."""
     if len(set(said.values())) == 1:
-        return f"said {next(iter(said.values()))}"
+        return f"predicted {next(iter(said.values()))}"
     return f"missed by {', '.join(run for run, answer in said.items() if answer != true)}"
 
 

@@ -108,12 +108,13 @@ def _cost(cost: Mapping[str, Any]) -> str:
     module, machine = of_module(cost), cost["machine"]
     ratio = module["ratio"]
     text = (
-        f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}, {machine['device']}, "
-        f"{machine['threads']} threads. The module has {module['module_parameters']:,} parameters, "
-        f"{module['module_of_backbone']:.1%} of the backbone. A training step takes {ratio['of_medians']:.2f} times as "
-        f"long (quartiles {ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}, floor of the matrix products "
-        f"{ratio['floor']:.2f}) and {ratio['peak_bytes']:.2f} times the peak memory."
+        f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}, device {machine['device']}, "
+        f"{machine['threads']} CPU thread{'s' * (machine['threads'] != 1)}. The module has "
+        f"{module['module_parameters']:,} parameters, {module['module_of_backbone']:.1%} of the backbone. A training "
+        f"step takes {ratio['of_medians']:.2f} times as long (quartiles {ratio['lower_quartile']:.2f} to "
+        f"{ratio['upper_quartile']:.2f}, floor of the matrix products {ratio['floor']:.2f}) and "
+        f"{ratio['peak_bytes']:.2f} times the peak memory."
     )
     if not ratio["conclusive"]:
-        text += " The times scatter too much to conclude: measure again on a quiet machine with `patchgen bench step`."
+        text += " The times scatter too much to conclude: measure again on a quiet machine (patchgen bench step)."
     return text

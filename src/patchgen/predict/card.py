@@ -159,10 +159,10 @@ def _confidence(facts: dict[str, Any]) -> str:
 
 Probabilities are softmax(logits / {facts["temperature"]:.4f}). On the {found["images"]} source validation images that
 this temperature was fitted on (accuracy {found["accuracy"]:.3f}) the expected calibration error went from
-{found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site probabilities tend to be too sure.
+{found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site probabilities tend to be too high.
 
 `unlike_training` is true for images whose features are farther from every class than {found["quantile"]:.0%} of source
-validation did. It does not say that the prediction is wrong, and an image that is not flagged may still be unlike."""
+validation images. It does not say that the prediction is wrong, and an image without the flag may still be unlike."""
 
 
 def _limits(facts: dict[str, Any]) -> str:

@@ -29,7 +29,7 @@ class Familiar:
         return torch.cdist(own, self.centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def unlike(self, features: Tensor) -> list[bool]:
-        """True for the features (B, D) that lie farther out than source validation did."""
+        """True for the features (B, D) that are farther out than those of source validation."""
         return (self.distance(features) > self.threshold).tolist()
 
 

@@ -1,4 +1,4 @@
-"""The page of `patchgen evaluate`: the numbers, what they rest on, the figures, and the surest mistakes."""
+"""The page of `patchgen evaluate`: the numbers, notes on them, the figures, and the surest mistakes."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def _classes(per_class: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]
 
 def _calibration(found: Mapping[str, Any]) -> str:
     error, sure, accuracy = (found["metrics"][name] for name in ("calibration_error", "mean_confidence", "accuracy"))
-    way = "more" if sure > accuracy else "less"
+    way = "above" if sure > accuracy else "below"
     return (
-        f"The model is {abs(sure - accuracy):.3f} {way} sure on average than it is right; the expected calibration "
-        f"error over {len(found['reliability'])} bins is {error:.3f}. Below the dashed line it is overconfident, above "
-        "it underconfident."
+        f"The mean confidence is {abs(sure - accuracy):.3f} {way} the accuracy; the expected calibration error over "
+        f"{len(found['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above it "
+        "underconfident."
     )
 
 

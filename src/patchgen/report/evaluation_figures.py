@@ -48,7 +48,7 @@ def reliability_figure(bins: Sequence[Mapping[str, Any]]) -> Drawn:
     figure = new_figure(5.6, 4.6)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     filled = [one for one in bins if one["images"]]
-    upper.plot([0, 1], [0, 1], linestyle="--", color="#6b7280", linewidth=1, label="as sure as it is right")
+    upper.plot([0, 1], [0, 1], linestyle="--", color="#6b7280", linewidth=1, label="perfect calibration")
     upper.plot([one["confidence"] for one in filled], [one["accuracy"] for one in filled], marker="o",
                color=PALETTE[0], label="the model")  # fmt: skip
     upper.set(ylabel="accuracy", ylim=(-0.02, 1.02), xlim=(0, 1))

@@ -29,13 +29,15 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A table from its caption, head cells and rows, in a box that scrolls by itself and can be reached by keyboard. */
-function scrolling(caption, head, rows, attributes = {}) {
-  const table = make("table", attributes, make("caption", {}, caption));
+/** A table in a box that scrolls by itself and can be reached by keyboard; the caption above it stays in place. */
+function scrolling(caption, head, rows, attributes = {}, shown = true) {
+  const parts = shown ? [make("p", { class: "quiet" }, caption)] : [];
   if (rows.length) {
-    table.append(make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
+    const body = [make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows)];
+    const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": caption };
+    parts.push(make("div", region, make("table", attributes, ...body)));
   }
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+  return make("div", { class: "captioned" }, ...parts);
 }
 
 function options(select, pairs) {

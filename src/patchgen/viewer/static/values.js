@@ -24,7 +24,7 @@ function drawHistogram() {
   if (!raw) return;
   const values = scaled(name, raw), counts = new Array(BINS).fill(0);
   for (const value of values) counts[Math.min(Math.floor(value * BINS), BINS - 1)] += 1;
-  const [left, right, top, bottom] = [30, 352, 10, 104], high = Math.max(...counts), wide = (right - left) / BINS;
+  const [left, right, top, bottom] = [30, 352, 10, 150], high = Math.max(...counts), wide = (right - left) / BINS;
   const bars = counts.map((count, i) => {
     const tall = (count / high) * (bottom - top), x = left + i * wide;
     return make("path", { class: "bin", d: `M${x + 1} ${bottom}v${-tall}h${wide - 2}v${tall}z` });
@@ -41,7 +41,7 @@ function drawHistogram() {
   const mark = make("path", { class: "mark", d: `M${line} ${top}V${bottom}` });
   const said = counts.map((count, i) => `${count} from ${(i / BINS).toFixed(2)}`);
   const spoken = `Histogram of ${name}: ${said.join(", ")}`;
-  const chart = make("svg", { viewBox: "0 0 360 122", role: "img", "aria-label": spoken }, ...axes, ...bars, mark);
+  const chart = make("svg", { viewBox: "0 0 360 168", role: "img", "aria-label": spoken }, ...axes, ...bars, mark);
   at("histogram-chart").replaceChildren(chart);
 }
 

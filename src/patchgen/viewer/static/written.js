@@ -45,7 +45,7 @@ const BLOCKS = {
     const [head, ...rows] = lines.filter((one) => !/^[|\s:-]+$/.test(one)).map(cells);
     const row = (texts) => make("tr", {}, ...texts.map((text) => make("td", {}, ...inline(text))));
     const titles = (head || []).map((text) => make("th", { scope: "col" }, ...inline(text)));
-    return scrolling("Table", titles, rows.map(row), { class: "written" });
+    return scrolling("Table", titles, rows.map(row), { class: "written" }, false);
   },
 };
 
