@@ -181,7 +181,7 @@ def test_wrong_data_for_a_schedule() -> None:
         make_stages(np.zeros(3), names_of(4), PAPER)
     with pytest.raises(ValueError, match="own name; duplicated: a$"):
         make_stages(np.arange(4), ("a", "b", "a", "c"), PAPER)
-    with pytest.raises(ValueError, match="seed must be a whole number"):
+    with pytest.raises(ValueError, match="seed must be a non-negative whole number"):
         make_stages(np.arange(4), names_of(4), PAPER, seed=-1)
     with pytest.raises(ValueError, match="numbered 0 to 3, got 4"):
         make_stages(np.arange(4), names_of(4), PAPER).rows(4)

@@ -91,7 +91,7 @@ def test_threads_that_cannot_be_started_are_refused_in_a_sentence(tmp_path: Path
         "torch.rand(2000, 2000).sum()\nprint('alive')"
     )
     done = subprocess.run(python("-c", code), env=child_environment(), cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith("1000 threads are asked for, and a limit of memory or processes ends at "), (
+    assert done.stdout.startswith("1000 threads requested, but limits on memory or processes allow "), (
         done.stderr
     )
     assert done.stdout.endswith("alive\n")
