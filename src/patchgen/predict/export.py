@@ -80,7 +80,9 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         differences = compare(predictor, temporary, images)
         wrong = [f"{name} by {value:.1e}" for name, value in differences.items() if not value <= TOLERANCE]
         if wrong:
-            raise ValueError(f"the ONNX file's outputs differ from the model's ({', '.join(wrong)}); it was removed")
+            raise ValueError(
+                f"the outputs of the ONNX file differ from the model's ({', '.join(wrong)}); it was removed"
+            )
     return differences
 
 
