@@ -7,13 +7,13 @@ times the ratio of a Dirichlet process with concentration 1. It needs only the c
 a group, so all pairs are evaluated with one matrix product.
 
 The idea is that of PromptCCD's variant for an unknown number of classes. What differs there: full 768 x 768
-inverse-Wishart covariances; a tenth of the refused moves accepted at random; children and merged means appended beside
-their parents, which stay; known classes held by replayed points alone. Here a move replaces what it was made from, is
-made only when the ratio is in its favour, and never takes a known component away.
+inverse-Wishart covariances; a tenth of the rejected moves accepted at random; children and merged means added to their
+parents, which remain; known classes represented only by replayed points. Here a move replaces its parents, is made only
+if the ratio favours it, and never removes a known component.
 
 A known limit: real classes are not spherical. Their elongation counts as evidence for two components, the more so the
 more rows a class has; the vague prior of the means (KAPPA) counteracts this. Measured with the `registry` ViT-S at
-112 px on 50 classes of CIFAR-100 (60 images each, 30 classes known), with features that k-means separates badly: 31, 35,
+112 px on 50 classes of CIFAR-100 (60 images each, 30 classes known), features that k-means separates badly: 31, 35,
 50 and 70 components become 32, 33, 39 and 42. If classes overlap, the number found is an order of magnitude.
 """
 
