@@ -93,7 +93,7 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--val-images", "0"], "--val-images must be at least 1, not 0"),
         (
             ["--batch-per-domain", "12", "--accumulate", "5"],
-            "--batch-per-domain 12 must divide by devices x accumulate",
+            "--batch-per-domain 12 must be divisible by devices x accumulate",
         ),
         (["--config", "a.yaml", "--preset", "paper"], "--config and --preset exclude each other"),
     ],

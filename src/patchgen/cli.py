@@ -1,4 +1,4 @@
-"""The command table. Each command is a module with one verb, imported only when it is called.
+"""The command table. Each command is a module with a `main` function, imported only when it is called.
 
 patchgen train photos --unseen site_c --method patchgen --preset small
 """
@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; a user's mistake is one clear sentence and exit code 2, never a traceback."""
+    """Run a command; user errors give one clear sentence and exit code 2, never a traceback."""
     words = sys.argv[1:] if argv is None else argv
     _open_streams()
     if not words or words[0] in ("-h", "--help"):
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Streams that were closed by the caller lead nowhere; a name of any bytes can be written to the others."""
+    """Redirect streams closed by the caller to the null device; the others accept names with any bytes."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -97,13 +97,13 @@ def _open_streams() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    """What an error says: line by line printable, and of bounded length."""
+    """The text of an error: printable, and of bounded length."""
     text = "\n".join(printable(line) for line in str(error).splitlines())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text):,} characters)"
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
-    """True also for torch's own, which is a plain RuntimeError on a CPU."""
+    """True also for torch's out-of-memory error, which is a plain RuntimeError on a CPU."""
     words = ("allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 

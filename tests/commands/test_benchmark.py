@@ -54,7 +54,7 @@ def test_finished_runs_are_skipped(
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out
     assert (
-        text.count("| method ") == 6 and "not there yet" not in text
+        text.count("| method ") == 6 and "are missing" not in text
     )  # 2 checkpoints x 2 parts, other scores, validation
     assert "balanced accuracy" in text.partition("Other scores")[2]
 
@@ -97,7 +97,7 @@ def test_table_only_names_what_is_missing_and_trains_nothing(
     assert main(words(image_folder, runs, flag, "--seeds", "1", "2", "--folds", "field")) == 0
     text = capsys.readouterr().out
     assert set(runs.iterdir()) == before
-    assert "2 of 4 runs are not there yet:" in text
+    assert "2 of 4 runs are missing:" in text
     for method in METHODS:  # at the preset's rate
         assert f"\n  {method}, unseen field, seed 2, lr 0.003\n" in text
     assert "seed 1" not in text
@@ -110,7 +110,7 @@ def test_json_stays_json_when_runs_are_missing(
 ) -> None:
     assert main(words(image_folder, tmp_path, "--table-only", "--json")) == 0
     said = capsys.readouterr()
-    assert json.loads(said.out) == [] and "6 of 6 runs are not there yet" in said.err
+    assert json.loads(said.out) == [] and "6 of 6 runs are missing" in said.err
 
 
 def test_a_failed_run_does_not_stop_the_others(
@@ -128,7 +128,7 @@ def test_a_failed_run_does_not_stop_the_others(
     assert main(words(image_folder, tmp_path, "--folds", "studio")) == 1
     said = capsys.readouterr()
     assert seen == ["lp", "patchgen"] and "run 1 failed: training diverged" in said.err
-    assert "1 of 2 runs are not there yet:\n  lp, unseen studio" in said.out
+    assert "1 of 2 runs are missing:\n  lp, unseen studio" in said.out
 
 
 def test_the_tables_name_the_backbone_that_was_taken(

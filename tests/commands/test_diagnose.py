@@ -219,7 +219,7 @@ def test_other_data_are_refused(
     elsewhere = tiny_run("lp-ln", steps=1, data=str(other)).path
     for words in ([str(run), "--against", str(elsewhere)], [str(run), "--data", str(other)]):
         assert main(["diagnose", *words]) == 2
-        assert re.search(f"was trained on other data than those at .*{rule}", capsys.readouterr().err)
+        assert re.search(f"was not trained on the data at .*{rule}", capsys.readouterr().err)
 
 
 def test_moved_data_are_the_same_data(tiny_run: TinyRun, image_folder: Path, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_run_given_the_truth_has_no_mask_of_its_own(
     tiny_run: TinyRun, oracle_settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["diagnose", str(tiny_run("patchgen-true-mask", **oracle_settings, augment=False).path)]) == 2
-    assert "is given the true mask" in capsys.readouterr().err
+    assert "uses the true mask" in capsys.readouterr().err
 
 
 def test_the_cost_is_that_of_the_runs_own_selection(

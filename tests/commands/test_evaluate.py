@@ -153,7 +153,7 @@ def test_a_folder_one_level_too_high_is_recognised(
     shutil.copytree(image_folder, tmp_path / "all" / "photos")
     assert main(["evaluate", str(run.path), str(tmp_path / "all"), "--out", str(tmp_path / "out")]) == 2
     err = capsys.readouterr().err
-    assert f"where these are sites, give the folder that contains them, not '{tmp_path / 'all'}'" in err
+    assert f"if these are sites, give the folder that contains them, not '{tmp_path / 'all'}'" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -72,7 +72,7 @@ def test_a_baseline_has_no_mask(tiny_run: MakeRun, image_folder: Path, tmp_path:
     assert main(["export", run, "--out", str(target), "--images", images, "--count", "4"]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert "converting the model, then comparing answers on 4 images\n" in err
+    assert "converting the model, then comparing outputs on 4 images\n" in err
     assert lines[0].startswith("probabilities: largest difference") and "on 4 images" in lines[0] and len(lines) == 2
     assert lines[-1] == str(target)
     assert [o.name for o in onnxruntime.InferenceSession(target).get_outputs()] == ["probabilities"]
@@ -83,7 +83,7 @@ def test_a_file_that_answers_otherwise_is_not_left(
 ) -> None:
     monkeypatch.setattr(export_module, "_write", lambda _, path: shutil.copy(exported, path))
     (tmp_path / "model.onnx").write_text("an older file")
-    with pytest.raises(ValueError, match="does not answer as the model does .probabilities by"):  # another temperature
+    with pytest.raises(ValueError, match="outputs differ from the model's .probabilities by"):  # another temperature
         export(load_predictor(tiny_run().path), tmp_path / "model.onnx", drawn_images(2, 56))
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
     assert (tmp_path / "model.onnx").read_text() == "an older file"

@@ -307,7 +307,7 @@ def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
     run = RunFolder.open(home / "runs" / json.loads((model / "config.json").read_text())["run"])
     assert run.config.unseen == "none" and not run.records("test") and run.done
     text = (run.path / "summary.md").read_text()
-    assert text.startswith("# patchgen-select on all domains") and "not what to expect at a new domain" in text
+    assert text.startswith("# patchgen-select on all domains") and "Do not expect this accuracy at a new domain" in text
     [chosen] = [r for r in run.records("evaluation") if f"at step {r['step']}:" in text]
     for name, found in chosen["validation"].items():
         assert f"| {name} | {found['accuracy']:.4f} | {found['images']} |" in text

@@ -104,7 +104,7 @@ def test_a_sweep_hands_it_to_its_workers(patchgen: Run, place: Path, image_folde
     ("text", "reason"),
     [
         ("1 / 0", "fails: ZeroDivisionError"),
-        ("from patchgen.methods import METHODS, Method\nMETHODS['lp'] = Method", "takes the name 'lp'"),
+        ("from patchgen.methods import METHODS, Method\nMETHODS['lp'] = Method", "uses the name 'lp'"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(text: str, reason: str, tmp_path: Path, forgotten: None) -> None:

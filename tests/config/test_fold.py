@@ -110,7 +110,7 @@ def test_too_small_is_refused(name: str) -> None:
     "name", ["lr", "lr_module", "lr_backbone", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"]
 )
 def test_rates_and_weights_are_not_negative(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a number that is not negative, not {value}"):
+    with pytest.raises(ValueError, match=f"{name} must be a non-negative number, not {value}"):
         Config(**BASE, **{name: value})
 
 
@@ -125,7 +125,7 @@ def test_shares_lie_between_0_and_1(name: str, value: float) -> None:
     ("batch", "devices", "accumulate", "suggestion"), [(10, 2, 2, 8), (3, 1, 2, 4), (1, 4, 1, 4), (31, 4, 2, 32)]
 )
 def test_a_batch_must_divide_into_its_parts(batch: int, devices: int, accumulate: int, suggestion: int) -> None:
-    with pytest.raises(ValueError, match=f"batch_per_domain {batch} must divide .*; try {suggestion}$"):
+    with pytest.raises(ValueError, match=f"batch_per_domain {batch} must be divisible .*; try {suggestion}$"):
         Config(**BASE, batch_per_domain=batch, devices=devices, accumulate=accumulate)
     Config(**BASE, batch_per_domain=suggestion, devices=devices, accumulate=accumulate)
 

@@ -269,7 +269,7 @@ def test_the_same_set_is_left_and_other_data_refused(few: Path, tmp_path: Path) 
     folder = composition.write(tmp_path / "set")
     before = (folder / "oracle.json").stat().st_mtime_ns
     assert composition.write(folder, done.append) == folder and not done
-    with pytest.raises(ValueError, match="holds other data; name a new folder"):
+    with pytest.raises(ValueError, match="contains other data; name a new folder"):
         compose(few, num_classes=2, per_class=1, seed=2).write(folder)
     assert (folder / "oracle.json").stat().st_mtime_ns == before
 

@@ -195,7 +195,7 @@ def test_groups_in_several_domains(healthy: Path, shared: int) -> None:
     assert (found is not None) == (shared > 0)
     if found is not None:
         assert found.status == "warn" and f"{shared} of {10 - shared} groups" in found.detail
-        assert "such as p0 (a, b)" in found.detail and "join these sites in one domain" in found.fix
+        assert "such as p0 (a, b)" in found.detail and "merge these sites into one domain" in found.fix
 
 
 def test_benchmark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +269,6 @@ def test_pictures_that_look_alike_across_domains_are_warned_of(healthy: Path) ->
     Image.new("RGB", (40, 40), "white").save(healthy / "a/cat/blank.png")  # without structure: nothing to compare
     Image.new("RGB", (41, 41), "white").save(healthy / "b/cat/blank.png")
     found = by_name(examine(healthy))["near-duplicates across domains"]
-    assert found.status == "warn" and "the unseen domain has been seen" in found.fix
+    assert found.status == "warn" and "the unseen domain is not unseen" in found.fix
     assert found.detail == "1 pairs look alike: a/cat/scene.png ~ b/dog/again.jpg"
     assert "near-duplicates across domains" not in by_name(examine(healthy, decode=False))

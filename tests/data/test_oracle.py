@@ -362,7 +362,7 @@ def test_other_data_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "set" / "thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("x")
     for place in ("set", "file"):
-        with pytest.raises(ValueError, match="holds other data; name a new folder"):
+        with pytest.raises(ValueError, match="contains other data; name a new folder"):
             Oracle(SMALL).write(tmp_path / place)
     assert (tmp_path / "set" / "thesis.txt").read_text() == "years of work"
 

@@ -181,7 +181,7 @@ def test_wrong_data_for_a_schedule() -> None:
         make_stages(np.zeros(3), names_of(4), PAPER)
     with pytest.raises(ValueError, match="own name; duplicated: a$"):
         make_stages(np.arange(4), ("a", "b", "a", "c"), PAPER)
-    with pytest.raises(ValueError, match="seed must be a whole number"):
+    with pytest.raises(ValueError, match="seed must be a non-negative whole number"):
         make_stages(np.arange(4), names_of(4), PAPER, seed=-1)
     with pytest.raises(ValueError, match="numbered 0 to 3, got 4"):
         make_stages(np.arange(4), names_of(4), PAPER).rows(4)
@@ -216,7 +216,7 @@ YAML_ERRORS = {
     "class is a number": (("[0.5, 0.25, 0.25]", "[[a], [7], [c]]"), "must be text, got 7 in group 1; put it in quotes"),
     "one group": (("[0.5, 0.25, 0.25]", "[1]"), "two or more class groups"),
     "no list": (("[0.5, 0.25, 0.25]", "0.7"), "two or more class groups.*got 0.7"),
-    "seed": (("seed: 3", "seed: -3"), "seed must be a whole number that is not negative, got -3"),
+    "seed": (("seed: 3", "seed: -3"), "seed must be a non-negative whole number, got -3"),
     "not YAML": (("[0.7, 1]", "[0.7, 1"), "not readable YAML"),
     "no keys": ((YAML, "7"), "must hold the keys groups and ratios, found int"),
 }

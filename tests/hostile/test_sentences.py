@@ -64,7 +64,7 @@ def test_a_stale_slurm_variable(
     monkeypatch.setenv("SLURM_NTASKS", "4")
     settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False}
     assert train(Config(**settings), tmp_path, quiet=True).done
-    assert "SLURM_NTASKS is set, but this is no task of Slurm's" in capsys.readouterr().err
+    assert "SLURM_NTASKS is set, but this is not a Slurm task" in capsys.readouterr().err
 
 
 def safetensors(header: bytes, data: bytes = b"") -> bytes:

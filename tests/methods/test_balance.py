@@ -136,7 +136,7 @@ def test_unlabelled_images_have_weight_one_in_mdg_gcd(tiny_run: Callable[..., An
 
 
 def test_recomputed_activations_are_refused_for_a_mask_inside_the_backbone(tiny_run: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match="'patchgen-select' reads or changes what happens within the backbone"):
+    with pytest.raises(ValueError, match="'patchgen-select' reads or changes activations inside the backbone"):
         tiny_run("patchgen-select", checkpoint_activations=True, seed=9)  # a run of its own: a finished one is kept
     plain, again = (tiny_run("lp-ln+balance", checkpoint_activations=on, swad=False) for on in (False, True))
     assert plain.path == again.path  # not a part of the run's name: it changes no number

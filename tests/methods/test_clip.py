@@ -225,7 +225,7 @@ def test_a_tokenizer_of_others_that_is_none_is_refused_in_a_sentence(
 ) -> None:
     shutil.copytree(clip_folder, tmp_path / "clip")
     (tmp_path / "clip" / "tokenizer.json").write_text(content)
-    with pytest.raises(ValueError, match="clip cannot be read as a whole CLIP"):
+    with pytest.raises(ValueError, match="clip cannot be read as a complete CLIP"):
         load_text(load_backbone(str(tmp_path / "clip")))
 
 
@@ -246,7 +246,7 @@ def test_a_folder_without_text_tower_or_tokenizer_is_refused(clip_folder: Path, 
     CLIPVisionModel.from_pretrained(clip_folder).save_pretrained(tmp_path / "vision")
     for file in clip_folder.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "vision")
-    with pytest.raises(ValueError, match="vision (is no whole CLIP|cannot be read as a whole CLIP)"):
+    with pytest.raises(ValueError, match="vision (is not a complete CLIP|cannot be read as a complete CLIP)"):
         made(tmp_path / "vision", "clip")
 
 

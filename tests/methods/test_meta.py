@@ -166,8 +166,8 @@ def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_pa
         ("fish", {"accumulate": 4}, "leave --accumulate out"),
         ("mldg", {"hparams": {"meta_test": 1.5}}, "meta_test is a number of domains, 1 or more, not 1.5"),
         ("mldg", {"hparams": {"meta_test": 0.0}}, "meta_test is a number of domains"),
-        ("patchgen-select+mldg", {}, "Mldg and Balance cannot be added to each other"),
-        ("patchgen-attend+fish", {}, "Fish and Balance cannot be added to each other"),
+        ("patchgen-select+mldg", {}, "Mldg and Balance cannot be combined"),
+        ("patchgen-attend+fish", {}, "Fish and Balance cannot be combined"),
     ],
 )
 def test_what_cannot_be_right_is_refused(name: str, changes: dict[str, Any], rule: str) -> None:
@@ -178,5 +178,5 @@ def test_what_cannot_be_right_is_refused(name: str, changes: dict[str, Any], rul
 def test_one_source_domain_is_too_few(scene: Callable[..., Any]) -> None:
     s = scene("fish")
     s.method.sources = (3,)
-    with pytest.raises(ValueError, match="needs two source domains at least"):
+    with pytest.raises(ValueError, match="needs at least two source domains"):
         s.method.setup(s.model)

@@ -110,7 +110,7 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
     [
         ("mixup", {"hparams": {"mixup_alpha": 0.0}}, "mixup_alpha must be above 0"),
         ("patchgen-true-mask+mixup", {}, "a blended image has no true mask"),
-        ("lp+mixup", {"augment": False}, "only their features are kept; leave --no-augment out"),
+        ("lp+mixup", {"augment": False}, "only their features are cached; leave --no-augment out"),
     ],
 )
 def test_what_cannot_be_blended_is_refused(name: str, changes: dict[str, Any], rule: str) -> None:

@@ -160,7 +160,7 @@ def test_evaluation_and_prediction_are_left_alone(name: str, scene: Callable[...
 def test_kept_features_are_refused(name: str) -> None:
     settings = {"hparams": {"sagnet": 0.0}} if name == "sagnet" else {}
     config = Config("photos", "site_c", method=name, tune="head", augment=False, **settings)
-    with pytest.raises(ValueError, match="computed once and kept; leave out --no-augment"):
+    with pytest.raises(ValueError, match="computed once and cached; leave out --no-augment"):
         make_method(config)
 
 

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(
 
 def test_one_run_is_no_ensemble(words: list[str]) -> None:
     for given in ([], words[:1], [words[0], f"{words[0]}/."]):
-        with pytest.raises(ValueError, match="an ensemble needs two different runs at least"):
+        with pytest.raises(ValueError, match="an ensemble needs at least two different runs"):
             score_ensemble(given)
 
 
@@ -136,7 +136,7 @@ def test_other_data_are_refused(
     else:
         Image.new("RGB", (30, 30)).save(other / "studio/circle/00.png")
     run = tiny_run("lp-ln", steps=1, data=str(other)).path
-    with pytest.raises(ValueError, match=f"was trained on other data than those at .*{rule}"):
+    with pytest.raises(ValueError, match=f"was not trained on the data at .*{rule}"):
         score_ensemble([words[0], run])
 
 

@@ -96,16 +96,16 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def disagree(*_: object) -> None:
-        raise runtime.Refused("its answers are not torch's")
+        raise runtime.Refused("its outputs differ from torch's")
 
     monkeypatch.setattr(runtime, "_open", disagree)
-    with pytest.raises(ValueError, match="--runtime onnx: its answers are not torch's; choose --runtime torch"):
+    with pytest.raises(ValueError, match="--runtime onnx: its outputs differ from torch's; choose --runtime torch"):
         predictor.use("onnx")
     lines: list[str] = []
     monkeypatch.setattr(runtime, "installed", lambda name: "1.0")
     monkeypatch.setattr(runtime, "_missing", lambda name: [])
     assert predictor.use("auto", lines.append).engine is None
-    assert lines == [f"{name}: its answers are not torch's" for name in PACKAGES] + ["runtime torch"]
+    assert lines == [f"{name}: its outputs differ from torch's" for name in PACKAGES] + ["runtime torch"]
     monkeypatch.setattr(runtime, "installed", lambda name: None)
     predictor.use("auto", lines.append)
     assert lines[-1].startswith("runtime torch: no faster one is installed")
@@ -119,7 +119,7 @@ def test_differences_by_hand() -> None:
     other = runtime.compare(truth, found | {"probabilities": np.array([[0.4, 0.6], [0.1, 0.9]])})
     assert other["classes"] == 1
     for wrong in (other, gap | {"mask": 0.03}, gap | {"probabilities": float("nan")}):
-        with pytest.raises(runtime.Refused, match="not torch's"):
+        with pytest.raises(runtime.Refused, match="differ from torch's"):
             runtime._allowed(wrong)
 
 

@@ -105,7 +105,7 @@ def test_rewind_forgets_what_came_after_the_state(run: RunFolder) -> None:
     run.rewind_records(size)
     run.append({"step": 2})
     assert (run.path / "records.jsonl").read_text() == '{"step": 0}\n{"step": 2}\n'
-    with pytest.raises(ValueError, match="records.jsonl is damaged: it is not what the state has seen"):
+    with pytest.raises(ValueError, match="records.jsonl is damaged: it does not match the saved state"):
         run.rewind_records(10**6)
     assert run.records() == [{"step": 0}, {"step": 2}]
 
@@ -193,7 +193,7 @@ def test_damaged_and_foreign_files_are_refused_with_the_fix(tmp_path: Path) -> N
             load_tensors(path)
     for metadata in (None, {"format": "pt"}, {"patchgen": "{torn"}):
         save_file({"a": torch.ones(2)}, path, metadata=metadata)
-        with pytest.raises(ValueError, match="not a checkpoint of ours"):
+        with pytest.raises(ValueError, match="not a PatchGen checkpoint"):
             load_tensors(path)
 
 
@@ -327,5 +327,5 @@ def test_records_that_the_state_has_seen_must_be_there(recorded: RunFolder, chan
     mark = recorded.records_mark()
     path = recorded.path / "records.jsonl"
     path.write_bytes(change(path.read_bytes()))
-    with pytest.raises(ValueError, match="not what the state has seen"):
+    with pytest.raises(ValueError, match="does not match the saved state"):
         recorded.rewind_records(mark["records"], mark["records_crc32"])

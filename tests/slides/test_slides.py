@@ -307,7 +307,7 @@ def test_whole_path_from_the_shell(
     assert main([*words, "--strict"]) == 1  # again, with nothing left to predict
     assert (out / "biopsy" / "tiles.csv").read_bytes() == before
     assert main([*words, "--min-tissue", "0.9"]) == 2
-    assert "begun with other settings (min_tissue 0.5, now 0.9)" in capsys.readouterr().err
+    assert "started with other settings (min_tissue 0.5, now 0.9)" in capsys.readouterr().err
 
 
 def test_another_calibration_is_another_model(
@@ -330,7 +330,7 @@ def test_another_calibration_is_another_model(
     before = (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes()
     for other in (run, cooler):
         assert main(["slide", str(other), *words]) == 2
-        assert "begun with other settings (model '" in capsys.readouterr().err
+        assert "started with other settings (model '" in capsys.readouterr().err
     assert main(["slide", str(calibrated.rename(tmp_path / "moved")), *words]) == 0
     assert (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes() == before
 

@@ -1,4 +1,4 @@
-"""One file a command: its options as a typed signature, and what it prints."""
+"""One module per command: its options as a typed signature, and its output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchgen.config import Settings
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Settings)
-FILE_WIDTH = 160  # columns of a table that is written to a file
+FILE_WIDTH = 160  # width of tables written to a file
 NOTHING = r"\(default:\W*None\)"  # what help says of an option that may be left out
 
 
@@ -49,19 +49,19 @@ def _without_none(found: re.Match[str]) -> str:
 
 
 def _position(argv: list[str], value: str) -> int:
-    """Where a value is, alone or behind the `=` of its option."""
+    """Position of a value, alone or after the `=` of its option."""
     return next(i + ("=" in word) for i, word in enumerate(argv) if word == value or word.endswith(f"={value}"))
 
 
 class NotANumber(Exception):
-    """A word that should be a number; the parser lets it pass, so that it becomes one sentence."""
+    """An argument that should be a number; raised instead of the parser's own error, for a short message."""
 
     def __init__(self, word: str, rule: str) -> None:
         self.word, self.rule = word, rule
 
 
 def _numbers() -> Any:
-    """Rules for words that should be numbers; without them an error would show Python's own words."""
+    """Parsing rules for numbers, with readable errors instead of Python's."""
     from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
     registry = ConstructorRegistry()
@@ -91,14 +91,14 @@ def _numbers() -> Any:
 
 
 def chosen(arguments: Any, argv: list[str]) -> dict[str, Any]:
-    """The settings that the words name, with the parsed values: what a preset must not change."""
+    """The settings given on the command line, with their values, which a preset must not change."""
     words = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
     names = [field.name for field in dataclasses.fields(arguments)]
     return {n: getattr(arguments, n) for n in names if {_option_name(n), f"--no-{_option_name(n)[2:]}"} & words}
 
 
 def name_tracker(argv: list[str]) -> list[str]:
-    """The same words with `--track tensorboard` for a `--track` that names nothing."""
+    """The same arguments with a bare `--track` replaced by `--track tensorboard`."""
     from patchgen.train.track import TRACKERS
 
     found = []
@@ -109,19 +109,19 @@ def name_tracker(argv: list[str]) -> list[str]:
 
 
 def announce(quiet: bool = False) -> None:
-    """Tell a person at a terminal that the command has begun: importing torch takes seconds."""
+    """Print at a terminal that the command has started, because importing torch takes seconds."""
     if not quiet and sys.stderr.isatty():
         print("loading ...", file=sys.stderr, flush=True)
 
 
 def require_data(data: str) -> None:
-    """Refuse the empty word that an unset variable leaves, which would otherwise mean the current folder."""
+    """Reject an empty argument (from an unset variable), which would otherwise mean the current folder."""
     if not data.strip():
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
 def merged(preset: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """The words over what a preset or file says; single hyper-parameters over its own."""
+    """Command-line values over those of a preset or file; hyper-parameters are merged one by one."""
     found = {**preset, **words}
     if "hparams" in words:
         found["hparams"] = {**preset.get("hparams", {}), **words["hparams"]}
@@ -129,7 +129,7 @@ def merged(preset: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any
 
 
 def settings_of(config: type[S], values: Mapping[str, Any]) -> S:
-    """The settings of a run, those of `values` that it has; an error names the option that is wrong."""
+    """The settings of a run from those of `values` that it has; errors name the option."""
     names = {f.name for f in dataclasses.fields(config)}
     try:
         return config(**{name: value for name, value in values.items() if name in names})
@@ -145,7 +145,7 @@ def _option_name(name: str) -> str:
 def choose(
     actions: Mapping[str, Callable[..., None]], command: str, argv: list[str]
 ) -> tuple[Callable[..., None] | None, list[str]]:
-    """The function that the first word names, and the words after it; None when only the list was asked for."""
+    """The function named by the first argument, and the rest; None if only the list was requested."""
     if not argv or argv[0] in ("-h", "--help"):
         lines = [f"  {name:<8} {(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]
         print(f"usage: patchgen {command} {{{','.join(actions)}}} ...\n\n" + "\n".join(lines))

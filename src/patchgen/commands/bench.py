@@ -1,4 +1,4 @@
-"""patchgen bench SUBJECT: what training and prediction cost on this machine. A new subject is a line of `SUBJECTS`."""
+"""patchgen bench SUBJECT: the cost of training and prediction on this machine. Subjects are listed in `SUBJECTS`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def bench_step(
         backbone: A name (its architecture, random weights), or a hub id, folder or .safetensors file.
         image_size: Pixels of the square images.
         batch: Images per step.
-        repeats: Timed steps of each method, after one that warms up.
+        repeats: Timed steps of each method, after a warm-up.
         json: Print JSON instead of tables.
     """
     announce()
@@ -79,17 +79,17 @@ def bench_predict(
     repeats: int = 3,
     json: bool = False,
 ) -> None:
-    """Images per second of the model alone and of the whole of `predict` on generated JPEG files, per batch size.
+    """Images per second of the model alone and of all of `predict` on generated JPEG files, per batch size.
 
     Args:
-        model: A model or run folder to measure, in place of an untrained model of --backbone, --method, --image-size.
+        model: A model or run folder to measure, instead of an untrained model of --backbone, --method, --image-size.
         backbone: A name (its architecture, random weights), or a hub id, folder or .safetensors file.
-        method: What the untrained model is built for.
+        method: Method of the untrained model.
         image_size: Pixels of the square images that the untrained model reads.
         images: JPEG files, written to a temporary folder.
         pixels: Side of the JPEG files.
         batches: Images per forward pass; each is measured.
-        repeats: Timed passes over all files, at least 2, after one that warms up.
+        repeats: Timed passes over all files, at least 2, after a warm-up.
         json: Print JSON instead of a table.
     """
     announce()
@@ -139,15 +139,15 @@ def bench_drop(
     data: str | None = None,
     json: bool = False,
 ) -> None:
-    """Images per second and accuracy of `predict --drop-unselected` against the whole pass, on the unseen domain.
+    """Images per second and accuracy of `predict --drop-unselected` against the full pass, on the unseen domain.
 
     Args:
         runs: Run folders of method patchgen-select.
-        after: How many blocks unselected patches pass, each measured; a third of them when left out.
-        images: At most so many of the unseen domain, evenly over the classes.
+        after: Numbers of blocks before unselected patches are dropped, each measured; by default a third of them.
+        images: Maximum number of images of the unseen domain, evenly over the classes.
         batch: Images per forward pass.
-        repeats: Timed turns of the two, at least 2, after one that warms up.
-        data: Where the data lie now, if not where the runs were trained.
+        repeats: Timed turns of the two, at least 2, after a warm-up.
+        data: Path of the data, if it has changed.
         json: Print JSON instead of a table.
     """
     announce()
@@ -196,16 +196,16 @@ def bench_runtime(
     repeats: int = 5,
     json: bool = False,
 ) -> None:
-    """The whole of `predict` on each runtime against the first one: how many times as fast, and how far apart.
+    """Compare `predict` on each runtime with the first one: speed-up and difference of the predictions.
 
     Args:
         model: A model or run folder.
-        files: Images, folders or patterns; generated JPEG files when left out.
+        files: Images, folders or patterns; generated JPEG files by default.
         runtimes: Two or more; the others are compared with the first.
-        images: At most so many files.
+        images: Maximum number of files.
         pixels: Side of generated files.
         batch: Images per forward pass.
-        repeats: Timed turns, at least 2, after one that warms up.
+        repeats: Timed turns, at least 2, after a warm-up.
         json: Print JSON instead of a table.
     """
     announce()
@@ -252,7 +252,7 @@ def _machine(found: Mapping[str, Any]) -> str:
 
 
 def _reporter(bar: Any) -> Callable[[str], None]:
-    """Each line is one piece of the bar's work."""
+    """A callback that prints a line and advances the bar."""
 
     def report(line: str) -> None:
         bar.advance()

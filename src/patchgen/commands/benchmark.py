@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 class BenchmarkArguments(Config):
     """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
 
-    Each method has the preset's learning rate for it, unless --lr sets one for all.
+    Each method uses the preset's learning rate for it, unless --lr sets one for all.
 
-    Finished runs are skipped and interrupted ones go on, so the same command may be given again at any time.
+    Resumable with the same command: finished runs are skipped, interrupted ones are resumed.
     """
 
     data: Annotated[str, tyro.conf.Positional]
@@ -40,11 +40,11 @@ class BenchmarkArguments(Config):
     tune: tyro.conf.Suppress[Tune | None] = None
     seed: tyro.conf.Suppress[int] = 1
     lr: float = 0.0
-    """Adam's learning rate for every method; 0 takes the preset's own for each."""
+    """Learning rate for every method; 0 uses the preset's value for each."""
     swad: bool = True
     """Also report weight averaging (SWAD)."""
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
-    """Methods, or `all`; `@` changes what is pooled or tuned: lp-ln@mean, patchgen@full."""
+    """Methods, or `all`; `@` changes the pool or the tuned part: lp-ln@mean, patchgen@full."""
     seeds: tuple[int, ...] = (1,)
     """Seeds; with several the table has standard errors."""
     folds: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--unseen"])] = ()
@@ -52,7 +52,7 @@ class BenchmarkArguments(Config):
     lr_grid: tuple[float, ...] = ()
     """Try these learning rates for every method and keep, per fold, the best on source validation."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes per run on two cores. `paper`: the field's protocol, 5001 steps (DomainNet 15001) at 224 px."""
+    """`small`: minutes per run on two cores. `paper`: the usual protocol, 5001 steps (DomainNet 15001) at 224 px."""
     out: str = "runs"
     """Parent of the run folders."""
     details: bool = False
@@ -65,14 +65,14 @@ class BenchmarkArguments(Config):
     """Print every cell as JSON instead of tables."""
 
     def check(self) -> None:
-        """Nothing is checked before the settings are made of these: there an error names its option."""
+        """No check here: the settings are checked when they are built, with errors that name the option."""
 
 
-START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  # what help shows
+START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  # defaults shown by help
 
 
 def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
-    """A recipe in memory, fold by fold, so that an interrupted benchmark has whole folds."""
+    """The planned runs, ordered by fold, so that an interrupted benchmark has complete folds."""
     from patchgen.methods.presets import method_settings, own_hparams, preset_for
 
     words = chosen(arguments, argv)
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check(arguments: BenchmarkArguments) -> None:
-    """Refuse before the data is read what no data can mend."""
+    """Check the options before the data is read."""
     require_data(arguments.data)
     if not arguments.methods:
         raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
@@ -124,7 +124,7 @@ def _check(arguments: BenchmarkArguments) -> None:
 
 
 def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
-    """One after the other in this process; `patchgen sweep` runs several at a time."""
+    """Train sequentially in this process; `patchgen sweep` runs several in parallel."""
     from patchgen.runs.find import failure_of
     from patchgen.sweep.jobs import perform
 
@@ -153,13 +153,13 @@ def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, .
         _print_tables(cells, arguments, tuple(dict.fromkeys(arguments.folds)) or domains)
     if missing:
         stream = sys.stderr if arguments.json else sys.stdout
-        print(f"\n{len(missing)} of {len(jobs)} runs are not there yet:", *missing, sep="\n  ", file=stream)
+        print(f"\n{len(missing)} of {len(jobs)} runs are missing:", *missing, sep="\n  ", file=stream)
         words = [word for word in argv if word not in ("--table-only", "--table_only")]
         print(f"this fills them:\n  patchgen benchmark {shlex.join(words)}", file=stream)
 
 
 def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
-    """One table and what it shows; with --details also SWAD, the 80 % part and source validation."""
+    """Print one table; with --details also SWAD, the 80 % part and source validation."""
     from patchgen.report.table import CHECKPOINTS, backbone_line, metrics_table, recovery_table, validation_table
     from patchgen.report.verdict import verdict
     from patchgen.runs.scores import PARTS
@@ -172,7 +172,7 @@ def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple
         for checkpoint, part in [(c, p) for c in CHECKPOINTS for p in PARTS if (c, p) != ("selected", "all")]:
             if checkpoint == "selected" or arguments.swad:
                 _print_accuracy(cells, arguments, shown, checkpoint, part)
-        print("\nSource validation accuracy (%): what checkpoints and learning rates are chosen by\n")
+        print("\nSource validation accuracy (%), by which checkpoints and learning rates are chosen\n")
         print(validation_table(cells, arguments.methods, shown, seeds))
         if metrics := metrics_table(cells, arguments.methods, shown, seeds):
             print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")

@@ -17,10 +17,10 @@ SHOWN = 12  # class names in the layout and the text before the rest is a number
 
 
 def show_benchmarks(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
-    """List the registered benchmarks, or tell everything about one.
+    """List the registered benchmarks, or describe one.
 
     Args:
-        name: Its name, folder name or alias; all are listed when left out.
+        name: Name, folder name or alias of a benchmark; all are listed by default.
         json: Print JSON instead of text.
     """
     from patchgen.data.benchmarks import BENCHMARKS, get_benchmark
@@ -61,13 +61,13 @@ def layout(entry: Benchmark) -> list[str]:
     for domain in entry.domains:
         part = entry.parts.get(domain, "").format(**entry.options)
         lines.append(f"  {domain}/" + (f"{part}/" if part else ""))
-        # with rules the folders are called otherwise than the classes
+        # with rules, folders and classes have different names
         lines += ["    <class>/<image>"] if entry.class_rules else [f"    {name}/<image>" for name in shown]
     return lines
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The facts as paragraphs: the tree as it is, counts one version a line, the rest `name: value`."""
+    """The facts as paragraphs: the tree, counts with one version per line, the rest as `name: value`."""
     lines = [f"{facts['name']}: {facts['citation']}", "", "Layout", *(f"  {line}" for line in facts["layout"]), ""]
     lines += ["Images"]
     for version, images in facts["counts"].items():

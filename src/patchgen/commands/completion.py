@@ -1,6 +1,6 @@
 """patchgen completion bash|zsh: a script that completes commands, their options and the options' values.
 
-The script is plain shell with all words in it: a press of the tab key starts no Python.
+The script is plain shell and contains all words: completion does not start Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tyro
 from patchgen import commands
 from patchgen.commands import parse
 
-SPEC = "COMPLETION_SPEC = "  # the line of tyro's own script that holds what it knows
+SPEC = "COMPLETION_SPEC = "  # the line of tyro's script with its data
 SCRIPT = """\
 # patchgen {version}: completion for {shell}, made by `patchgen completion {shell}`
 {start}_patchgen() {{
@@ -43,7 +43,7 @@ complete -o default -F _patchgen patchgen
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -> None:
-    """Print a completion script; docs/quickstart.md says where it goes.
+    """Print a completion script; docs/quickstart.md explains how to install it.
 
     Args:
         shell: The shell to complete in: bash or zsh.
@@ -52,7 +52,7 @@ def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -
 
 
 def script(shell: str) -> str:
-    """The script: what may follow a command (and its action), and what may follow an option."""
+    """The script: the completions of commands (and their actions) and of options."""
     from patchgen import __version__
     from patchgen.sweep.shipped import recipes
 
@@ -96,7 +96,7 @@ def _actions(command: str) -> Iterator[str]:
 
 
 def _options(words: list[str]) -> list[dict[str, Any]]:
-    """Flags and choices as tyro tells them; none where a command only chooses between actions."""
+    """Flags and choices from tyro; none for commands that only choose between actions."""
     page = io.StringIO()
     with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit, ValueError):
         import_module(f"patchgen.commands.{words[0]}").main([*words[1:], "--tyro-print-completion", "bash"])

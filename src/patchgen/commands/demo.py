@@ -22,7 +22,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
         out: Folder for the runs and the page.
         backbone: Pretrained weights; those of the package registry by default.
         seed: Seed of splits, batches and initial weights.
-        smoke: A quick try with a tiny random backbone: shows that everything works, and no result.
+        smoke: A quick test with a tiny random backbone: shows that everything works, but gives no results.
         json: Print the scores as JSON instead of tables.
     """
     from patchgen.data.oracle import suite_folder, suite_spec
@@ -49,7 +49,7 @@ def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bo
 
 
 def settings(data: str, unseen: str, backbone: str, seed: int, smoke: bool) -> Config:
-    """Small enough for two cores; images stay as they are, so that the truth stays beside them."""
+    """Small enough for two cores; no augmentation, so that the true masks remain valid."""
     if smoke:
         small: dict[str, Any] = {
             "backbone": "tiny",

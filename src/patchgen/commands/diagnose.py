@@ -36,7 +36,7 @@ class DiagnoseArguments:
     rankings: tuple[str, ...] = ()
     """Rankings of the patches; by default all that a run supports."""
     projection: Literal["auto", "umap", "pca"] = "auto"
-    """Picture of the features; `auto` is UMAP where it is installed."""
+    """Projection of the features; `auto` is UMAP if it is installed."""
     out: str | None = None
     """Output folder; `diagnosis` in the run folder by default."""
     checkpoint: Literal["selected", "swad"] = "selected"
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
     opened = prepare([arguments.run, *arguments.against], arguments.data, options)
-    out.mkdir(parents=True, exist_ok=True)  # before the work: one that cannot be made should not cost it
+    out.mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be created
     with Progress("diagnosing", opened.work) as bar:
         made = examine(opened, bar.say, ticker(bar))
     page = made.write(out)

@@ -33,11 +33,11 @@ class DiscoverArguments:
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
-    """Folder for the sheets, the CSV and the page; made when missing, files of the same name are replaced."""
+    """Folder for the sheets, the CSV and the page; created if missing, files of the same name are replaced."""
     new_classes: int | None = None
     """Number of groups in addition to the known classes; estimated by default."""
     at_most: int | None = None
-    """The largest number of new classes that the estimate considers; at least 10 and as many as known when left out."""
+    """Maximum number of new classes that the estimate considers; by default the number of known ones, at least 10."""
     data: str | None = None
     """The run's training data, if its path has changed: its images show the known classes."""
     checkpoint: Literal["selected", "swad"] = "selected"
@@ -47,13 +47,13 @@ class DiscoverArguments:
     json: bool = False
     """Print one JSON object instead of tables."""
     strict: bool = False
-    """Exit with code 1 when any image could not be read."""
+    """Exit with code 1 if any image could not be read."""
     quiet: bool = False
     """No progress."""
 
 
 def _check(arguments: DiscoverArguments, images: int) -> None:
-    """Refuse before any work what could only fail at its end."""
+    """Check before any work what would otherwise fail at its end."""
     for option, value in (("--new-classes", arguments.new_classes), ("--at-most", arguments.at_most)):
         if value is not None and value < 1:
             estimated = "; leave it out to have the number estimated" if option == "--new-classes" else ""
@@ -94,7 +94,7 @@ def read_known(
 
 
 def describe_estimate(estimate: Estimate, known: int) -> str:
-    """The number of new classes, and how every number that was tried scored."""
+    """The number of new classes, and the score of every number that was tried."""
     curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in estimate.curve.items())
     return (
         f"new classes: {estimate.num_classes - known} (an estimate, often off by a few; `--new-classes` sets it)\n"
@@ -103,7 +103,7 @@ def describe_estimate(estimate: Estimate, known: int) -> str:
 
 
 def summarise(groups: Groups) -> list[dict[str, Any]]:
-    """A row a group: the new ones, largest first, then the known classes that got an image."""
+    """One row per group: the new ones, largest first, then the known classes with images."""
     rows = []
     for name in (*groups.new, *groups.known):
         members, new = groups.of(name), name in groups.new
@@ -148,7 +148,7 @@ def _caption(row: dict[str, Any], shown_images: int) -> str:
 
 
 def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
-    """One HTML page beside the sheets."""
+    """One HTML page next to the sheets."""
     from patchgen.draw.overlay import NOTICE
     from patchgen.pages.page import file_address, render
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from patchgen.data.doctor import Check
 
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
-LINE_EVERY = 2000  # files between two lines of progress where there is no terminal
+LINE_EVERY = 2000  # files between two progress lines without a terminal
 
 
 def examine(
@@ -28,10 +28,10 @@ def examine(
     """Check this machine and, when given, a data set; every finding names its fix.
 
     Args:
-        data: Folder `domain/class/*.jpg` or CSV manifest; the machine alone when left out.
-        benchmark: Read DATA as this registered benchmark; recognised by the folder name when left out.
+        data: Folder `domain/class/*.jpg` or CSV manifest; by default only the machine is checked.
+        benchmark: Read DATA as this registered benchmark; by default recognised by the folder name.
         options: Reading options of a benchmark, such as `crctp_fold Fold1`.
-        decode: Decode every image; without it files are only read, and damage goes unseen.
+        decode: Decode every image; otherwise files are only read, and damage is not detected.
         json: Print JSON instead of a table.
     """
     from patchgen.data.benchmarks import get_benchmark
@@ -40,7 +40,7 @@ def examine(
     if data is not None:
         require_data(data)
     if benchmark is not None:
-        get_benchmark(benchmark)  # a misspelt option is no finding about the data
+        get_benchmark(benchmark)  # a misspelt option is not a problem of the data
     for name, value in {"--benchmark": benchmark, "--options": options}.items():
         if value is not None and data is None:
             raise ValueError(f"{name} says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
@@ -58,7 +58,7 @@ def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | No
     from patchgen.common.progress import Progress
     from patchgen.data.doctor import examine
 
-    bars: list[Progress] = []  # made at the first file: only then is their number known
+    bars: list[Progress] = []  # created at the first file, when their number is known
     with ExitStack() as stack:
 
         def progress(done: int, total: int) -> None:

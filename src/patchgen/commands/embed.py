@@ -23,23 +23,23 @@ class EmbedArguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA...")]
-    """Folder `domain/class/*.jpg` or CSV manifest; or image files, folders and patterns, which have paths alone."""
+    """Folder `domain/class/*.jpg` or CSV manifest; or image files, folders and patterns, which have only paths."""
     out: str
     """The .parquet or .npz file to write."""
     what: tuple[Literal["features", "cls", "mean"], ...] = ("features",)
     """`features` the head reads (z+ with PatchGen); class token and mean patch token of the tuned backbone."""
     coordinates: Literal["auto", "umap", "pca"] | None = None
-    """Add columns x and y: the first of these vectors in a plane; `auto` is UMAP where it is installed."""
+    """Add columns x and y: a 2D projection of the first of these vectors; `auto` is UMAP if it is installed."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     batch: int = 64
     """Images per forward pass."""
     strict: bool = False
-    """Exit with code 1 when any image could not be read, not only when all could not."""
+    """Exit with code 1 if any image could not be read, not only if none could."""
 
 
 def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]:
-    """The files, and the columns that name them: domain, label and group where the data says so."""
+    """The files, and the columns that describe them: domain, label and group if the data has them."""
     from patchgen.data.table import read_table
 
     one = expanded(words[0]) if len(words) == 1 else None

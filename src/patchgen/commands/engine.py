@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class EngineArguments:
     engine: Literal["local", "ray"] = "local"
-    """Where: processes of this machine, or Ray tasks, also on a cluster (extra `ray`)."""
+    """Where to run: processes of this machine, or Ray tasks, also on a cluster (extra `ray`)."""
     workers: int | None = None
-    """Processes at a time. Local: 1 when left out. Ray: as many as its CPUs allow."""
+    """Parallel processes. Local: 1 by default. Ray: by default as many as its CPUs allow."""
     threads: int | None = None
     """CPU threads of each process; the same number gives the same bytes on every engine."""
     address: str | None = None
-    """ray: a cluster's address, such as `auto` or HOST:6379; left out, Ray is started on this machine."""
+    """ray: a cluster's address, such as `auto` or HOST:6379; by default Ray is started on this machine."""
 
     @property
     def alone(self) -> bool:
-        """All is done in this process."""
+        """Whether all work is done in this process."""
         return self.engine == "local" and (self.workers or 1) == 1
 
     def check_engine(self) -> None:
-        """Refuse numbers that cannot be, before any work."""
+        """Check the numbers before any work."""
         from patchgen.sweep.engines import EngineOptions
 
         EngineOptions(Path(), workers=self.workers, threads=self.threads)
@@ -36,11 +36,11 @@ class EngineArguments:
             raise ValueError("--address names a Ray cluster: add --engine ray")
 
     def do_units(self, units: Sequence[Unit], work: Path, what: str, quiet: bool = False) -> dict[str, str]:
-        """Do the units, here or on the engine; why the others are not done, by label.
+        """Process the units, here or on the engine; returns the reasons of failures, by label.
 
         Args:
             work: Parent of their claims.
-            quiet: No progress of the units as a whole, where each shows its own.
+            quiet: No overall progress, if each unit shows its own.
         """
         from patchgen.sweep.engines import EngineOptions
         from patchgen.sweep.unit import run_units

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnsembleArguments:
-    """Average the probabilities of finished runs of one fold, and score the unseen domain beside the single runs."""
+    """Average the probabilities of finished runs of one fold, and score the unseen domain next to the single runs."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN RUN...")]
-    """Run folders, as `patchgen train` prints them; of `+sma` runs the ensemble is EoA."""
+    """Run folders, as `patchgen train` prints them; for `+sma` runs the ensemble is EoA."""
     data: str | None = None
-    """Where the runs' data lie now; where they were trained when left out."""
+    """Path of the runs' data, if it has changed."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """The checkpoint chosen on source validation, or the weight average of runs trained with --swad."""
     out: str | None = None
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def _checked(out: str | None) -> Path | None:
-    """Refuse before any work what could only fail at its end."""
+    """Check before any work what would otherwise fail at its end."""
     if out is None:
         return None
     file = expanded(out)
@@ -99,7 +99,7 @@ def _header(found: Ensemble) -> list[str]:
 
 
 def _lines(found: Ensemble) -> Iterator[list[str]]:
-    """One line an image."""
+    """One line per image."""
     fold, inside = found.fold, set(found.fold.test["in"].tolist())
     for row, probability in zip(found.rows.tolist(), found.probabilities, strict=True):
         best = int(probability.argmax())

@@ -46,7 +46,7 @@ class EvaluateArguments:
     json: bool = False
     """Print metrics.json instead of a table."""
     strict: bool = False
-    """Exit with code 1 when any image could not be read."""
+    """Exit with code 1 if any image could not be read."""
     batch: int = 64
     """Images per forward pass."""
 
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     sites = sorted(training_sites(arguments.run))
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
         if bar.total > 1:
-            bar.say(f"drawing {arguments.resamples:,} times for the intervals")
+            bar.say(f"{arguments.resamples:,} resamples for the intervals")
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance)
     found = {**_facts(arguments, predictor), **scored}
     _write(found, answers, predictor, out, arguments.wrong)
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check(arguments: EvaluateArguments) -> Path:
-    """Refuse before any work what could only fail at its end."""
+    """Check before any work what would otherwise fail at its end."""
     require_data(arguments.data)
     out = expanded(arguments.out)
     if out.exists() and not out.is_dir():
@@ -100,11 +100,11 @@ def _check(arguments: EvaluateArguments) -> Path:
 
 
 def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
-    """What was scored, by what."""
+    """The model and the data that were evaluated."""
     from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
 
     checkpoint = arguments.checkpoint
-    if is_model_folder(arguments.run):  # it has one model, and says which that was
+    if is_model_folder(arguments.run):  # it has a single model, and records which one
         checkpoint = read_json(Path(arguments.run) / MODEL_CONFIG).get("checkpoint", checkpoint)
     return {
         "model": Path(arguments.run).resolve().name,
@@ -133,7 +133,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
 
 
 def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The surest mistakes with their selection, and path -> picture; the masks are read again for these alone."""
+    """The most confident mistakes with their masks, and path -> picture; masks are recomputed only for these."""
     from patchgen.draw.overlay import mask_reading
     from patchgen.predict.evaluate import most_wrong
     from patchgen.predict.predictor import Unreadable
@@ -143,7 +143,7 @@ def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[l
     table, entries, pictures = answers.table, list[dict[str, Any]](), dict[str, str]()
     files = [table.file(int(answers.rows[i])) for i in places]
     for i, file, again in zip(places, files, predictor.predict(files), strict=True):
-        if isinstance(again, Unreadable):  # it was there a moment ago
+        if isinstance(again, Unreadable):  # removed since it was scored
             continue
         row = int(answers.rows[i])
         entries.append({

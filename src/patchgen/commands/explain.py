@@ -20,7 +20,7 @@ from patchgen.draw.overlay import UNSELECTIVE
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Explanation, Predictor, Unreadable
 
-NAME = 48  # characters kept of an image's name: at four bytes each they still fit a file system's 255
+NAME = 48  # maximum characters of an image's name: at four bytes each they fit into 255 bytes
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class ExplainArguments:
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
-    """Folder for the pictures, masks and index; made when missing, files of the same name are replaced."""
+    """Folder for the pictures, masks and index; created if missing, files of the same name are replaced."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     relative: bool = False
-    """Stretch the colours to each mask's own range; the pictures then say so."""
+    """Stretch the colours to each mask's own range; the pictures are labelled accordingly."""
     colormap: str = "viridis"
     """Colours of the mask: a colour map of matplotlib, such as viridis, cividis, magma or gray."""
     alpha: float = 0.6
     """Opacity of the colours: 0 shows the image alone, 1 the map alone."""
     strict: bool = False
-    """Exit with code 1 when any image could not be read, not only when all could not."""
+    """Exit with code 1 if any image could not be read, not only if none could."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     drop_unselected: bool = False
@@ -52,7 +52,7 @@ class ExplainArguments:
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
-    """`0002_dog`: the place in the list, which is unique, and the image's own name in letters that any system takes."""
+    """`0002_dog`: the unique position in the list, and the image's name in portable characters."""
     digits = max(4, len(str(len(paths))))
     stems = [re.sub(r"[^\w.-]+", "_", path.stem)[:NAME] for path in paths]
     return [f"{i:0{digits}}_{stem}" for i, stem in enumerate(stems, 1)]
@@ -83,7 +83,7 @@ def _write_one(found: Explanation, name: str, out: Path, look: dict[str, Any]) -
 def explain_all(
     predictor: Predictor, paths: Sequence[Path], out: Path, look: dict[str, Any], tick: Callable[[int], None]
 ) -> tuple[list[dict[str, Any]], list[Unreadable]]:
-    """Write every picture and mask; the entries of the index, and what could not be read.
+    """Write every picture and mask; returns the entries of the index, and the unreadable images.
 
     Args:
         look: Options of `Explanation.overlay`.
@@ -102,7 +102,7 @@ def explain_all(
 
 
 def render_page(title: str, entries: Sequence[dict[str, Any]], failed: Sequence[Unreadable], relative: bool) -> str:
-    """One HTML page beside the pictures."""
+    """One HTML page next to the pictures."""
     from patchgen.draw.overlay import NOTICE
     from patchgen.pages.page import render
 
@@ -117,7 +117,7 @@ def render_page(title: str, entries: Sequence[dict[str, Any]], failed: Sequence[
 
 
 def _shown(entry: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of an image."""
+    """The entry of an image on the page."""
     from patchgen.pages.page import file_address
 
     mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"]) + f"; {entry['reading']}"

@@ -1,4 +1,4 @@
-"""patchgen export MODEL --out model.onnx: a file that answers as the model does, or none at all."""
+"""patchgen export MODEL --out model.onnx: export a model and verify that its outputs are the same."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from patchgen.common.files import check_writable
 
 @dataclass(frozen=True)
 class ExportArguments:
-    """Export a model or run, as ONNX or for QuPath and WSInfer, and compare its answers with the original's."""
+    """Export a model or run, as ONNX or for QuPath and WSInfer, and compare its outputs with the original's."""
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     out: str
     """The .onnx file to write; with `--format wsinfer` a folder."""
     format: Literal["onnx", "wsinfer"] = "onnx"
-    """An ONNX file, or a folder with TorchScript and config.json as WSInfer and its QuPath extension read it."""
+    """An ONNX file, or a folder with TorchScript and config.json for WSInfer and its QuPath extension."""
     spacing: float | None = None
     """wsinfer: microns per pixel of the tiles that the model was trained on, such as 0.5."""
     patch: int | None = None
-    """wsinfer: side of such a tile in pixels, before it was resized; the model's image size when left out."""
+    """wsinfer: side of such a tile in pixels, before it was resized; by default the model's image size."""
     images: tuple[str, ...] = ()
-    """Images, folders or patterns to compare the answers on; generated ones when left out."""
+    """Images, folders or patterns for the comparison; generated ones by default."""
     count: int = 100
     """Maximum number of images to compare."""
     checkpoint: Literal["selected", "swad"] = "selected"
@@ -58,11 +58,11 @@ def main(argv: list[str]) -> int:
 
     size = predictor.config.image_size
     images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)
-    print(f"converting the model, then comparing answers on {len(images)} images", file=sys.stderr, flush=True)
+    print(f"converting the model, then comparing outputs on {len(images)} images", file=sys.stderr, flush=True)
     if arguments.format == "onnx":
         differences = export(predictor, target, images)
     else:
-        assert arguments.spacing is not None  # _check_target has seen to it
+        assert arguments.spacing is not None  # checked by _check_target
         patch = arguments.patch or size
         differences = export_wsinfer(predictor, target, images, spacing=arguments.spacing, patch=patch)
     for name, difference in differences.items():
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_target(arguments: ExportArguments, target: Path) -> None:
-    """Refuse options that do not fit the format, before the model is loaded."""
+    """Check that the options fit the format, before the model is loaded."""
     if arguments.format == "onnx":
         if target.is_dir() or target.suffix != ".onnx":
             raise ValueError(f"--out must be a file that ends in .onnx, not {arguments.out!r}")

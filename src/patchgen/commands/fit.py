@@ -34,30 +34,30 @@ class FitArguments(Config):
     unseen: str = NO_DOMAIN
     """Leave out only this site, score it, and keep the model that was trained without it."""
     split: SplitRule = "domainbed"
-    """How a site is split; where a manifest names groups it is `group` (a patient is never on both sides of a site)."""
+    """How a site is split; `group` if a manifest has groups (within a site, no patient appears on both sides)."""
     task: tyro.conf.Suppress[Task] = "mdg"
     methods: tuple[str, ...] = COMPARED
-    """Methods to compare at left-out sites, simplest first: a later one is kept if it is better by more than chance."""
+    """Methods to compare at left-out sites, simplest first: a later one must be better by more than chance."""
     method: str = ALONE
-    """Train this one alone: a name of `patchgen methods`; with `+` the terms of others are added. It is also what
-    --unseen and --no-expect take, which compare nothing."""
+    """Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with --unseen and
+    --no-expect, which do not compare methods."""
     expect: bool = True
     """Leave each site out in turn first, to estimate the accuracy at a new site; --no-expect skips it."""
     with_backbone: bool = True
     """Put the backbone's weights into the folder, so that it works offline elsewhere."""
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes per training on two cores. `paper`: the field's 5001 steps at 224 px."""
+    """`small`: minutes per training on two cores. `paper`: the usual 5001 steps at 224 px."""
     runs: str = "runs"
     """Parent of the run folders."""
     track: Tracking | None = None
-    """Write the numbers of every training for TensorBoard (`--track` alone), W&B or MLflow; nothing is sent."""
+    """Log every training to TensorBoard (`--track` alone), W&B or MLflow; nothing is sent over the network."""
     quiet: bool = False
     """No progress."""
     json: bool = False
     """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
     def check(self) -> None:
-        """Nothing is checked before the settings are made of these: there an error names its option."""
+        """No check here: the settings are checked when they are built, with errors that name the option."""
 
 
 def main(argv: list[str]) -> int:
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 
 def _configs(arguments: FitArguments, words: dict[str, Any]) -> list[Config]:
-    """The settings of each method to compare, or of the one."""
+    """The settings of each method to compare, or of the single one."""
     from patchgen.methods import compared_methods
     from patchgen.methods.presets import method_settings, own_hparams, preset_for
 

@@ -1,4 +1,4 @@
-"""patchgen methods: what can be trained."""
+"""patchgen methods: list the available methods."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def list_methods(needs: str | None = None, json: bool = False) -> None:
     print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
     print(
         "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`python -m benchmarks methods` measures "
-        "it); of methods that need text, with a text tower of CLIP ViT-B/16's size"
+        "it); for methods that need text, with a text tower of CLIP ViT-B/16's size"
     )
     print("\nOther names: " + ", ".join(f"{other} for {name}" for other, name in ALIASES.items()))
-    print(f"\nBehind a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
+    print(f"\nAfter a '+' (as in patchgen+miro): {', '.join(row['name'] for row in rows if row['addable'])}")
 
 
 def step_costs() -> dict[str, float]:
-    """Measured once and kept beside the methods; one that was added since has none."""
+    """Measured costs, stored with the methods; methods added since then have none."""
     text = resources.files("patchgen.methods").joinpath("cost.csv").read_text(encoding="utf-8")
     return {row["method"]: float(row["ratio"]) for row in csv.DictReader(text.splitlines())}
 

@@ -14,7 +14,7 @@ from patchgen.common.files import expanded
 
 
 def list_sets(json: bool = False) -> None:
-    """List the suite: classes, size of C*, distractors, and how far each domain's background follows the class.
+    """List the suite: classes, size of C*, distractors, and how strongly backgrounds correlate with the class.
 
     Args:
         json: Print every parameter as JSON instead of a table.
@@ -36,7 +36,7 @@ def write_set(
     Args:
         name: A name of `patchgen oracle list`.
         out: The folder to create; one that already holds this set is left as it is.
-        seed: Draw other images of the same kind, to choose settings on. The suite's own seed, 1, is for reporting.
+        seed: Draw other images of the same kind, for choosing settings. The suite's default seed, 1, is for reporting.
         quiet: No progress bar.
     """
     from patchgen.common.progress import Progress
@@ -69,12 +69,12 @@ def compose_set(
         out: The folder to create; one that already holds this set is left as it is.
         domain: The domain of DATA whose photographs are used, if it has several.
         classes: Names separated by commas; "Gull=*Gull|*Tern" merges the folders that match.
-        num_classes: Without --classes, use this many: the first in the alphabet.
+        num_classes: Number of classes without --classes: the first ones alphabetically.
         correlation: Share of images on the class's own background in amber, dusk and jade.
         per_class: Images per domain and class; a class needs four times as many photographs.
         object: Longer side of the object in pixels.
         image_size: Side of an image in pixels.
-        seed: Of everything random: photographs, positions, backgrounds and noise.
+        seed: Seed of photographs, positions, backgrounds and noise.
         quiet: No progress bar.
     """
     from patchgen.common.progress import Progress

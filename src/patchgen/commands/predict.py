@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictArguments(EngineArguments):
-    """Predict the class of images with a trained model. Resumable with the same command where a file is written."""
+    """Predict the class of images with a trained model. Resumable with the same command if a file is written."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
@@ -45,7 +45,7 @@ class PredictArguments(EngineArguments):
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     strict: bool = False
-    """Exit with code 1 when any image could not be read, not only when all could not."""
+    """Exit with code 1 if any image could not be read, not only if none could."""
     batch: int = 64
     """Images per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
@@ -59,10 +59,10 @@ class PredictArguments(EngineArguments):
 def find_images(words: Sequence[str]) -> list[Path]:
     """Files as they are, images below folders, matches of patterns: each once, in the order of the words.
 
-    Files of a folder or pattern that are no images are counted and named on stderr.
+    Files of a folder or pattern that are not images are counted and named on stderr.
 
     Raises:
-        ValueError: a word that leads to no image.
+        ValueError: an argument that matches no image.
     """
     from patchgen.data.listing import skipped_line
 
@@ -81,7 +81,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
 
 
 def _images_of(word: str) -> tuple[list[Path], list[str]]:
-    """The images that a word leads to, and the names of the files there that are none."""
+    """The images that an argument matches, and the names of other files there."""
     from patchgen.data.listing import is_image, list_files, list_matching
 
     path = expanded(word)
@@ -101,7 +101,7 @@ def _images_of(word: str) -> tuple[list[Path], list[str]]:
         return sorted(map(Path, files.images)), [os.path.basename(name) for name in files.skipped]
     matches = [path for path in sorted(map(Path, glob(str(path)))) if path.is_file()]
     images = [match for match in matches if is_image(match.name)]
-    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a folder around it
+    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a parent folder
     return sorted(once.values()), [match.name for match in matches if not is_image(match.name)]
 
 
@@ -125,14 +125,14 @@ def shown(path: str | Path) -> str:
 
 
 def ticker(bar: Progress) -> Callable[[int], None]:
-    """Moves the bar; where there is none to see, says a line at about every tenth of the work."""
+    """Advances the bar; without a visible bar, prints a line at about every tenth of the work."""
     return bar.tick
 
 
 def report_unreadable(
     failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images could not be read"
 ) -> int:
-    """List on stderr what could not be read; the exit code is 1 when that is everything or, with `strict`, anything."""
+    """List unreadable images on stderr; the exit code is 1 if all are unreadable or, with `strict`, any."""
     if failed:
         print(f"{len(failed)} of {total} {what}:", file=sys.stderr)
         for one in failed:
@@ -143,18 +143,18 @@ def report_unreadable(
 def choose_pass(
     predictor: Predictor, runtime: Runtime, drop_unselected: bool = False, drop_after: int | None = None
 ) -> None:
-    """What --runtime, --drop-unselected and --drop-after ask for; a line on stderr says what a runtime is."""
+    """Apply --runtime, --drop-unselected and --drop-after; the runtime is reported on stderr."""
     if drop_unselected:
         predictor.drop_unselected(drop_after)
     elif drop_after is not None:
-        raise ValueError("--drop-after says when patches leave; add --drop-unselected to let them leave")
+        raise ValueError("--drop-after says when patches are dropped; add --drop-unselected to drop them")
     predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def settled(runtime: Runtime, predictor: Predictor) -> Runtime:
-    """What `auto` has become in this process: workers must use the same, or say why they cannot."""
+    """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
     engine = predictor.engine
-    if runtime != "auto" or (engine and engine.name.startswith("torch")):  # half the digits, where a worker has a GPU
+    if runtime != "auto" or (engine and engine.name.startswith("torch")):  # half precision, if a worker has a GPU
         return runtime
     return cast("Runtime", engine.name.split()[0]) if engine else "torch"
 
@@ -200,7 +200,7 @@ def _print_table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequ
 
 
 def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO) -> None:
-    """A list written row by row, so that its length needs no memory."""
+    """A list written row by row, without holding it in memory."""
     between = "[\n"
     for row in rows:
         out.write(between + to_json.dumps(_record(row, classes)))
@@ -209,7 +209,7 @@ def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO)
 
 
 def _check(arguments: PredictArguments) -> None:
-    """Refuse before any work what could only fail at its end."""
+    """Check before any work what would otherwise fail at its end."""
     chosen = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
     if len(chosen) > 1:
         raise ValueError(f"{' and '.join(chosen)} exclude each other: choose one")
@@ -229,7 +229,7 @@ def _check(arguments: PredictArguments) -> None:
 
 
 def lines_of(arguments: PredictArguments, predictor: Predictor) -> Lines:
-    """How a prediction becomes a line of the file or stream that was asked for."""
+    """How predictions are written as lines of the requested file or stream."""
     from patchgen.commands.predict_lines import Lines, csv_line
 
     if arguments.csv:
@@ -241,7 +241,7 @@ def lines_of(arguments: PredictArguments, predictor: Predictor) -> Lines:
 
 def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], bar: Progress,
              failed: list[Unreadable]) -> None:  # fmt: skip
-    """Append to the file what it lacks; the file appears under its name when all is there."""
+    """Append the missing predictions; the file gets its final name when it is complete."""
     from patchgen.commands.predict_lines import GrowingFile
     from patchgen.predict.predictor import identity
 
@@ -251,7 +251,7 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
         left = [path for path in paths if path not in file]
         if len(left) < len(paths):
             bar.advance(len(paths) - len(left))
-            bar.say("of an earlier try are kept")
+            bar.say("of an earlier attempt are reused")
         for row in _readable(predictor.predict(left, arguments.batch, ticker(bar)), failed):
             file.write(row)
 
@@ -284,12 +284,12 @@ def main(argv: list[str]) -> int:
         from patchgen.commands.predict_parts import predict_parts
 
         return predict_parts(arguments, predictor, paths)
-    # A live bar takes sys.stdout over, so rows go to the stream of before; on a terminal they are the progress.
+    # A live bar replaces sys.stdout, so rows go to the original stream; on a terminal they are the progress.
     out, failed = sys.stdout, list["Unreadable"]()
     file = arguments.csv or arguments.jsonl
     to_stream = file in (None, "-")
     with ExitStack() as opened:
-        if file and not to_stream and not is_replaceable(file):  # a device or pipe: rows go into it as they come
+        if file and not to_stream and not is_replaceable(file):  # a device or pipe: rows are streamed
             out = opened.enter_context(open(file, "w", encoding="utf-8", errors="backslashreplace"))
             to_stream = True
         _predict(arguments, predictor, paths, failed, out, to_stream)

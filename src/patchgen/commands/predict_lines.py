@@ -1,8 +1,8 @@
-"""The file that `predict` fills: one line an image, appended as it is found, and taken up again after a kill.
+"""The resumable output file of `predict`: one line per image, appended as it is predicted.
 
-Until all is there, the lines stand in a hidden file beside the target. Its name carries a digest of the model and of
-the images (where they lie, size, time): another model, other images and changed ones never go on with these lines, and
-what stands under the target's own name is always whole.
+Until it is complete, the lines are in a hidden file next to the target. Its name contains a digest of the model and of
+the images (path, size, time), so lines of another model or of other images are never continued, and a file with the
+target's name is always complete.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def csv_line(cells: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Lines:
-    """A format of one line an image."""
+    """A format with one line per image."""
 
-    head: str  # first line, with its end; empty where there is none
-    line: Callable[[Prediction], str]  # with its end
+    head: str  # first line, with its newline; empty if there is none
+    line: Callable[[Prediction], str]  # with its newline
     key: Callable[[str], str]  # the path that a line is about
     name: Callable[[Path], str]  # a path as `key` gives it
 
 
 def work_digest(model: str, head: str, paths: Sequence[Path]) -> str:
-    """Twelve hex digits of what decides a file's lines: model, format and images."""
+    """Twelve hex digits of everything that a file's lines depend on: model, format and images."""
     digest = hashlib.sha256(f"{model}\n{head}".encode("utf-8", "surrogateescape"))
     for name, path in sorted((str(path), path) for path in paths):
         try:
@@ -55,17 +55,17 @@ def work_digest(model: str, head: str, paths: Sequence[Path]) -> str:
 
 
 class GrowingFile:
-    """``with GrowingFile(target, digest, lines, paths) as file: file.write(prediction)``; renamed when all went well.
+    """``with GrowingFile(target, digest, lines, paths) as file: file.write(prediction)``; renamed on success.
 
-    What was begun for the same target with another model or other images is removed at the start of a new file and at
-    the end of every one, unless a process is filling it.
+    Partial files of the same target with another model or other images are removed at the start of a new file and at
+    the end of every one, unless a process is writing them.
 
     Args:
         model: Digest of the model.
         paths: All images of the file.
 
     Raises:
-        ValueError: another process is filling the same file with the same model and images.
+        ValueError: another process is writing the same file with the same model and images.
     """
 
     def __init__(self, target: Path, model: str, lines: Lines, paths: Sequence[Path]) -> None:
@@ -77,7 +77,7 @@ class GrowingFile:
 
     def __enter__(self) -> Self:
         self.handle = self._locked()
-        while not self._has_name():  # another process took it for an old one, before it was locked
+        while not self._has_name():  # another process removed it before it was locked
             self.handle.close()
             self.handle = self._locked()
         self.done = self._read()
@@ -99,7 +99,7 @@ class GrowingFile:
             return False
 
     def _read(self) -> set[str]:
-        """Images that have their line; a last line that a kill has cut short is cut off."""
+        """Images that already have a line; a last line truncated by a kill is removed."""
         self.handle.seek(0)
         head, size, done = self.lines.head.encode("utf-8", "backslashreplace"), 0, set()
         for line in self.handle:
@@ -114,7 +114,7 @@ class GrowingFile:
         return done
 
     def write(self, found: Prediction) -> None:
-        """Append one line; it is the system's before the next is made, so a killed process loses none."""
+        """Append one line and flush it, so that a killed process loses none."""
         self.handle.write(self.lines.line(found).encode("utf-8", "backslashreplace"))
         self.handle.flush()
 
@@ -127,7 +127,7 @@ class GrowingFile:
                 self._remove_others()
 
     def _remove_others(self) -> None:
-        """Parts of this target that belong to other work, and to no process."""
+        """Remove partial files of this target that belong to other work and to no running process."""
         name = re.compile(re.escape(f".{self.target.name}.") + r"[0-9a-f]{12}\.part")
         for path in self.target.absolute().parent.iterdir():
             if name.fullmatch(path.name) and path.name != self.partial.name:

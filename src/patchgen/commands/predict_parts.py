@@ -21,14 +21,14 @@ from patchgen.common.files import replacing, write_text
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
 
-IMAGES = 512  # of a part, about
+IMAGES = 512  # approximate size of a part
 
 
 def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path]) -> int:
     """Predict on the engine, write the file, and return the exit code.
 
     Raises:
-        ValueError: no file to write to, or a part that failed; what is done stays done.
+        ValueError: no file to write to, or a part that failed; finished parts are kept.
     """
     from patchgen.commands.predict_lines import work_digest
     from patchgen.predict.predictor import Unreadable, identity
@@ -68,7 +68,7 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
 
 @lru_cache(1)
 def _model(run: str, checkpoint: Literal["selected", "swad"], *how: Any) -> Predictor:
-    """Once for all parts that this process is given."""
+    """The model, loaded once for all parts of this process."""
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(run, checkpoint)
@@ -77,7 +77,7 @@ def _model(run: str, checkpoint: Literal["selected", "swad"], *how: Any) -> Pred
 
 
 def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
-    """The lines of one part, and what could not be read."""
+    """Write the lines of one part, and its unreadable images."""
     from patchgen.predict.predictor import Unreadable
 
     given = PredictArguments(**arguments)

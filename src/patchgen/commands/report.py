@@ -1,4 +1,4 @@
-"""patchgen report RUNS... --out DIR: the paper's tables and figures from run folders, beside the paper's numbers."""
+"""patchgen report RUNS... --out DIR: the paper's tables and figures from run folders, next to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def report(
         runs: Folders that hold run folders, at any depth.
         out: Folder to write into.
         part: Images of the unseen domain that count: `in`, 80 % as in the paper, or `all`.
-        quiet: Print the page's path alone, without the tables.
+        quiet: Print only the page's path, without the tables.
     """
     if not runs:
         raise ValueError("RUNS is missing; give the folder that holds the runs, such as runs")
@@ -38,14 +38,14 @@ def report(
 
     made = write_report([Path(folder) for folder in runs], Path(out), part)
     if not quiet:
-        with contextlib.redirect_stdout(sys.stderr):  # the page's path is alone on stdout
+        with contextlib.redirect_stdout(sys.stderr):  # only the page's path goes to stdout
             _show(made.grids)
         print(made.in_words(), file=sys.stderr)
     print(made.page)
 
 
 def _show(grids: Sequence[Grid]) -> None:
-    """Every table, and what its mark means."""
+    """Print every table with its legend."""
     from patchgen.report.render import BEST, to_terminal
 
     for grid in grids:

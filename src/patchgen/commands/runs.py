@@ -1,4 +1,4 @@
-"""patchgen runs [FOLDER ...] | diff A B | clean ... | collect ... | table FILE: list, compare, clear away, tabulate."""
+"""patchgen runs [FOLDER ...] | diff A B | clean ... | collect ... | table FILE: list, compare, clean, tabulate."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ def clean_runs(
     for path in found:
         size = bytes_of(path)
         gone = remove(path) if yes else False
-        word = "removed" if gone else "is being trained now, kept" if yes else "would be removed"
+        word = "removed" if gone else "in use, kept" if yes else "would be removed"
         total += size if gone or not yes else 0
         print(f"{path}: {word} ({_size(size)})")
     print(f"{_size(total)} in all" + ("" if yes or not found else "; the same command with --yes does it"))
 
 
 def collect_runs(folders: Folders = ("runs",), csv: str = "results.csv") -> None:
-    """Add the finished runs below folders to a CSV file, a row each, which outlives the folders.
+    """Add the finished runs below folders to a CSV file, one row per run, so that the folders can be deleted.
 
     Args:
         folders: Where to look.
@@ -134,7 +134,7 @@ def tabulate_runs(
     Args:
         file: The CSV file.
         scores: Columns to show: accuracy, swad, validation, auroc, iou, kept, iou_before, true_mask, random_mask.
-        only: Rows to show, such as `data PACS`, or several values with commas between: `data oracle-easy,oracle-full`.
+        only: Rows to show, such as `data PACS`, or several values separated by commas: `data oracle-easy,oracle-full`.
         against: Methods whose paired differences are added.
     """
     from patchgen.report.results import COLUMNS, SCORES, read_rows, tables

@@ -12,7 +12,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 
-CONNECTIONS = 200  # at a time; a system has about a thousand descriptors for a process
+CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -23,9 +23,9 @@ class ServeArguments:
     folders: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUNS...")]
     """Model folders, run folders, or folders that contain them."""
     port: int = 8000
-    """Where to listen; 0 takes any free port."""
+    """The port; 0 uses any free one."""
     host: str = "127.0.0.1"
-    """The address to listen at. Any other than this machine's own lets others use the viewer: it has no password."""
+    """The address to listen on. Any other than localhost lets others use the viewer, which has no password."""
     open: bool = False
     """Open the page in the browser."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
@@ -33,7 +33,7 @@ class ServeArguments:
 
 
 def require_extra() -> None:
-    """ValueError with the fix, where the packages of the extra are missing."""
+    """ValueError with the fix if the packages of the extra are missing."""
     missing = [name for name in ("fastapi", "uvicorn", "python_multipart") if find_spec(name) is None]
     if missing:
         raise ValueError(f"the viewer needs {', '.join(missing)}; install it with: pip install 'patchgen[viewer]'")
@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
     """A listening socket.
 
     Raises:
-        ValueError: the port is taken, or no address of this machine.
+        ValueError: the port is in use, or the address is not one of this machine.
     """
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must be between 0 and 65535, not {port}")
@@ -66,14 +66,14 @@ def main(argv: list[str]) -> int:
     from patchgen.viewer.library import Library, find_items
 
     library = Library(find_items(arguments.folders), arguments.runtime)
-    if len(library.items) == 1:  # one that cannot be loaded is said here, not in the browser
+    if len(library.items) == 1:  # report a loading error here, not in the browser
         library.predictor(next(iter(library.items)))
     app = create_app(library, Hosts(arguments.host, also=socket.gethostname()))
     with listen(arguments.host, arguments.port) as listener:
         address = _address(arguments.host, listener.getsockname()[1])
         if arguments.host not in LOOPBACK:
             print(
-                f"patchgen serve: WARNING: listening at {arguments.host}: everybody who reaches this machine can use "
+                f"patchgen serve: WARNING: listening at {arguments.host}: everybody who can reach this machine can use "
                 "the viewer and see these runs; there is no password and no encryption",
                 file=sys.stderr,
             )

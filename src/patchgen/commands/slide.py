@@ -1,6 +1,6 @@
 """patchgen slide MODEL SLIDE... --out DIR: maps of whole slides as PNG, pyramid TIFF, CSV and GeoJSON for QuPath.
 
-`patchgen slide tiles` (`slide_tiles.py`) makes training data of slides.
+`patchgen slide tiles` (`slide_tiles.py`) makes training data from slides.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
 ACTIONS = ("tiles",)  # `patchgen slide tiles`
-WORK, PART = ".work", "part"  # the parent of the slides that are not done, and where one keeps what it has
+WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder of partial results
 
 
 @dataclass(frozen=True)
 class SlideArguments(EngineArguments):
     """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
-    `patchgen slide tiles --help` is about cutting slides into labelled tiles to train on.
+    See `patchgen slide tiles --help` for cutting slides into labelled tiles for training.
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_RUN")]
     """Model folder, as `patchgen fit` prints it, or run folder, as `patchgen train` does."""
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
-    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and whatever else OpenSlide reads; or folders of them."""
+    """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and other formats that OpenSlide reads; or folders of them."""
     out: str
-    """Folder for the results; made when missing. Resumable: the same command continues."""
+    """Folder for the results; created if missing. Resumable with the same command."""
     mpp: float = 0.5
     """Resolution of the tiles in microns per pixel: that of the images the model was trained on (0.5 is 20x)."""
     tile: int = 224
-    """Side of a tile in pixels at that resolution: how much tissue an image of the training data showed."""
+    """Side of a tile in pixels at that resolution, to match the field of view of the training images."""
     mpp_slide: float | None = None
-    """Microns per pixel of the slides themselves, where the files do not say it or are wrong."""
+    """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of --swad."""
     strict: bool = False
-    """Exit with code 1 when any slide could not be used, not only when all could not."""
+    """Exit with code 1 if any slide could not be used, not only if none could."""
     batch: int = 64
     """Tiles per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
@@ -74,7 +74,7 @@ class SlideArguments(EngineArguments):
 
 
 def _check(arguments: SlideArguments) -> None:
-    """Refuse before any work what holds for every slide."""
+    """Check the options that apply to all slides, before any work."""
     if not arguments.slides:
         raise ValueError("no slide given; name slide files after the model")
     arguments.check_engine()
@@ -89,7 +89,7 @@ def _check(arguments: SlideArguments) -> None:
 
 
 def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
-    """What decides the tiles and their predictions."""
+    """The settings that the tiles and their predictions depend on."""
     return {
         "slide": slide.path.name,
         "bytes": slide.path.stat().st_size,
@@ -104,7 +104,7 @@ def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, dig
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder that was begun with other settings; one that is not there is new."""
+    """Raise ValueError if the folder exists and was started with other settings."""
     file = folder / DESCRIPTION
     if not file.is_file():
         return
@@ -116,7 +116,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     other = [name for name, value in settings.items() if was.get(name) != value]
     if other:
         change = f"{other[0]} {shortly(was.get(other[0]))}, now {shortly(settings[other[0]])}"
-        raise ValueError(f"{folder} was begun with other settings ({change}); remove it, or choose another --out")
+        raise ValueError(f"{folder} was started with other settings ({change}); remove it, or choose another --out")
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
@@ -125,7 +125,7 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 @lru_cache(1)
 def _model(model: str, checkpoint: Literal["selected", "swad"], *how: Any) -> tuple[Predictor, str]:
-    """The predictor and its digest, once for all slides that this process is given."""
+    """The predictor and its digest, loaded once for all slides of this process."""
     from patchgen.predict.predictor import identity, load_predictor
 
     predictor = load_predictor(model, checkpoint)
@@ -134,7 +134,7 @@ def _model(model: str, checkpoint: Literal["selected", "swad"], *how: Any) -> tu
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
-    """Everything of one slide; `result` appears when all of it is there, `folder` has what there is so far.
+    """Process one slide; `folder` has the partial results, and `result` appears when it is complete.
 
     Raises:
         UnreadableSlide: the slide cannot be used, or shows no tissue.
@@ -177,7 +177,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
 def _write_results(
     folder: Path, classes: Sequence[str], grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> dict[str, list[str]]:
-    """Shapes and maps from the CSV alone; the names of the maps' files."""
+    """Write shapes and maps from the CSV; returns the file names of the maps."""
     from patchgen.slides.geojson import write_geojson
     from patchgen.slides.heatmap import collect_maps, write_map
     from patchgen.slides.scan import read_tiles
@@ -186,13 +186,13 @@ def _write_results(
     maps = collect_maps(read_tiles(folder / TILES, classes), grid, classes)
     files = {}
     for i, (name, values) in enumerate(maps.items()):
-        plain = re.sub(r"[^\w-]+", "_", name)[:48]  # two classes may read alike in plain letters: hence the number
+        plain = re.sub(r"[^\w-]+", "_", name)[:48]  # the number distinguishes classes with the same plain name
         files[name] = write_map(folder / f"map_{i:02d}_{plain}", name, values, grid, small, mpp)
     return files
 
 
 def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
-    """The work of each slide; what is there already must be of the same model and settings."""
+    """The work of each slide; existing results must be of the same model and settings."""
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.sweep.unit import Needs, Unit
 
@@ -214,14 +214,14 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
                 try:
                     with open_slide(path, arguments.mpp_slide) as slide:
                         _check_settings(folder, _settings(arguments, predictor, slide, digest))
-                except UnreadableSlide:  # said when its turn comes, or not at all where it is done
+                except UnreadableSlide:  # reported when it is processed
                     continue
         units.append(unit)
     return units
 
 
 def _take_over(unit: Unit) -> None:
-    """An unfinished folder of an earlier version, which wrote under the slide's own name, is continued as a claim."""
+    """Continue an unfinished folder of an earlier version, which wrote directly to the slide's folder, as a claim."""
     file, part = unit.result / DESCRIPTION, unit.claim / PART
     if file.is_file() and not part.exists() and b'"files"' not in file.read_bytes():
         unit.begin()
@@ -229,7 +229,7 @@ def _take_over(unit: Unit) -> None:
 
 
 def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
-    """List on stderr why slides could not be used; the exit code, as `report_unreadable` has it."""
+    """List on stderr why slides could not be used; returns the exit code, as `report_unreadable`."""
     from patchgen.slides.slide import UnreadableSlide
 
     failed = [UnreadableSlide(path, why.removeprefix(f"cannot use slide {path}: ").strip().splitlines()[-1])
@@ -257,7 +257,7 @@ def main(argv: list[str]) -> int:
 
     require_openslide()
     if arguments.alone:
-        use_threads(arguments.threads)  # before a runtime asks how many there are
+        use_threads(arguments.threads)  # before a runtime queries them
     units = _units(arguments, slides)
     failures = arguments.do_units(units, Path(arguments.out) / WORK, "slides", quiet=arguments.alone)
     done = [unit.result for unit in units if unit.label not in failures]

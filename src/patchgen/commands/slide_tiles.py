@@ -27,42 +27,42 @@ IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 
 @dataclass(frozen=True)
 class TilesArguments(EngineArguments):
-    """Cut slides into labelled tiles. A stopped command continues: finished slides are not cut again."""
+    """Cut slides into labelled tiles. Resumable with the same command: finished slides are skipped."""
 
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
     """Slide files, or folders that are searched for slides with their sub-folders."""
     out: str
-    """Folder for manifest.csv, slides.csv and the images; made when missing."""
+    """Folder for manifest.csv, slides.csv and the images; created if missing."""
     annotations: tuple[str, ...] = ()
     """GeoJSON files of QuPath (or folders of them), each named like its slide: a tile's class is the region's."""
     labels: str | None = None
     """CSV file with the column slide and any of label, domain, group: one row per slide."""
     classes: tuple[str, ...] = ()
-    """The classes that there may be; another name is an error. Any when left out."""
+    """The allowed classes; any other name is an error. By default all are allowed."""
     ignore: tuple[str, ...] = ()
-    """Classes of annotations that label nothing."""
+    """Annotation classes to ignore."""
     outside: str | None = None
-    """The class of tissue outside all annotations of an annotated slide; left out when not given."""
+    """The class of tissue outside all annotations of an annotated slide; by default such tiles are left out."""
     mpp: float = 0.5
     """Resolution of the tiles in microns per pixel (0.5 is 20x); give the same to `patchgen slide`."""
     tile: int = 224
     """Side of a tile in pixels at that resolution."""
     overlap: float = 0.0
-    """Share of its side that a tile shares with the next one, from 0 to below 1."""
+    """Overlap of neighbouring tiles as a share of their side, from 0 to below 1."""
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
     min_label: float = 0.75
     """Share of a tile that its class must cover, above 0.5; tiles in between are ambiguous and left out."""
     mpp_slide: float | None = None
-    """Microns per pixel of the slides themselves, where the files do not say it or are wrong."""
+    """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     from_corner: bool = False
-    """Annotations count from the corner of the scanned area (QuPath does so with MIRAX), not of level 0."""
+    """Annotation coordinates start at the corner of the scanned area (as in QuPath with MIRAX), not of level 0."""
     strict: bool = False
-    """Exit with code 1 when any slide could not be used, not only when all could not."""
+    """Exit with code 1 if any slide could not be used, not only if none could."""
 
     @property
     def settings(self) -> CutSettings:
-        """What decides the tiles."""
+        """The settings that the tiles depend on."""
         from patchgen.slides.cut import CutSettings
 
         names = ("mpp", "tile", "overlap", "min_tissue", "min_label", "outside", "ignore", "mpp_slide", "from_corner")
@@ -70,7 +70,7 @@ class TilesArguments(EngineArguments):
 
 
 def _check(arguments: TilesArguments) -> None:
-    """Refuse before any work what holds for every slide."""
+    """Check the options that apply to all slides, before any work."""
     arguments.check_engine()
     if not arguments.annotations and not arguments.labels:
         raise ValueError("nothing says what the tiles show: give --annotations FILES, or --labels FILE.csv")
@@ -102,7 +102,7 @@ def _plan(arguments: TilesArguments) -> Plan:
 
 
 def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
-    """The work of each slide; a finished one of other settings is refused."""
+    """The work of each slide; ValueError for finished slides with other settings."""
     from patchgen.slides.cut import DESCRIPTION, description
     from patchgen.sweep.unit import Needs, Unit
 
@@ -189,12 +189,12 @@ def main(argv: list[str]) -> int:
     sites = _summarise(out, plan, failures)
     if len(sites) == 1:
         print(
-            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of a site "
-            "into a folder of its own, or name the sites in the column `domain` of --labels",
+            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of each "
+            "site into a separate folder, or name the sites in the column `domain` of --labels",
             file=sys.stderr,
         )
     for why, number in plan.left_aside.items():
-        print(f"annotations left aside: {number} x {shown(why)}", file=sys.stderr)
+        print(f"annotations ignored: {number} x {shown(why)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
     if count:
         print(out / MANIFEST)

@@ -29,10 +29,10 @@ def write(
     Args:
         data: Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group).
         out: The .csv file to write.
-        rule: The field's rule, or `group` (within a domain, a patient is never on both sides).
+        rule: DomainBed's rule, or `group` (within a domain, no patient appears on both sides).
         seed: Seed of the split.
-        holdout: Share of each domain that is held out.
-        benchmark: Read DATA as this registered benchmark; recognised by the folder name when left out.
+        holdout: Share of each domain to hold out.
+        benchmark: Read DATA as this registered benchmark; by default recognised by the folder name.
         options: Reading options of a benchmark, such as `crctp_fold Fold1`.
         json: Print the counts and the file as one JSON object instead.
     """

@@ -1,4 +1,4 @@
-"""patchgen sweep RECIPE.yaml: all the runs of a recipe, on an engine; the same command goes on where it was stopped."""
+"""patchgen sweep RECIPE.yaml: all the runs of a recipe, on an engine; resumable with the same command."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class SweepArguments:
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""
     list: bool = False
-    """List the recipes that come with the package, and do nothing else."""
+    """List the recipes included in the package, and exit."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where to run: local processes, Ray tasks, or Slurm tasks."""
     dry_run: bool = False
-    """Start nothing; list the runs, their state, their budget by data set, and the cost of what is missing."""
+    """Dry run: list the runs, their state, their budget by data set, and the cost of the missing ones."""
     out: str = "runs"
     """Parent of the run folders."""
     workers: int | None = None
-    """Runs at a time. Local: one for each CUDA device, or for each --threads cores. Ray and Slurm: no limit."""
+    """Parallel runs. Local: one per CUDA device, or per --threads cores. Ray and Slurm: no limit."""
     threads: int | None = None
-    """CPU threads of each run; the recipe's own when left out, else 1 without CUDA and an equal share with it."""
+    """CPU threads of each run; by default the recipe's, else 1 without CUDA and an equal share with it."""
     retries: int = 2
     """Retries of a failed run; wrong settings and divergence are not retried."""
     collected: tuple[str, ...] = ()
-    """CSV files of `patchgen runs collect`: runs that they list are not run again, though their folders are gone."""
+    """CSV files of `patchgen runs collect`: the runs listed there are skipped, even if their folders are gone."""
     retry_failed: bool = False
     """Forget the failures of earlier launches and try those runs again."""
     address: str | None = None
-    """ray: a cluster's address, such as `auto` or HOST:6379; left out, Ray is started on this machine."""
+    """ray: a cluster's address, such as `auto` or HOST:6379; by default Ray is started on this machine."""
     partition: str | None = None
     """slurm: the partition."""
     minutes: int = 240
     """slurm: time limit of a task; a run that reaches it is queued again and resumes."""
     rate: float | None = None
-    """Forecast: training images per second of one worker, while no finished run shows it."""
+    """For the forecast: training images per second of one worker, until a finished run shows it."""
     parameters: str | None = None
-    """Write every parameter in force, the splits' digests and the environment to this Markdown file."""
+    """Write all effective parameters, the splits' digests and the environment to this Markdown file."""
     track: Tracking | None = None
-    """Write the numbers of each evaluation for TensorBoard, W&B or MLflow (extras `track`, `wandb`, `mlflow`)."""
+    """Log each evaluation to TensorBoard, W&B or MLflow (extras `track`, `wandb`, `mlflow`)."""
     quiet: bool = False
     """No progress."""
     json: bool = False
@@ -98,13 +98,13 @@ def _options(arguments: SweepArguments) -> EngineOptions:
 
 
 def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineOptions) -> list[Job]:
-    """The jobs, each with its thread count: results change with it, so it must not be left to chance."""
+    """The jobs, each with a fixed thread count, because results depend on it."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.plan import plan
     from patchgen.train.track import make_tracker
 
     if arguments.track:
-        make_tracker(arguments.track)  # says so now where the extra is missing
+        make_tracker(arguments.track)  # raises now if the extra is missing
     jobs = plan(recipes, arguments.out, threads=arguments.threads)
     threads = share_of(options, jobs).threads if arguments.engine == "local" else arguments.threads or 1
     configs = [replace(job.config, threads=job.config.threads or threads) for job in jobs]
@@ -131,7 +131,7 @@ def _forget_failures(jobs: Sequence[Job]) -> None:
 
 
 def _foretell(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOptions) -> None:
-    """How many runs, what has become of them, and what the rest will cost: before anything starts."""
+    """Print the number of runs, their states and the expected cost of the rest, before anything starts."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.forecast import finished_runs, predict_cost
     from patchgen.sweep.plan import PROTOCOL, protocols
@@ -172,7 +172,7 @@ def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, opti
 
 
 def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
-    """Say what failed and why; exit code 1 where something is missing that was asked for."""
+    """Report failures and their reasons; exit code 1 if requested runs are missing."""
     from patchgen.runs.find import FAILED, failure_of
 
     if arguments.json:
@@ -186,7 +186,7 @@ def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
     if not arguments.json:
         print(f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}")
     if failed and not arguments.quiet:
-        print("mend what they say, then give the same command with --retry-failed", file=sys.stderr)
+        print("fix these errors, then run the same command with --retry-failed", file=sys.stderr)
     return 0 if all(job.folder.done for job in jobs) else 1
 
 

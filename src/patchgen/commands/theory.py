@@ -18,7 +18,7 @@ TITLES = {
 }
 SCOPE = (
     "These results speak of an oracle subset C* and of masks near it. None bounds the learned selector, and none says "
-    "that training finds C*. Vacuous: the bound is true but says no more than what is true anyway."
+    "that training finds C*. Vacuous: the bound is true but trivial."
 )
 PANELS = (  # result, quantity, case
     ("Prop. 3.1", "Rademacher complexity", "C*"),
@@ -44,7 +44,7 @@ def theory(
     Args:
         run: A PatchGen run on data with true masks: the same rows there, where premises are only approximate.
         sizes: Numbers s of predictive patches, of 36.
-        images: Images to fit on, and as many again to measure on, at each size.
+        images: Images for fitting, and as many again for measuring, at each size.
         seed: Seed of images, masks and random signs.
         json: Print JSON instead of tables.
         out: Folder for theory.json, theory.md and the figure (PNG and SVG).
@@ -66,13 +66,13 @@ def theory(
 
 
 def measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
-    """What is written to theory.json; `run` is None where none was asked for."""
+    """The content of theory.json; `run` is None if none was requested."""
     from patchgen.common.progress import Progress
     from patchgen.theory import measure_oracle, measure_run, oracle_images
 
     trained = None
     total = oracle_images(sizes, images, seed)
-    if run:  # first, because a wrong folder should not cost a minute
+    if run:  # first, so that a wrong folder fails early
         with Progress("theory, run", 2 * images) as bar:
             trained = measure_run(run, images, bar.advance)
     with Progress("theory", total) as bar:
@@ -89,7 +89,7 @@ def tables(found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells(row: Mapping[str, Any]) -> list[str]:
-    """One line of a table; the assumption that is broken stands beside the case."""
+    """One line of a table; the broken assumption follows the case."""
     broken = row["premises"].removeprefix("broken: ") if row["premises"].startswith("broken") else ""
     sign = "<=" if row["sense"] == "at most" else ">="
     tightness = "" if row["tightness"] is None else f"{row['tightness']:.3f}"
@@ -100,7 +100,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def write(found: Mapping[str, Any], out: Path) -> None:
-    """theory.json, theory.md, theory.png and theory.svg, each complete or not at all."""
+    """Write theory.json, theory.md, theory.png and theory.svg, each atomically."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "theory.json", to_json.dumps(found, indent=2) + "\n")
     write_text(out / "theory.md", page(found))
@@ -111,7 +111,7 @@ def write(found: Mapping[str, Any], out: Path) -> None:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The tables as Markdown, with what each row rests on."""
+    """The tables as Markdown, with the premises of each row."""
     from patchgen.common.text import markdown
 
     lines = ["# The theory, measured", "", SCOPE, ""]
@@ -125,7 +125,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Measured value and bound over s, a panel a result."""
+    """Measured value and bound over s, one panel per result."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(10.5, 6), layout="constrained")

@@ -19,10 +19,10 @@ from patchgen.train.track import Tracking
 
 @dataclass(frozen=True)
 class _Options:
-    """What `train` has beside the settings of a run."""
+    """The options of `train` in addition to the settings of a run."""
 
     preset: Literal["small", "paper"] = "small"
-    """`small`: minutes on two cores. `paper`: the published protocol (DomainNet has 15001 steps, others 5001)."""
+    """`small`: minutes on two cores. `paper`: the published protocol (5001 steps, DomainNet 15001)."""
     config: str | None = None
     """YAML file of settings (such as a run's config.yaml) to start from instead of a preset."""
     out: str = "runs"
@@ -30,19 +30,19 @@ class _Options:
     quiet: bool = False
     """No progress."""
     track: Tracking | None = None
-    """Write the numbers of each evaluation for TensorBoard (`--track` alone), W&B or MLflow; nothing is sent."""
+    """Log each evaluation to TensorBoard (`--track` alone), W&B or MLflow; nothing is sent over the network."""
     json: bool = False
     """Print the run folder and its scores as one JSON object instead of the folder."""
 
     def check(self) -> None:
-        """Nothing is checked before the settings are made of these: there an error names its option."""
+        """No check here: the settings are checked when they are built, with errors that name the option."""
 
 
 @dataclass(frozen=True)
 class TrainArguments(_Options, Config):
-    """Train one method with one domain unseen, choose its checkpoint on the sources, score it on the unseen domain.
+    """Train one method with one domain unseen, select its checkpoint on the sources, score it on the unseen domain.
 
-    A stream of classes over time has options of its own: `patchgen train --task ccd --help`.
+    For a stream of classes over time, see `patchgen train --task ccd --help`.
     """
 
     data: Annotated[str, tyro.conf.Positional]
@@ -51,21 +51,21 @@ class TrainArguments(_Options, Config):
 
 @dataclass(frozen=True)
 class StreamArguments(_Options, StreamConfig):
-    """Learn labelled classes, then discover new ones in stages of unlabelled images; score and draw what was found."""
+    """Learn labelled classes, then discover new ones in stages of unlabelled images; score and draw the clusters."""
 
     data: Annotated[str, tyro.conf.Positional]
     """Folder `class/*.jpg`, `domain/class/*.jpg` or CSV manifest; or the official CIFAR-100 or CUB-200-2011 folder."""
 
 
 def parsed(argv: list[str]) -> tuple[Any, Settings]:
-    """The arguments, and the settings that they, a preset or a file give: words first, then the file or preset."""
+    """The arguments, and the settings: command line first, then the file or preset."""
     kind: Any = StreamArguments if _task(argv) == "ccd" else TrainArguments
     needed = {"data": tyro.MISSING} if kind is StreamArguments else {"data": tyro.MISSING, "unseen": tyro.MISSING}
-    shown = SMALL if kind is StreamArguments else PRESETS["small"]  # by help
+    shown = SMALL if kind is StreamArguments else PRESETS["small"]  # shown by help
     file = _first_words(argv).config
     if file and _first_words(argv).preset:
         raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
-    if file:  # what a file says need not be given again
+    if file:  # settings in a file need not be repeated
         needed |= {name: value for name, value in read_settings(file).items() if name in needed}
     arguments = parse(kind, "train", argv, default=kind(**{**shown, **needed}))
     words = chosen(arguments, argv) | {"data": arguments.data}
@@ -81,7 +81,7 @@ def parsed(argv: list[str]) -> tuple[Any, Settings]:
 
 
 def _first_words(argv: list[str]) -> argparse.Namespace:
-    """The options that decide which others there are, and what they start from."""
+    """The options that determine the other options and their defaults."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--task", "--config", "--preset"):
         parser.add_argument(name)

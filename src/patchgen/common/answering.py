@@ -1,13 +1,13 @@
-"""A child process that reads files of others: where one crashes or hangs it, this process loses an answer and no more.
+"""A child process that reads untrusted files: if one makes it crash or hang, only that answer is lost.
 
     child = Child("patchgen.slides.child", seconds=60)
-    facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed, or its time was over
+    facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed or timed out
 
 and in the module of that name, under `if __name__ == "__main__":`
 
     serve(answer)                                            # answer({"open": ...}, b"") -> ({...}, b"...")
 
-A message is a line of JSON and bytes; neither process runs what the other one sends.
+A message is a line of JSON and bytes; neither process executes what the other one sends.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Message = tuple[dict[str, Any], bytes]
 
 
 class ChildDied(OSError):
-    """The child crashed or gave no answer in time; the text says which. It answers no more."""
+    """The child crashed or timed out; the message says which. It cannot be used any more."""
 
 
 class ChildError(ValueError):
-    """What the child says it cannot do."""
+    """The child reports that it cannot answer."""
 
 
 class Child:
-    """Requests from several threads wait for one another.
+    """A child process; requests from several threads are serialised.
 
     Args:
-        module: What the child runs.
-        seconds: For one answer; then the child is ended.
+        module: The module that the child runs.
+        seconds: Timeout of one answer; the child is then terminated.
     """
 
     def __init__(self, module: str, seconds: float) -> None:
@@ -91,14 +91,14 @@ class Child:
 
 
 def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> None:
-    """Answer requests, in a child of at most so many bytes of address space, until the parent has gone."""
+    """Answer requests until the parent exits, in a child with at most ``memory`` bytes of address space."""
     if os.name == "posix":
         import resource
 
-        _, most = resource.getrlimit(resource.RLIMIT_AS)  # a limit that this process was started with stays
+        _, most = resource.getrlimit(resource.RLIMIT_AS)  # an existing limit is kept
         resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     while True:
         try:
             request, data = _receive(sys.stdin.buffer)
@@ -106,7 +106,7 @@ def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> No
             return
         try:
             found, pixels = answer(request, data)
-        except Exception as error:  # whatever a library raises: the parent says it
+        except Exception as error:  # reported by the parent
             found, pixels = {"error": str(error) or type(error).__name__}, b""
         _send(answers, found, pixels)
 
@@ -117,7 +117,7 @@ def _send(stream: IO[bytes], message: dict[str, Any], data: bytes) -> None:
 
 
 def _receive(stream: IO[bytes]) -> Message:
-    message = dict(json.loads(stream.readline()))  # an empty line, where the other process has gone, is no JSON
+    message = dict(json.loads(stream.readline()))  # raises on an empty line, after the other process has exited
     data = stream.read(message["bytes"])
     if len(data) != message["bytes"]:
         raise EOFError

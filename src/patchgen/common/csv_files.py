@@ -1,4 +1,4 @@
-"""CSV files: written whole or not at all, and read with the number of each line.
+"""CSV files: written atomically, and read with line numbers.
 
 write_csv("tiles.csv", ["path", "label"], [["a.png", "cat"]])
 header, rows = read_csv(Path("tiles.csv"))               # [(2, {"path": "a.png", "label": "cat"})]
@@ -18,7 +18,7 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[s
     """Write a CSV file under a temporary name in the same folder, then rename it.
 
     Args:
-        people: it is opened in spreadsheets, and not read back: no cell may be a formula.
+        people: the file is meant for spreadsheets and not read back: no cell may be a formula.
     """
     if people:
         header, rows = [csv_cell(cell) for cell in header], ([csv_cell(str(cell)) for cell in row] for row in rows)

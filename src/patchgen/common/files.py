@@ -1,11 +1,11 @@
-"""Files and folders that are whole or not there, also after a kill: a temporary name beside the target, then a rename.
+"""Atomic writes of files and folders, safe against kills: a temporary name next to the target, then a rename.
 
     write_text(path, text)
     with replacing(path) as temporary: picture.save(temporary, "PNG")
     with replacing_folder(path) as temporary: write_text(temporary / "config.json", text)
 
-A link to a file is followed; into a device or a pipe the content is written. A temporary name is locked by its
-process: what nobody holds was left by a kill, and goes when a process first writes to that folder again.
+A link to a file is followed; devices and pipes are written to directly. A temporary name is locked by its process:
+unlocked ones were left by a kill, and are removed when a process first writes to that folder again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _cleaned: set[str] = set()
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A temporary name whose content becomes that of `path` when the block ends well; it is removed in any case."""
+    """A temporary name that replaces `path` if the block succeeds; it is removed in any case."""
     if not is_replaceable(path):
         with tempfile.TemporaryDirectory(prefix="patchgen-") as folder:
             yield Path(folder) / "content"
@@ -56,23 +56,23 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def is_replaceable(path: str | Path) -> bool:
-    """False for what is there and no regular file: a device, a pipe, a terminal; also through a link."""
+    """False for existing paths that are not regular files: a device, a pipe, a terminal; also through a link."""
     try:
         found = os.stat(path)
-    except OSError:  # not there yet, or a link to nowhere, which creates its file
+    except OSError:  # missing, or a dangling link, through which the file is created
         return True
-    # behind a name such as /dev/stdout there may be a regular file, which others hold open
+    # a name such as /dev/stdout may refer to a regular file that other processes hold open
     return stat.S_ISREG(found.st_mode) and not os.path.abspath(path).startswith(("/dev/", "/proc/"))
 
 
 def check_writable(path: str | Path, name: str) -> None:
-    """Refuse a file or folder that could not be written, before any work is done for it; nothing is left behind.
+    """Check before any work that a file or folder can be written; leaves nothing behind.
 
     Args:
-        name: What the user calls it, such as `--out`.
+        name: The name shown to the user, such as `--out`.
 
     Raises:
-        ValueError: the first folder on the way that exists is a file, or nothing can be made in it.
+        ValueError: the first existing parent is a file, or is not writable.
     """
     target = Path(os.path.realpath(path))
     place = target if target.is_dir() else next(parent for parent in target.parents if os.path.lexists(parent))
@@ -93,8 +93,8 @@ def write_text(path: str | Path, text: str, errors: str = "strict") -> None:
 
 
 def temporary_name(target: Path, kind: str = "tmp") -> Path:
-    """A hidden name beside the target, of this call alone, also where machines share the folder."""
-    name = target.name if kind == "old" else target.name[:LONGEST_NAME]  # an old one may have to go back
+    """A hidden, unique name next to the target, even if several machines share the folder."""
+    name = target.name if kind == "old" else target.name[:LONGEST_NAME]  # an old folder may have to be restored
     return target.with_name(f".{name}.{secrets.token_hex(6)}.{kind}")
 
 
@@ -103,10 +103,10 @@ def temporary_name(target: Path, kind: str = "tmp") -> Path:
 
 @contextmanager
 def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
-    """An empty folder that takes the place of `path` when the block ends well; there is a whole one at any moment.
+    """An empty folder that replaces `path` if the block succeeds; a complete one exists at every moment.
 
     Args:
-        sync: bring all of its files to the disk first; a cache of many files does without.
+        sync: flush all of its files to disk first; not needed for a cache of many files.
     """
     target = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
     with working_folder(target) as temporary:
@@ -122,7 +122,7 @@ def replacing_folder(path: str | Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
-    """A hidden folder beside the target, removed with all that is in it at the end, or after a kill by `clean`."""
+    """A hidden folder next to the target, removed with its content at the end, or by `clean` after a kill."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clean(target.parent)
     temporary = temporary_name(target)
@@ -131,21 +131,21 @@ def working_folder(target: Path) -> Iterator[Path]:
         with _locked(os.open(temporary, os.O_RDONLY) if os.name == "posix" else -1):
             yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange it is the older one
+        shutil.rmtree(temporary, ignore_errors=True)  # after an exchange this is the old one
 
 
 def _take_place(new: Path, target: Path) -> None:
     if not target.exists() or not (any(target.iterdir()) or os.name == "nt"):
         os.replace(new, target)
     elif not _exchange(new, target):
-        old = temporary_name(target, "old")  # a kill before the second rename: `clean` puts it back
+        old = temporary_name(target, "old")  # after a kill before the second rename, `clean` restores it
         os.replace(target, old)
         os.replace(new, target)
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False where the system or the file system cannot."""
+    """Exchange two names atomically; False if the system or the file system does not support it."""
     try:
         library = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":
@@ -155,11 +155,11 @@ def _exchange(one: Path, other: Path) -> bool:
         return False
 
 
-# What a kill leaves
+# Leftovers of killed processes
 
 
 def clean(folder: Path) -> None:
-    """Remove what dead processes left of their temporary names, once a process and folder."""
+    """Remove temporary files of dead processes, once per process and folder."""
     if os.name != "posix" or str(folder) in _cleaned:
         return
     _cleaned.add(str(folder))
@@ -186,7 +186,7 @@ def _remove_unheld(leftover: Path, target: Path, kind: str) -> None:
 
 
 def lock(descriptor: int) -> bool:
-    """Take the lock until the file is closed; False where another process has it."""
+    """Take the lock until the file is closed; False if another process has it."""
     try:
         if os.name == "nt":
             import msvcrt
@@ -203,7 +203,7 @@ def lock(descriptor: int) -> bool:
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Hold the lock meanwhile; where open files cannot be renamed, without it."""
+    """Hold the lock inside this context; not on systems where open files cannot be renamed."""
     if os.name != "posix":
         if descriptor >= 0:
             os.close(descriptor)
@@ -217,7 +217,7 @@ def _locked(descriptor: int) -> Iterator[None]:
 
 
 def _sync(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the directory entries of a folder to disk."""
     if os.name == "posix":
         with suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY)
@@ -231,7 +231,7 @@ def _sync(folder: Path) -> None:
 
 
 def regular(path: str | Path) -> bool:
-    """True for a plain file, also through links: nothing that waits for a writer, such as a pipe."""
+    """True for a plain file, also through links; False for a pipe, which would wait for a writer."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):  # not there, or no path at all
@@ -239,7 +239,7 @@ def regular(path: str | Path) -> bool:
 
 
 def refuse_pipe(path: str | Path) -> None:
-    """Refuse a pipe or device where a file is read: it could wait for ever, or never end; `<(...)` is asked for.
+    """Reject a pipe or device where a file is expected: reading could block forever; `<(...)` is allowed.
 
     Raises:
         ValueError: names it.
@@ -250,12 +250,12 @@ def refuse_pipe(path: str | Path) -> None:
 
 
 def not_through_links(path: str, flags: int) -> int:
-    """An opener that refuses links and waits for no pipe: a folder of others may hold one that leads elsewhere."""
+    """An opener that rejects links and does not wait for pipes: links in untrusted folders may lead elsewhere."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def refuse_links(*paths: Path, within: Path | None = None) -> None:
-    """Refuse folders that hold links, pipes or devices: written through, they would change files elsewhere.
+    """Reject folders with links, pipes or devices, through which files elsewhere could be changed.
 
     Args:
         within: a folder whose files may be linked to.

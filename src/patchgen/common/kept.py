@@ -1,10 +1,10 @@
-"""What the runs of one process share: weights that were read, a table, an open store. The last of each kind is kept.
+"""Cache for objects shared by the runs of one process: loaded weights, a table, an open store; the last of each kind.
 
     with keeping():
-        table = kept("table", key, lambda: read_table(data))        # made once, as long as the key is the same
+        table = kept("table", key, lambda: read_table(data))        # computed once, while the key is the same
 
-Outside of `keeping` nothing is kept, and a value is made each time it is asked for. The key must hold all that decides
-the value: a run computes the same numbers whatever was run before it.
+Outside of `keeping` nothing is cached. The key must include everything that the value depends on, so that the results
+of a run do not depend on earlier runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _values: dict[str, tuple[Hashable, Any]] | None = None
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """Keep values while it lasts; within another one they are kept until that one ends."""
+    """Cache values inside this context; nested contexts keep them until the outermost one ends."""
     global _values
     if _values is not None:
         yield
@@ -36,10 +36,10 @@ def is_keeping() -> bool:
 
 
 def kept(kind: str, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda value: True) -> T:
-    """The kept value of this kind, where it has this key and `is_current` says so; else a new one, which is kept."""
+    """The cached value of this kind, if it has this key and `is_current` is true; otherwise a new one."""
     if _values is None:
         return make()
-    known = _values.pop(kind, None)  # the old value is gone before a new one is made
+    known = _values.pop(kind, None)  # frees the old value before a new one is made
     value: T = known[1] if known is not None and known[0] == key and is_current(known[1]) else make()
     _values[kind] = key, value
     return value

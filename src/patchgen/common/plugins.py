@@ -1,6 +1,6 @@
-"""Methods, backbones and data sets that are written outside the package.
+"""Plug-ins: methods, backbones and data sets defined outside the package.
 
-An installed package names what it has in entry points; a single file puts it into the tables itself:
+An installed package declares them as entry points; a single file adds them to the tables itself:
 
     [project.entry-points."patchgen.methods"]       # or patchgen.stream_methods, patchgen.backbones, patchgen.datasets
     center = "my_package.losses:CenterLoss"
@@ -8,9 +8,9 @@ An installed package names what it has in entry points; a single file puts it in
     METHODS["center"] = CenterLoss                  # last line of center.py
     patchgen train photos --unseen studio --method center --plugin center.py
 
-A file is code, so it runs only where a person named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier
-command on this machine, which kept a copy under its digest. A run or model folder records which plug-ins it needs and
-never brings any code itself.
+A file is code, so it runs only if the user named it: with `--plugin`, with $PATCHGEN_PLUGINS, or in an earlier command
+on this machine, which stored a copy under its digest. A run or model folder records which plug-ins it needs, but never
+contains code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from patchgen.common.files import cache_dir, expanded, write_text
 from patchgen.common.reading import shortly
 
-VARIABLE = "PATCHGEN_PLUGINS"  # files, with the system's path separator between; child processes inherit it
+VARIABLE = "PATCHGEN_PLUGINS"  # files, separated by the system's path separator; inherited by child processes
 GROUPS = ("methods", "stream_methods", "backbones", "datasets")
 
 
@@ -42,13 +42,13 @@ class Plugin(NamedTuple):
 
 
 _loaded: dict[str, Plugin] = {}  # by version for files, by name for packages
-_tables: dict[str, dict[str, Any]] = {}  # of the groups whose room is imported
-_built_in: dict[str, dict[str, Any]] = {}  # what they had by themselves
-_waiting: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}  # for rooms that are not imported yet
+_tables: dict[str, dict[str, Any]] = {}  # tables of the imported subpackages
+_built_in: dict[str, dict[str, Any]] = {}  # their built-in entries
+_waiting: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}  # entries for subpackages not imported yet
 
 
 def open_table(group: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The table of a group, open to plug-ins: each room hands in its own once, so that this module imports none."""
+    """The table of a group, open to plug-ins: each subpackage registers its own, so that this module imports none."""
     _tables[group], _built_in[group] = table, dict(table)
     for name, value in _waiting.pop(group, {}).items():
         _put(group, name, value)
@@ -56,10 +56,10 @@ def open_table(group: str, table: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: str | Path) -> Plugin:
-    """Run a file that a person named, once, and keep a copy for later commands.
+    """Run a file that the user named, once, and store a copy for later commands.
 
     Raises:
-        ValueError: no such file, it fails, or it takes a name that is taken.
+        ValueError: no such file, it fails, or it uses a name that is already taken.
     """
     file = expanded(path).absolute()
     try:
@@ -81,7 +81,7 @@ def load(path: str | Path) -> Plugin:
 
 @cache
 def load_all() -> None:
-    """What installed packages name, and the files of $PATCHGEN_PLUGINS; once in a process."""
+    """Load the plug-ins of installed packages and the files of $PATCHGEN_PLUGINS, once per process."""
     for group in GROUPS:
         for point in entry_points(group=f"patchgen.{group}"):
             package = point.dist.name if point.dist else point.value
@@ -92,7 +92,7 @@ def load_all() -> None:
             except Exception as error:  # anything may be wrong in it
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(
-                    f"the package {package} names {point.name!r} in patchgen.{group}, which fails ({reason}); mend it "
+                    f"the package {package} names {point.name!r} in patchgen.{group}, which fails ({reason}); fix it "
                     f"or pip uninstall {package}"
                 ) from error
             _loaded[package] = before._replace(provides=before.provides | {f"{group}:{point.name}"})
@@ -110,10 +110,10 @@ def used_by(config: Any) -> list[dict[str, str]]:
 
 
 def require(recorded: Any, where: str | Path) -> None:
-    """Have the plug-ins that a run or model folder recorded.
+    """Load the plug-ins that a run or model folder recorded.
 
     Raises:
-        ValueError: one is not known on this machine; the text says which.
+        ValueError: one is not known on this machine; the message says which.
     """
     for one in recorded if isinstance(recorded, list) else []:
         if not isinstance(one, dict):
@@ -152,7 +152,7 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
         taken = [key for key, value in own.items() if table.get(key) is not value]
         if taken:
             table.update(own)
-            raise ValueError(f"--plugin {file} takes the name {taken[0]!r}, which is there already; choose another")
+            raise ValueError(f"--plugin {file} uses the name {taken[0]!r}, which is already taken; choose another")
         provides |= {f"{group}:{key}" for key in table.keys() - own.keys()}
     _loaded[version] = Plugin(name, version, frozenset(provides))
     return _loaded[version]
@@ -161,7 +161,7 @@ def _run(file: Path, source: bytes, name: str) -> Plugin:
 def _put(group: str, name: str, value: Any) -> None:
     table = _tables.get(group, _waiting.get(group, {}))
     if table.setdefault(name, value) is not value:
-        raise ValueError(f"the name {name!r} is there already")
+        raise ValueError(f"the name {name!r} is already taken")
 
 
 def _copy_of(digest: str) -> Path:

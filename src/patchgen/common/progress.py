@@ -1,4 +1,4 @@
-"""What a person sees of long work: a bar with ETA on a terminal, a line an evaluation elsewhere. Always on stderr."""
+"""Progress of long work: a bar with ETA on a terminal, one line per evaluation elsewhere. Always on stderr."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Self
 
 from patchgen.common.text import duration, printable
 
-PLAIN = {"main": "loss"}  # what a value is called on the screen; the terms of a method stand in the records
+PLAIN = {"main": "loss"}  # displayed names of values; the terms of a method are in the records
 _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
 
 @contextmanager
 def saying_once() -> Iterator[None]:
-    """Within it, `is_news` is true once for each text: several trainings say what they share a single time."""
+    """Inside this context, `is_news` is true once per text, so that several trainings print common lines once."""
     outer = _said.get()
     token = _said.set(set() if outer is None else outer)
     try:
@@ -29,7 +29,7 @@ def saying_once() -> Iterator[None]:
 
 
 def is_news(text: str) -> bool:
-    """False for a text that was asked about before, within `saying_once`."""
+    """False for a text that was already passed, inside `saying_once`."""
     said = _said.get()
     if said is None:
         return True
@@ -39,10 +39,10 @@ def is_news(text: str) -> bool:
 
 
 class Rate:
-    """Time left, once the rate is steady: None before.
+    """Estimates the remaining time once the rate is steady; None before.
 
-    The first unit of work and what follows it are not counted (images are decoded, caches filled, a first evaluation
-    made). Of the rest, the earlier and the later half must agree within a factor of two, over `LEAST` units or more.
+    The first unit of work is not counted (images are decoded, caches filled, a first evaluation is made). The earlier
+    and the later half of the rest must agree within a factor of two, over at least `LEAST` units.
     """
 
     LEAST, FACTOR, WINDOW = 4, 2.0, 200
@@ -51,13 +51,13 @@ class Rate:
         self.warm, self.marks = False, deque[tuple[float, int]](maxlen=self.WINDOW)  # (time, units done)
 
     def mark(self, done: int) -> None:
-        """So many units are done now."""
+        """Record the number of completed units."""
         if self.warm:
             self.marks.append((time.monotonic(), done))
         self.warm = True
 
     def left(self, units: int) -> float | None:
-        """Seconds for so many more units."""
+        """Estimated seconds for this many further units."""
         if len(self.marks) <= self.LEAST:
             return None
         (start, first), (middle, half), (end, last) = (self.marks[i] for i in (0, len(self.marks) // 2, -1))
@@ -107,7 +107,7 @@ class Progress:
         self.bar.update(self.task, advance=count, left=self._left() if self.live else "")
 
     def tick(self, count: int = 1, word: str = "images") -> None:
-        """`advance`; where there is no bar to see, a line at about every tenth of the work."""
+        """`advance`; without a visible bar, also print a line at about every tenth of the work."""
         before = 10 * self.done // self.total
         self.advance(count)
         if not self.live and 10 * self.done // self.total > before:

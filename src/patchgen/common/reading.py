@@ -1,9 +1,9 @@
-"""JSON and YAML of others, within limits: a small file cannot become a large value, nor a long message.
+"""Read untrusted JSON and YAML within limits: a small file cannot become a large value or a long message.
 
     facts = read_json(path)                 # an object
-    settings = read_yaml(path)              # whatever it holds
+    settings = read_yaml(path)              # any value
 
-Aliases of YAML make a kilobyte stand for gigabytes: they count with the length of what they repeat.
+YAML aliases can expand a kilobyte to gigabytes: they count with their expanded length.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _short.maxlevel = 3
 
 
 def shortly(value: Any) -> str:
-    """The `repr` of a value of others, for a message: of bounded length, whatever it is."""
+    """The `repr` of an untrusted value, for a message, with bounded length."""
     return _short.repr(value)
 
 
@@ -34,7 +34,7 @@ def read_json(path: str | Path, most: int = MOST_BYTES) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ValueError: no readable JSON, nested too deep, too long, or something else than an object.
+        ValueError: not readable as JSON, nested too deeply, too long, or not an object.
     """
     return parse_json(_read(path, most), str(path))
 
@@ -55,7 +55,7 @@ def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
     """The value in a YAML file, by the safe loader.
 
     Raises:
-        ValueError: no readable YAML, nested too deep, or too long, also by its aliases.
+        ValueError: not readable as YAML, nested too deeply, or too long, including its aliases.
     """
     import yaml
 
@@ -64,7 +64,7 @@ def read_yaml(path: str | Path, most: int = MOST_YAML) -> Any:
         try:
             return _parse_yaml(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # ten times as fast
         except yaml.YAMLError:
-            return _parse_yaml(text, yaml.SafeLoader)  # whose error shows the place
+            return _parse_yaml(text, yaml.SafeLoader)  # its errors show the position
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also a date such as 2024-13-45
         raise ValueError(f"{path} is not readable YAML: {' '.join(str(error).split())[:400]}") from error
 
@@ -82,11 +82,11 @@ def _parse_yaml(text: str, loader: Any) -> Any:
     import yaml
 
     _check_events(text, loader)
-    return yaml.load(text, Loader=loader)  # of PyYAML's loaders one that is safe
+    return yaml.load(text, Loader=loader)  # a safe loader
 
 
 def _check_events(text: str, loader: Any) -> None:
-    """Length and depth of the value with every alias written out, before any of it is built."""
+    """Check length and depth of the value with all aliases expanded, before it is built."""
     import yaml
 
     known: dict[str, tuple[int, int]] = {}  # (length, depth) of what an anchor names

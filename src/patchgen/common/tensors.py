@@ -1,6 +1,6 @@
-"""Weight files into memory: what happens to the file afterwards changes no answer and stops no process.
+"""Read weight files into memory, so that later changes of the file have no effect.
 
-A memory-mapped file that is cut short kills whoever reads on in it, and bytes written to it are weights at once.
+Truncating a memory-mapped file would kill its readers, and bytes written to it would change the weights immediately.
 
 tensors, metadata = read_tensors(Path("model.safetensors"))
 """
@@ -21,7 +21,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors and metadata of a .safetensors file.
 
     Raises:
-        ValueError: it is no readable .safetensors file.
+        ValueError: it is not a readable .safetensors file.
     """
     refuse_pipe(path)
     return parse_tensors(path.read_bytes(), str(path))
@@ -36,7 +36,7 @@ def parse_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, 
         tensors = load(data)  # checks the header
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
-    # beside its own error the library raises Python's on types that torch lacks and on shapes that do not fit
+    # the library also raises built-in errors, for types that torch lacks and for shapes that do not fit
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(
             f"{name} is not a readable .safetensors file ({type(error).__name__}: {error!s:.200})"

@@ -1,4 +1,4 @@
-"""Names that people spell in several ways: one key for all of them, and a suggestion for a misspelt one."""
+"""Text helpers: a common key for spelling variants of a name, suggestions for misspelt names, safe output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def name_key(name: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """\"; did you mean 'x'?\", or nothing where no known name is near."""
+    """\"; did you mean 'x'?\", or an empty string if no known name is close."""
     by_key = {name_key(name): name for name in known}
     near = difflib.get_close_matches(name_key(word), by_key, 1)
     return f"; did you mean {by_key[near[0]]!r}?" if near else ""
@@ -27,14 +27,14 @@ def printable(text: object) -> str:
 
 
 def number_text(value: Any, percent: bool = False) -> str:
-    """`0.91`, or `91.2` in per cent; a dash for None, text as it is."""
+    """`0.91`, or `91.2` in per cent; a dash for None, text unchanged."""
     if value is None or isinstance(value, str):
         return value or "-"
     return f"{100 * value:.1f}" if percent else f"{value:.2f}"
 
 
 def csv_cell(text: str) -> str:
-    """A cell that a spreadsheet takes for text or a number, never for a formula."""
+    """A cell that a spreadsheet reads as text or a number, never as a formula."""
     if text[:1] not in ("=", "+", "-", "@", "\t", "\r"):
         return text
     try:

@@ -1,8 +1,8 @@
-"""How many CPU threads torch uses: the number that was asked for, or a sentence why it cannot be.
+"""Set the number of CPU threads of torch, or explain why it is not possible.
 
 More threads than cores are allowed, because results depend on their number in the last digits and a run may come from a
-larger machine; they only take longer. Beyond `PER_CORE` a step is lost in switching between them, and a thread that
-cannot be started ends the process inside the OpenMP library, without a word of ours.
+larger machine; they are only slower. Beyond `PER_CORE`, a step is lost in context switches, and a thread that cannot be
+started ends the process inside the OpenMP library, without a message.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ PER_CORE = 32
 
 
 def use_threads(count: int | None) -> None:
-    """Let torch use so many threads; None leaves its own choice.
+    """Set the number of threads of torch; None keeps its default.
 
     Raises:
-        ValueError: more than `PER_CORE` for each core, or more than this process may start.
+        ValueError: more than `PER_CORE` per core, or more than this process may start.
     """
     if not count:
         return
     cores = available_cores()
-    fix = f"give --threads {cores}, or none: another number changes results in their last digits alone"
+    fix = f"give --threads {cores}, or none: the number affects only the last digits of results"
     if count > PER_CORE * cores:
         raise ValueError(
             f"threads must be at most {PER_CORE * cores} on this machine ({PER_CORE} for each of its {cores} cores), "
             f"not {count}; {fix}"
         )
     if count > cores and (started := _startable(count)) < count:
-        raise ValueError(f"{count} threads are asked for, and a limit of memory or processes ends at {started}; {fix}")
+        raise ValueError(f"{count} threads requested, but limits on memory or processes allow {started}; {fix}")
     torch.set_num_threads(count)
 
 
@@ -41,7 +41,7 @@ def available_cores() -> int:
 
 
 def _startable(count: int) -> int:
-    """How many of `count` threads exist at once: with stacks of the size that those of OpenMP have."""
+    """How many of `count` threads can be started at once, with stacks as large as OpenMP's."""
     end, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(count):

@@ -11,12 +11,12 @@ from patchgen.config.stream import StreamConfig, stream_preset
 
 
 def config_class(task: Any) -> type[Settings]:
-    """The kind of settings that a task has."""
+    """The settings class of a task."""
     return StreamConfig if task == "ccd" else Config
 
 
 def load_settings(path: str | Path, **changes: Any) -> Settings:
-    """Read a YAML file of settings of any task; unknown keys are refused with the nearest known one."""
+    """Read a YAML file of settings of any task; raises ValueError for unknown keys, with the nearest known one."""
     found = read_settings(path)
     return from_file(config_class(changes.get("task", found.get("task"))), path, changes, found)
 

@@ -1,8 +1,8 @@
 """Settings of a run: one dataclass <-> one YAML file <-> the command's flags.
 
-`Settings` has the fields that every task shares; `fold.Config` and `stream.StreamConfig` add their own. A field is
-followed by the sentence that becomes its help. The settings that decide a run's numbers name it; those in
-``not_hashed`` only say where and how it is computed.
+`Settings` has the fields that all tasks share; `fold.Config` and `stream.StreamConfig` add their own. The string after
+a field is its help text. The settings that determine a run's results are hashed into its name; those in ``not_hashed``
+only say where and how it is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ S = TypeVar("S", bound="Settings")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the settings of every task have in common."""
+    """The settings common to all tasks."""
 
     data: str
     _: KW_ONLY
@@ -32,24 +32,24 @@ class Settings:
     method: str
     """A name of `patchgen methods`."""
     pool: str | None = None
-    """Which feature the head reads; the method's own choice by default."""
+    """Which feature the head reads; by default the method's choice."""
     tune: Tune | None = None
-    """Which part of the backbone is trained; the method's own choice by default."""
+    """Which part of the backbone is trained; by default the method's choice."""
     backbone: str = "auto"
     """Alias, hub id, local folder, .safetensors file, or `auto`."""
     image_size: int = 224
     """Images are resized to this square, in pixels."""
     normalization: Literal["backbone", "imagenet"] = "backbone"
-    """Pixel mean and deviation: the backbone's own, or ImageNet's for all as in the lineage."""
+    """Pixel mean and standard deviation: the backbone's, or ImageNet's for all, as in DomainBed."""
     holdout: float = 0.2
-    """Share of the images that is held out."""
+    """Share of the images to hold out."""
     val_images: int | None = None
     """Maximum number of validation images; the whole held-out part by default."""
 
     lr: float = 5e-5
-    """Learning rate of the head (and of what follows, when left out)."""
+    """Learning rate of the head, and the default of the other learning rates."""
     lr_module: float | None = None
-    """Learning rate of the PatchGen module; that of the head when left out."""
+    """Learning rate of the PatchGen module; by default that of the head."""
     weight_decay: float = 0.0
     """The optimiser's weight decay."""
     lambda_ms: float = 1e-3
@@ -68,13 +68,13 @@ class Settings:
     accelerator: str = "auto"
     """cpu, cuda, mps or auto."""
     threads: int | None = None
-    """CPU threads, at most 32 for each core; results change with it in the last digits, so it is recorded."""
+    """CPU threads, at most 32 per core; recorded, because results depend on it in the last digits."""
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
 
-    selection_rule: ClassVar[str]  # the setting that says which checkpoint is reported
+    selection_rule: ClassVar[str]  # the setting that selects the reported checkpoint
     not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache")
-    always_hashed: ClassVar[tuple[str, ...]] = ()  # also at their default
+    always_hashed: ClassVar[tuple[str, ...]] = ()  # hashed even at their default
     least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "seed": 0}
     not_negative: ClassVar[tuple[str, ...]] = (
         "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"
@@ -84,7 +84,7 @@ class Settings:
         self.check()
 
     def check(self) -> None:
-        """Refuse settings that contradict each other before any work is done.
+        """Check for contradictory settings before any work is done.
 
         Raises:
             ValueError: its first word is the setting.
@@ -94,50 +94,50 @@ class Settings:
         for name in self.not_negative:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= LARGEST:
-                rule = f"at most {LARGEST:g}" if LARGEST < value < float("inf") else "a number that is not negative"
+                rule = f"at most {LARGEST:g}" if LARGEST < value < float("inf") else "a non-negative number"
                 raise ValueError(f"{name} must be {rule}, not {value}")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau is a mask value between 0 and 1, not {self.tau}")
 
     def likeness(self) -> tuple[Any, ...]:
-        """Runs that agree in this cost about the same."""
+        """Runs with the same value cost about the same."""
         raise NotImplementedError
 
     def images_seen(self) -> float:
-        """Training images that a run looks at, as far as settings tell."""
+        """Number of training images that a run processes, estimated from the settings."""
         raise NotImplementedError
 
     def deciding(self) -> dict[str, Any]:
-        """The settings that decide the numbers."""
+        """The settings that determine the results."""
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in self.not_hashed}
 
     def hashed(self) -> dict[str, Any]:
-        """Those of them that name a run: what is at its default is left out.
+        """The settings that are hashed into a run's name: those that differ from their default.
 
-        So a setting added later does not rename the runs of today.
+        So a setting added later does not rename existing runs.
         """
         usual = {f.name: _default(f) for f in dataclasses.fields(self)}
         return {k: v for k, v in self.deciding().items() if k in self.always_hashed or v != usual[k]}
 
 
-# Beyond these a run cannot start: generators take 63 bits of seed and step, and a system has so many threads.
+# Beyond these a run cannot start: generators accept 63 bits of seed and step, and threads are limited by the system.
 MOST = {"seed": 2**32 - 1, "image_size": 16384, "threads": 1024, "devices": 1024}
-LARGEST = 1e9  # of a rate or weight: far beyond what trains, and far below what a 32-bit number holds
+LARGEST = 1e9  # maximum rate or weight: far beyond useful values, and far below the largest 32-bit float
 KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """A field's default; an empty text for one that must be given."""
+    """A field's default; an empty string if it is required."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return "" if field.default is dataclasses.MISSING else field.default
 
 
 def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any], found: Mapping[str, Any] | None = None) -> S:
-    """The settings `kind` of a file; whatever is wrong with them, the error names the file.
+    """The settings `kind` of a file; errors name the file.
 
     Args:
-        found: what `read_settings` says of the file, where it has been read already.
+        found: the result of `read_settings`, if the file has already been read.
     """
     settings = known_settings(kind, {**(read_settings(path) if found is None else found), **changes}, str(path))
     try:
@@ -147,7 +147,7 @@ def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any], found
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
-    """The `name: value` lines of a YAML file, whatever they are."""
+    """The `name: value` lines of a YAML file, unchecked."""
     settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold settings as `name: value` lines, found {type(settings).__name__}")
@@ -162,7 +162,7 @@ def dump_config(config: Any) -> str:
 
 
 def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str, Any]:
-    """The same settings, if the dataclass `kind` has all of them and they have all that it requires."""
+    """The same settings, checked: all known to the dataclass `kind`, and none of the required ones missing."""
     fields = dataclasses.fields(kind)
     names = [f.name for f in fields]
     for key in settings:
@@ -177,7 +177,7 @@ def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str,
 
 
 def _check_range(config: Settings) -> None:
-    """Refuse settings below their least value, or above their most; None means that a setting was left out."""
+    """Check minimum and maximum values; None means that a setting was left out."""
     for name, lowest in config.least.items():
         value = getattr(config, name)
         if value is not None and not value >= lowest:
@@ -188,7 +188,7 @@ def _check_range(config: Settings) -> None:
 
 
 def _check_kinds(config: Settings) -> None:
-    """A file may hold anything: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it does not."""
+    """Check types: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it reads as text."""
     fields = {field.name for field in dataclasses.fields(config)}
     for name, hint in _hints(type(config)).items():
         if name not in fields:
@@ -201,7 +201,7 @@ def _check_kinds(config: Settings) -> None:
             fix = did_you_mean(shortly(value), get_args(kind))
             raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {shortly(value)}{fix}")
         if kind in KINDS and not _fits(value, kind):
-            fix = "; YAML reads an exponent only behind a point: 1.0e-3" if kind is float else ""
+            fix = "; YAML needs a decimal point before an exponent: 1.0e-3" if kind is float else ""
             raise ValueError(f"{name} must be {KINDS[kind]}, not {shortly(value)}{fix}")
         if get_origin(kind) is dict:
             _check_dict(name, value, get_args(kind)[1])
@@ -211,7 +211,7 @@ _known_hints: dict[type, dict[str, Any]] = {}
 
 
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a class's attributes; finding them takes longer than to check a whole set of settings."""
+    """The types of a class's attributes, cached because resolving them is slower than checking all settings."""
     if kind not in _known_hints:
         _known_hints[kind] = get_type_hints(kind)
     return _known_hints[kind]

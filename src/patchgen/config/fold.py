@@ -11,8 +11,8 @@ Pool = Literal["cls", "mean", "patchgen", "select"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]
-USUAL_SOURCES = 3  # source domains of a usual benchmark
-NO_DOMAIN = "none"  # as `unseen`: nothing is left out
+USUAL_SOURCES = 3  # source domains of a typical benchmark
+NO_DOMAIN = "none"  # value of `unseen`: nothing is left out
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Config(Settings):
     task: Task = "mdg"
     """`mdg`: an unseen domain. `mdg_gcd`: unlabelled classes too. For `ccd`, classes over time: `--task ccd --help`."""
     method: str = "patchgen"
-    """A name of `patchgen methods`; with `+` the terms of others are added, as in patchgen+miro."""
+    """A name of `patchgen methods`; `+` adds the terms of another, as in patchgen+miro."""
     hparams: dict[str, float] = field(default_factory=dict)
-    """The method's own hyper-parameters, such as `miro 0.01` (`patchgen methods` lists them)."""
+    """Hyper-parameters of the method, such as `miro 0.01` (`patchgen methods` lists them)."""
     pool: Pool | None = None
-    """Which feature the head reads; the method's own choice by default."""
+    """Which feature the head reads; by default the method's choice."""
     benchmark: str | None = None
-    """Read DATA as this registered benchmark; recognised by the folder name when left out."""
+    """Read DATA as this registered benchmark; by default recognised by the folder name."""
     options: dict[str, str] = field(default_factory=dict)
     """Reading options of a benchmark, such as `crctp_fold Fold1`."""
 
@@ -52,54 +52,54 @@ class Config(Settings):
     stain: Literal["none", "macenko"] = "none"
     """For stained tissue: give every image the stain colours of the training images (extra `stain`)."""
     split: SplitRule = "domainbed"
-    """How a domain is split: the field's rule, or `group` (within a domain, a patient is never on both sides)."""
+    """How a domain is split: DomainBed's rule, or `group` (within a domain, no patient appears on both sides)."""
     holdout: float = 0.2
-    """Share of each domain that is held out."""
+    """Share of each domain to hold out."""
 
     known: str = "lreg"
-    """mdg_gcd: classes with labels: `lreg` (the first half and one more), `half`, or names with commas between."""
+    """mdg_gcd: classes with labels: `lreg` (the first half plus one), `half`, or comma-separated names."""
     unlabelled: Literal["unknown", "mixed"] = "unknown"
     """mdg_gcd: the unlabelled images are of unknown classes only, or of known ones too."""
     labelled_share: float = 0.5
     """mdg_gcd: with `mixed`, the share of known-class images that keep their label."""
     num_classes: int | None = None
-    """mdg_gcd: how many classes there are in all, known and new; the true number when left out."""
+    """mdg_gcd: total number of classes, known and new; by default the true number."""
 
     lr: float = 5e-5
-    """Learning rate of the head (and of what follows, when left out)."""
+    """Learning rate of the head, and the default of the other learning rates."""
     lr_backbone: float | None = None
     """Learning rate of the tuned part of the backbone."""
     optimizer: Literal["adam", "adamw", "sgd"] | None = None
-    """The optimiser; the method's own (mostly Adam) by default."""
+    """The optimiser; by default the method's (mostly Adam)."""
     lr_schedule: Literal["constant", "cosine"] | None = None
-    """Learning rate schedule: constant, or a cosine to 0; the method's own by default."""
+    """Learning rate schedule: constant, or a cosine to 0; by default the method's."""
     class_weights: Literal["balanced"] | None = None
-    """`balanced`: each class has the same share of the main loss, however many images it has."""
+    """`balanced`: each class has the same share of the main loss, regardless of its number of images."""
     lora_rank: int = 8
     """Rank of the updates that `--tune lora` trains."""
     dropout: float = 0.0
-    """Share of the head's inputs that are dropped while training."""
+    """Dropout rate of the head's inputs."""
     accumulate: int = 1
     """Micro-batches per step (gradient accumulation); L_ms and L_sim are then means over a micro-batch."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """Number format of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
+    """Precision of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
     clip_gradients: float | None = None
     """Clip the global gradient norm at this value."""
     checkpoint_activations: bool = False
-    """Activation checkpointing in the backbone's blocks: less memory, slower, the same numbers."""
+    """Activation checkpointing in the backbone's blocks: less memory, slower, the same results."""
     compile: bool = False
     """torch.compile the backbone's blocks for training; if that fails, the run continues without it."""
 
     swad: bool = False
     """Also average the weights over the loss valley (SWAD) and report that model."""
     swad_ratio: float | None = None
-    """Tolerance of the valley; the benchmark's own (1.3, VLCS 1.2) when left out."""
+    """Tolerance of the valley; by default the benchmark's (1.3, VLCS 1.2)."""
     swad_compat: bool = False
-    """Follow the original SWAD implementation to the letter instead of its published rule."""
+    """Follow the original SWAD implementation exactly, instead of its published rule."""
     patience: int | None = None
-    """Stop after this many evaluations in a row without a better source validation; all steps when left out."""
+    """Stop after this many evaluations without an improvement on source validation; by default never."""
     select: Selection = "source-validation"
-    """Which checkpoint is reported. `oracle` looks at the unseen domain and is labelled so."""
+    """Which checkpoint is reported. `oracle` uses the unseen domain, and results are labelled accordingly."""
     seed: int = 1
     """Seed of splits, batches, augmentation and initial weights."""
 
@@ -140,13 +140,13 @@ class Config(Settings):
         parts = self.accumulate * self.devices
         if self.batch_per_domain % parts:
             raise ValueError(
-                f"batch_per_domain {self.batch_per_domain} must divide by devices x accumulate = {parts}; "
+                f"batch_per_domain {self.batch_per_domain} must be divisible by devices x accumulate = {parts}; "
                 f"try {parts * max(1, round(self.batch_per_domain / parts))}"
             )
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # The lineage's protocol (DomainBed -> SWAD -> MIRO -> GMDG -> L-Reg): hours on a GPU, days on a CPU.
+    # The common protocol of DomainBed, SWAD, MIRO, GMDG and L-Reg: hours on a GPU, days on a CPU.
     "paper": {"normalization": "imagenet"},
     # A fold in minutes on two cores.
     "small": {

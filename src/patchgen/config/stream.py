@@ -1,6 +1,6 @@
 """Settings of a stream: a labelled stage, then stages in which new classes appear (task `ccd`).
 
-The defaults are the published ones of the host (PromptCCD); `small` is meant for two CPU cores.
+The defaults are those published for the host method (PromptCCD); `small` is meant for two CPU cores.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from patchgen.config.base import LARGEST, Settings
 
-USUAL_IMAGES = 5_000  # images of a stage, where none has been run
+USUAL_IMAGES = 5_000  # assumed images per stage, before any stage has run
 Components = Literal["known", "half", "grow"]
 StreamSelection = Literal["session-validation", "last"]
 
@@ -26,26 +26,26 @@ class StreamConfig(Settings):
     task: Literal["ccd"] = "ccd"
     """`ccd`: a labelled stage, then unlabelled stages in which new classes appear."""
     schedule: str = "paper"
-    """Which classes enter when: `paper` (70 % labelled, then three times 10 %), or a YAML file."""
+    """Which classes appear at which stage: `paper` (70 % labelled, then three times 10 %), or a YAML file."""
     holdout: float = 0.1
-    """Share of each class that is never trained on, where the data has no test part of its own."""
+    """Share of each class that is never trained on, if the data has no test part."""
     method: str = "promptccd+patchgen"
     """gcd, simgcd, promptccd, or gcd or promptccd with +patchgen or +patchgen-select."""
     pool: Literal["cls", "mean"] | None = None
-    """What a method without the module reads: CLS when left out, or the mean of the patch tokens."""
+    """What a method without the module reads: CLS by default, or the mean of the patch tokens."""
     tune: Literal["head", "layernorm", "last_block", "full"] = "last_block"
-    """What of the backbone is trained; the same for a host and for the host with PatchGen."""
+    """Which part of the backbone is trained; the same for a host method with and without PatchGen."""
     image_size: int = 224
-    """Pixels of the square crops; images are resized to 8/7 of it before."""
+    """Side of the square crops in pixels; images are first resized to 8/7 of it."""
     keep_aspect: bool = False
-    """Resize the shorter side (bicubic) as the host does; otherwise images are squashed to a square (bilinear)."""
+    """Resize the shorter side (bicubic), as PromptCCD does; otherwise images are squashed to a square (bilinear)."""
 
     epochs: int = 200
-    """Passes over the images of each stage."""
+    """Epochs per stage."""
     batch: int = 128
     """Images per step, each in two views."""
     lr: float = 0.1
-    """SGD's learning rate of backbone and projection head; it falls by a cosine to a thousandth."""
+    """Learning rate (SGD) of backbone and projection head, with a cosine schedule to a thousandth."""
     momentum: float = 0.9
     """SGD's momentum."""
     weight_decay: float = 5e-5
@@ -55,44 +55,44 @@ class StreamConfig(Settings):
     supervised_temperature: float = 0.07
     """Temperature of the contrast between classes (SupCon)."""
     supervised_weight: float = 0.35
-    """Share of the supervised terms in the labelled stage; later stages have no labels."""
+    """Weight of the supervised terms in the labelled stage; later stages have no labels."""
     entropy_weight: float = 2.0
     """simgcd: weight of the entropy of the mean prediction (published: 4 on CIFAR-100, 2 on CUB)."""
     projection_hidden: int = 2048
     """Width of the projection head's two hidden layers."""
     projection_bottleneck: int = 256
-    """Width in front of its last layer."""
+    """Width before the last layer of the projection head."""
     projection_out: int = 65536
-    """Width of its output, in which views are compared."""
+    """Output width of the projection head, in which views are compared."""
 
     prompts: int = 5
     """Prompts per image: the means of its most probable components."""
     warm_up: int = 30
-    """Epochs of each stage without prompts and pseudo-labels."""
+    """Epochs at the start of each stage without prompts and pseudo-labels."""
     refit_every: int = 30
-    """Epochs between two fits of the mixture, from the end of the warm-up on."""
+    """Epochs between two fits of the mixture, after the warm-up."""
     components: Components = "known"
     """Mixture components: the number of classes so far (`known`), from stage 1 on `half` of it, or `grow`."""
     em_tolerance: float = 1e-7
-    """The fit of the mixture ends when a step gains less log-likelihood than this."""
+    """The mixture fit stops when a step improves the log-likelihood by less than this."""
     replay: int = 100
     """Features drawn from each component of the last stage's mixture and added to the next fits."""
     test_prompts: bool = False
-    """Use prompts for the scored features too (the host does not)."""
+    """Also use prompts for the scored features (PromptCCD does not)."""
 
     pseudo_labels: Literal["mixture", "none"] = "mixture"
-    """PatchGen: labels of unlabelled images: their likeliest component, or none (then only L_ms is left)."""
+    """PatchGen: labels of unlabelled images: their likeliest component, or none (then only L_ms applies)."""
 
     selection: StreamSelection = "session-validation"
-    """Which epoch of a stage is kept: the best on held-out images of the classes so far, or the last."""
+    """Which epoch of a stage is selected: the best on held-out images of the classes so far, or the last."""
     val_every: int = 10
     """Epochs between two validations; the last epoch is always validated."""
     val_images: int | None = None
     """Maximum validation images, and as many images of the stage; all by default."""
     inits: int = 10
-    """Number of initialisations of the k-means that scores a stage; the best one counts."""
+    """Number of initialisations of the k-means that scores a stage; the best one is used."""
     seed: int = 1
-    """Seed of batches, augmentation, initial weights and k-means; the stages are drawn by the schedule's own."""
+    """Seed of batches, augmentation, initial weights and k-means; the stages use the schedule's seed."""
 
     not_hashed: ClassVar[tuple[str, ...]] = (*Settings.not_hashed, "schedule", "holdout")
     always_hashed: ClassVar[tuple[str, ...]] = ("task",)
@@ -124,7 +124,7 @@ class StreamConfig(Settings):
             raise ValueError(f"supervised_weight is a share from 0 to 1, not {self.supervised_weight}")
         if self.warm_up >= self.epochs:
             raise ValueError(
-                f"warm_up must be below the number of epochs, {self.epochs}, or prompts never begin; not {self.warm_up}"
+                f"warm_up must be below the number of epochs, {self.epochs}, or prompts never start; not {self.warm_up}"
             )
 
 
@@ -143,11 +143,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-PAPER: dict[str, Any] = {"normalization": "imagenet", "keep_aspect": True, "inits": 100}  # beside the defaults
+PAPER: dict[str, Any] = {"normalization": "imagenet", "keep_aspect": True, "inits": 100}  # in addition to the defaults
 
 
 def stream_preset(preset: str, data: str) -> dict[str, Any]:
-    """What a preset sets for this data: the host halves its components and its learning rate on CUB."""
+    """The settings of a preset for this data: the host method halves components and learning rate on CUB."""
     from patchgen.data.cub import is_cub
 
     settings = dict(SMALL if preset == "small" else PAPER)

@@ -1,11 +1,11 @@
-"""Pictures that look alike: a perceptual hash, and pairs of near-equal hashes in linear time.
+"""Near-duplicate images: a perceptual hash, and pairs of similar hashes in linear time.
 
     bits = dhash(pixels)                            # (S, S, 3) uint8 -> 128 bits as (2,) uint64, or None when flat
     pairs_alike(hashes, domain)                     # [(row, row)] of different domains, at most `DISTANCE` bits apart
 
-The hash says whether a pixel of a 9 x 9 thumbnail is brighter than its right and than its lower neighbour: scaling,
-compression and brightness hardly change it. Two hashes at most seven bits apart agree in at least one of eight bands of
-16 bits, so only rows that share a band are compared; within a band each row meets its `NEIGHBOURS` next in order.
+The hash compares each pixel of a 9 x 9 thumbnail with its right and its lower neighbour: scaling, compression and
+brightness hardly change it. Two hashes at most seven bits apart agree in at least one of eight bands of 16 bits, so
+only rows that share a band are compared; within a band each row is compared with the `NEIGHBOURS` next ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 BANDS = 8  # of 16 bits each
 DISTANCE = BANDS - 1  # bits: pairs within it share at least one band
 NEIGHBOURS = 8
-FLAT = 12  # gray levels between the darkest and brightest pixel of a thumbnail, below which there is nothing to compare
+FLAT = 12  # range of gray levels in a thumbnail below which an image has no structure to compare
 
 
 def dhash(pixels: np.ndarray) -> np.ndarray | None:

@@ -4,11 +4,11 @@
     images = apply(pixels.float() / 255, draws.to(device), size=224)
     images = normalize(images, mean, std)
 
-Crop and flip are one resampling; brightness, contrast, saturation, hue and grayscale are one 3x4 matrix an image. That
-is a declared approximation of the usual chain (RandomResizedCrop, flip, ColorJitter, RandomGrayscale): boxes are drawn
-for a square image and not rounded to pixels, hue turns the chroma plane of YUV instead of the HSV hexagon, values are
-clamped once at the end instead of after every step, and the resampling has no antialias, so images should arrive near
-the working size.
+Crop and flip are one resampling; brightness, contrast, saturation, hue and grayscale are one 3x4 matrix per image.
+This is a deliberate approximation of the usual chain (RandomResizedCrop, flip, ColorJitter, RandomGrayscale): boxes
+are drawn for a square image and not rounded to pixels, hue turns the chroma plane of YUV instead of the HSV hexagon,
+values are clamped once at the end instead of after every step, and the resampling has no antialias, so images should
+arrive near the working size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ATTEMPTS = 10  # of a crop, before the fallback to the centre
+ATTEMPTS = 10  # random crops tried before the fallback to the centre
 LUMA = (0.299, 0.587, 0.114)
 Finish = Callable[[Tensor], Tensor]
 OPERATIONS = ("brightness", "contrast", "saturation", "hue")  # `AugmentDraw.order` holds positions in this tuple
@@ -61,7 +61,7 @@ class Augment:
                 raise ValueError(f"augment.{name} must be in [0, {top:g}], got {value}; 0 turns it off")
 
     def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
-        """The function `draw`, under the name that every kind of augmentation has."""
+        """The function `draw`, as a method common to all kinds of augmentation."""
         return draw(self, batch, generator)
 
 
@@ -91,12 +91,12 @@ class AugmentDraw:
         return AugmentDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
     def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
-        """The function `apply`, under the name that every kind of draw has."""
+        """The function `apply`, as a method common to all kinds of draws."""
         return apply(images, self, size, finish)
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Copy to a device without waiting for what it is computing; `tensor.to(device)` alone waits."""
+    """Copy to a device asynchronously; a plain `tensor.to(device)` would wait for its computations."""
     return tensor.to(device, non_blocking=True)
 
 
@@ -131,8 +131,8 @@ def apply(images: Tensor, draw: AugmentDraw, size: int, finish: Finish = lambda 
     """Crop, flip and colour `images` (B,3,H,W), floats in [0,1] or bytes, to (B,3,size,size) in [0,1], by `draw`.
 
     Args:
-        finish: What becomes of each channel's values in the end, in place; called with (...,3,H,W). On a CPU an image
-            is still in its cache then.
+        finish: Final in-place operation on each channel, called with (...,3,H,W); on a CPU the image is then still in
+            the CPU's cache.
     """
     if images.ndim != 4 or images.shape[1] != 3 or not (images.is_floating_point() or images.dtype == torch.uint8):
         raise ValueError(f"images must be floats or bytes of shape (B,3,H,W), got {images.dtype} {tuple(images.shape)}")
@@ -149,10 +149,11 @@ def apply(images: Tensor, draw: AugmentDraw, size: int, finish: Finish = lambda 
 
 
 def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int, finish: Finish) -> Tensor:
-    """The same on a CPU: an image stays in its cache through all operations, and in the same few buffers.
+    """The same on a CPU: each image stays in the CPU's cache through all operations, in a few shared buffers.
 
-    A crop has no rotation: rows are taken first and columns, as rows of the transposed image, second. That is a third
-    of the time of `grid_sample`, which looks up four pixels for each new one. NumPy transposes twice as fast as torch.
+    A crop has no rotation, so rows are resampled first, then columns, as rows of the transposed image. That takes a
+    third of the time of `grid_sample`, which reads four pixels for each new one. NumPy transposes twice as fast as
+    torch.
     """
     height, width = images.shape[2:]
     x, y = _positions(draw, size)
@@ -180,7 +181,7 @@ def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int, finish: Fini
 
 
 def channels(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A number a channel (C,) beside images (B,C,H,W): (C,1,1)."""
+    """One number per channel (C,), shaped (C,1,1) for images (B,C,H,W)."""
     return send(torch.tensor(values, dtype=dtype), device).view(-1, 1, 1)
 
 
@@ -212,7 +213,7 @@ def _centre_box(augment: Augment) -> tuple[float, float, float, float]:
 
 
 def _positions(draw: AugmentDraw, size: int) -> tuple[Tensor, Tensor]:
-    """Where the new pixels' centres lie, as fractions of the image: x and y, (B,size) each; mirrored where it flips."""
+    """Centres of the new pixels as fractions of the image: x and y, (B,size) each; mirrored for flipped images."""
     left, top, width, height = draw.box.float().unbind(1)  # (B,) each
     centres = (torch.arange(size, device=draw.box.device) + 0.5) / size  # (size,)
     x = left[:, None] + torch.outer(width, centres)
@@ -220,7 +221,7 @@ def _positions(draw: AugmentDraw, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _neighbours(where: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The two pixels of a side around each position (B,size), and the second one's share as (B,size,1)."""
+    """The two pixels around each position (B,size) along a side, and the weight of the second as (B,size,1)."""
     position = (where * length - 0.5).clamp(0, length - 1)
     first = position.floor()
     return first.long(), (first.long() + 1).clamp(max=length - 1), (position - first)[:, :, None]
@@ -237,8 +238,8 @@ def _crop(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
 def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
     """Each image's colour operations, in its own order and grayscale last, as maps of a pixel and of the mean colour.
 
-    Contrast moves towards the image's mean gray, and the mean goes through the operations like any pixel: each is a
-    linear map of the two side by side (6,6), which is exact but for clamping.
+    Contrast blends with the image's mean gray, and the mean is transformed like any pixel: each operation is a linear
+    map (6,6) of the pair, which is exact except for clamping.
 
     Returns:
         (B,3,3) each; a colour becomes ``first @ colour + second @ mean``.

@@ -1,7 +1,7 @@
-"""The registered benchmarks: how each lies on disk, what it holds, and how its classes are named.
+"""The registered benchmarks: their layout on disk, their content, and the names of their classes.
 
-An entry states facts only; `table.read_table` reads a folder with them and `doctor.examine` compares counts. A figure
-nobody could confirm is left out rather than guessed: a version lists the domains whose counts are known.
+An entry states only facts; `table.read_table` uses them to read a folder, and `doctor.examine` to compare counts.
+Unconfirmed numbers are left out: a version lists only the domains with known counts.
 
     from patchgen.data.benchmarks import BENCHMARKS
     BENCHMARKS["terraincognita"].counts["24330"]["location_38"]    # 9736
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def is_visible(name: str) -> bool:
-    """Whether a file or folder counts: not hidden, and no leftover of an archive."""
+    """Whether a file or folder is used: not hidden, and not a leftover of an archive."""
     return not name.startswith(".") and name != "__MACOSX"
 
 
@@ -50,7 +50,7 @@ class Benchmark:
     class_rules: tuple[tuple[str, str], ...] = ()  # (pattern on name_key(folder), class): the first full match wins
     parts: Mapping[str, str] = field(default_factory=dict)  # domain -> sub-folder holding its class folders
     options: Mapping[str, str] = field(default_factory=dict)  # the names used in `parts`, with their defaults
-    group_pattern: str | None = None  # its match in the file name is the patient
+    group_pattern: str | None = None  # the part of the file name that identifies the patient
     licence: str | None = None  # None: not known, ask the data's owner
     metric: str = "accuracy"
     positive: str | None = None  # the class whose F1 the protocol reports; None: the mean over classes
@@ -60,7 +60,7 @@ class Benchmark:
     notes: str = ""
 
     def is_called(self, name: str) -> bool:
-        """Whether a name is the benchmark's, its folder's or an alias."""
+        """Whether a name is that of the benchmark, of its folder, or an alias."""
         return name_key(name) in map(name_key, (self.name, self.folder, *self.aliases))
 
     def domain_of(self, name: str) -> str | None:
@@ -91,10 +91,10 @@ class Benchmark:
         return {d: found[d] for d in self.domains if d in found}
 
     def class_parents(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
-        """Where the class folders of a domain lie, and the options that were used to find them.
+        """The folders that contain the class folders of a domain, and the options used to find them.
 
-        A `+` in an option joins several parts. A folder that holds its class folders directly needs no part: the
-        options it would have used are then recorded as `.`, a value that can be passed again.
+        A `+` in an option joins several parts. A folder that contains its class folders directly needs no part: its
+        options are then recorded as `.`, a value that can be passed again.
         """
         template = self.parts.get(domain)
         if template is None:
@@ -131,7 +131,7 @@ class Benchmark:
         return {**self.options, **(given or {})}
 
     def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
-        """The patient of each file by `group_pattern`; None when the benchmark, or no file at all, names one."""
+        """The patient of each file by `group_pattern`; None if neither the benchmark nor any file names one."""
         if self.group_pattern is None:
             return None
         found = [re.search(self.group_pattern, Path(path).name) for path in paths]
@@ -158,7 +158,7 @@ _ENTRIES = (
     Benchmark(
         "pacs",
         "PACS",
-        aliases=("kfold",),  # what the archive unpacks to
+        aliases=("kfold",),  # the folder name in the archive
         domains=("art_painting", "cartoon", "photo", "sketch"),
         classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
         num_classes=7,
@@ -295,7 +295,7 @@ def get_benchmark(name: str) -> Benchmark:
 
 
 def match_benchmark(folder: Path) -> Benchmark | None:
-    """The benchmark a folder is called after, if at least two of its domains are there as well."""
+    """The benchmark that a folder is named after, if it contains at least two of its domains."""
     try:
         benchmark = get_benchmark(folder.absolute().name)
     except ValueError:
@@ -305,7 +305,7 @@ def match_benchmark(folder: Path) -> Benchmark | None:
 
 
 def uncovered_classes(table: Table, unseen: str | Sequence[str]) -> list[str]:
-    """Classes with images in the unseen domain(s) of which no source domain has any: to be reported separately."""
+    """Classes with images in the unseen domain(s) but in no source domain: they are reported separately."""
     held_out = {unseen} if isinstance(unseen, str) else set(unseen)
     counts = table.counts()
     for name in held_out - set(counts):

@@ -1,9 +1,9 @@
-"""CIFAR-100 in its official pickles: read without trusting them, written once as PNG, then a folder like any other.
+"""CIFAR-100 from its official pickles: read without executing them, and written once as a folder of PNG files.
 
     table = cifar_table("cifar-100-python", "train")      # 50,000 rows in the official order
     table.file(0)                                         # <cache>/cifar-100/<digest>/train/cattle/00000.png
 
-A pickle can run any code. These are read by a parser of our own (`patchgen.data.plain_pickle`), which runs none.
+A pickle can run any code. These are read by a separate parser (`patchgen.data.plain_pickle`), which runs none.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", prog
 
 
 def load_pickle(path: Path) -> dict[str, Any]:
-    """The top dict of a pickle of plain values and arrays; anything else in it raises before it is called.
+    """The top-level dict of a pickle of plain values and arrays; anything else raises and is never called.
 
     Raises:
         RefusedPickle: it names a function or class that plain data does not need.
-        ValueError: it is damaged, or holds something else than a dict.
+        ValueError: it is damaged, or contains something other than a dict.
     """
     refuse_pipe(path)
     try:
@@ -78,7 +78,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
 
 def _class_names(meta: Path) -> tuple[str, ...]:
-    """The fine classes; they become folder names, so nothing that could lead out of the cache is taken."""
+    """The fine classes; they become folder names, so names that would lead out of the cache are rejected."""
     listed = _entry(load_pickle(meta), "fine_label_names", meta)
     names = tuple(map(_text, listed)) if isinstance(listed, (list, tuple)) else ()
     bad = [name for name in names if not name or name.startswith(".") or set(name) & set("/\\:\0")]
@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
 
 
 def _digest(folder: Path) -> str:
-    """Sixteen hex digits of the three files: other pickles get another folder."""
+    """Sixteen hex digits of the three files: different pickles get different folders."""
     digest = hashlib.sha256()
     for name in FILES:
         with (folder / name).open("rb") as file:
@@ -129,7 +129,7 @@ def _digest(folder: Path) -> str:
 def _write_once(
     home: Path, part: str, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None = None
 ) -> None:
-    """Write `home/part` unless it is there; it appears complete or not at all."""
+    """Write `home/part` unless it exists, atomically."""
     if _is_complete(home, part, paths):
         return
     with replacing_folder(home / part, sync=False) as temporary:  # a race writes the same images twice
@@ -148,13 +148,13 @@ def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progre
 
 
 def _is_complete(home: Path, part: str, paths: Sequence[str]) -> bool:
-    """Whether all images are there; a ValueError if some have been lost since they were written."""
+    """Whether all images exist; ValueError if some have been lost since they were written."""
     if not (home / part).is_dir():
         return False
     there = {f"{part}/{os.path.basename(place)}/{name}" for place, _, names in os.walk(home / part) for name in names}
     if lost := [path for path in paths if path not in there]:
         raise ValueError(
-            f"'{home / part}' has lost {len(lost)} of {len(paths)} images, first '{lost[0]}'; remove that folder, and "
-            "it is written again"
+            f"'{home / part}' has lost {len(lost)} of {len(paths)} images, first '{lost[0]}'; remove that folder "
+            "to have it written again"
         )
     return True

@@ -33,8 +33,8 @@ from patchgen.data.oracle_draw import Dice
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
 BACKGROUNDS = tuple(oracle_draw.BACKDROPS)
-STREAMS = (oracle.LAYOUT, oracle.BACKDROP, oracle.NOISE)  # random numbers of one image
-PHOTOGRAPHS = oracle.KINDS + 1  # the stream that deals out the photographs
+STREAMS = (oracle.LAYOUT, oracle.BACKDROP, oracle.NOISE)  # random streams of one image
+PHOTOGRAPHS = oracle.KINDS + 1  # the random stream that assigns the photographs
 DOMAINS, STYLES = ("amber", "dusk", "jade", "mist"), (0.6, 0.6, 0.6, 1.0)  # mist is the unseen one
 CORRELATION = (0.99, 0.97, 0.95)  # of the sources: that of oracle-shortcut
 ATTEMPTS = 100  # positions tried for a cut-out so thin that not every position makes a patch predictive
@@ -42,7 +42,7 @@ ATTEMPTS = 100  # positions tried for a cut-out so thin that not every position 
 
 @dataclass(frozen=True)
 class ComposeSpec:
-    """The law of the data; equal specs and photographs give equal pixels."""
+    """The specification of the data; equal specs and photographs give equal pixels."""
 
     class_names: tuple[str, ...]  # sorted, so that labels are the ids `read_table` gives
     domains: tuple[oracle.Domain, ...]
@@ -77,7 +77,7 @@ class Picture(NamedTuple):
 
 
 class Composition:
-    """The images of a spec, in the order domain, class, number; any one can be asked for alone."""
+    """The images of a spec, ordered by domain, class and number, with random access."""
 
     def __init__(self, spec: ComposeSpec, root: Path, photographs: Sequence[Mapping[str, str]]) -> None:
         """photographs: for each class {sha256: path relative to root}, `per_class` for every domain in turn."""
@@ -92,7 +92,7 @@ class Composition:
                     self.pictures.append(Picture(f"{law.name}/{label}/{n:04d}.png", (d, c, n), int(kind), file))
 
     def sample(self, i: int) -> oracle.Sample:
-        """Image i; its mask (S,S) is one of pixels."""
+        """Image i with its pixel mask (S,S)."""
         spec, picture = self.spec, self.pictures[i]
         domain, label, _ = picture.key
         place, texture, noise = (Dice(spec.seed, stream, *picture.key) for stream in STREAMS)
@@ -124,14 +124,14 @@ class Composition:
         return sha256(json.dumps(law, sort_keys=True).encode()).hexdigest()[:12]
 
     def facts(self) -> dict[str, object]:
-        """What `oracle.json` holds: the spec, its digest, the names, each image's background and photograph."""
+        """The content of `oracle.json`: the spec, its digest, the names, each image's background and photograph."""
         head = {"digest": self.digest(), "spec": asdict(self.spec), "class_names": self.spec.class_names}
         backgrounds = {picture.name: BACKGROUNDS[picture.background] for picture in self.pictures}
         photographs = {picture.name: picture.photograph for picture in self.pictures}
         return {**head, "held_out_names": (), "backgrounds": backgrounds, "photographs": photographs}
 
     def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """Write images, masks and `oracle.json` as `Oracle.write` does; the folder appears complete or not at all."""
+        """Write images, masks and `oracle.json` as `Oracle.write` does, atomically."""
         return oracle.write_samples(folder, [p.name for p in self.pictures], self.sample, self.facts(), progress)
 
 
@@ -140,11 +140,11 @@ def compose(
     correlation: Sequence[float] = CORRELATION, per_class: int = 60, object_size: int = 48, image_size: int = 112,
     seed: int = 1,
 ) -> Composition:  # fmt: skip
-    """A benchmark made of the photographs in a folder; whatever is wrong is a ValueError that says how to mend it.
+    """A benchmark made from the photographs in a folder; raises ValueError with the fix if something is wrong.
 
     Args:
         data: folder `class/image`, `domain/class/image`, or the official `CUB_200_2011`.
-        domain: whose photographs to use, where there are several domains.
+        domain: the domain whose photographs are used, if there are several.
         classes: names, or `name=pattern|pattern` to merge folders; otherwise the first `num_classes`.
         correlation: share of images on the class's own background in amber, dusk and jade.
         per_class: images per domain and class; a class needs four times as many photographs.
@@ -227,7 +227,7 @@ def cut_out(path: Path, side: int) -> tuple[np.ndarray, np.ndarray]:
     """
     try:
         with open_image(path) as image:
-            image.draft(None, (2 * side, 2 * side))  # a large JPEG is decoded smaller, never below 2 x side
+            image.draft(None, (2 * side, 2 * side))  # decodes a large JPEG at reduced size, never below 2 x side
             upright = ImageOps.exif_transpose(image)
             rgba = upright.convert("RGBA") if upright.has_transparency_data else None
             if rgba and (np.asarray(rgba)[:, :, 3] < 128).any():

@@ -1,8 +1,8 @@
-"""What is in the image files: a digest of each, so that changed pixels are noticed where names and sizes are the same.
+"""Digests of the image files, to detect changed pixels even if names and sizes are the same.
 
     digests(table)      # (N,) uint64
 
-A file is read once, until its size, time or inode changes: what was found is kept below the cache folder.
+A file is read once, until its size, time or inode changes: digests are stored in the cache folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from patchgen.common.files import cache_dir, replacing
 from patchgen.data.limits import check_length
 from patchgen.data.table import Table
 
-THREADS = 4  # files that are read at a time
+THREADS = 4  # files read in parallel
 
 
 def digests(table: Table) -> np.ndarray:
@@ -40,7 +40,7 @@ def digests(table: Table) -> np.ndarray:
 
 
 def _key(file: str) -> int:
-    """What a digest is kept under: another size, time or inode means that the file may be another."""
+    """The cache key of a digest: a different size, time or inode means that the file may have changed."""
     about = os.stat(file)
     try:
         check_length(about.st_size)
@@ -69,7 +69,7 @@ def _read(files: Sequence[str]) -> np.ndarray:
 def _load(store: Path) -> np.ndarray:
     try:
         found: np.ndarray = np.load(store, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # not there yet, or damaged: then all files are read
+    except (OSError, ValueError, EOFError):  # missing or damaged: all files are read
         return np.zeros((2, 0), np.uint64)
     return found if found.dtype == np.uint64 and found.ndim == 2 and len(found) == 2 else np.zeros((2, 0), np.uint64)
 

@@ -1,10 +1,10 @@
-"""CUB-200-2011 as it is published: four lists joined on the image's id.
+"""CUB-200-2011 as published: four lists joined on the image id.
 
     cub = read_cub("CUB_200_2011")
     cub.table                                  # all rows, in the order of img_id; class id 1 is label 0
     cub.train, cub.test                        # rows of the official parts: 5,994 and 5,794
 
-Copies with fewer images are common; they are read, and the notes say what is missing.
+Copies with fewer images are common; they are accepted, and the notes say what is missing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ OFFICIAL_IMAGES = {"train": 5_994, "test": 5_794}
 
 @dataclass(frozen=True, eq=False)
 class Cub:
-    """The images that are there, and the rows of the official parts."""
+    """The images that exist, and the rows of the official parts."""
 
     table: Table
     train: np.ndarray  # rows, ascending
     test: np.ndarray
-    notes: tuple[str, ...]  # what of the official data is not there
+    notes: tuple[str, ...]  # missing parts of the official data
 
 
 def is_cub(folder: Path) -> bool:
@@ -38,7 +38,7 @@ def is_cub(folder: Path) -> bool:
 
 
 def read_cub(root: str | Path) -> Cub:
-    """Join the official lists; a subset of the images is accepted and said, a broken list is a ValueError."""
+    """Join the official lists; a subset of the images is accepted with a note, a broken list raises ValueError."""
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     if lost := [name for name in FILES if not (folder / name).is_file()]:
         raise ValueError(
@@ -112,7 +112,7 @@ def _check_values(path: Path, ids: Mapping[int, str], column: Mapping[int, str],
 
 
 def _notes(paths: Mapping[int, str], is_train: Mapping[int, str], ids: list[int], train: np.ndarray) -> tuple[str, ...]:
-    """What the lists name and the folder does not hold, and how far this is from the official size."""
+    """Listed images that are missing, and the difference from the official size."""
     notes = []
     if gone := sorted(set(paths) - set(ids)):
         notes.append(f"CUB: {len(gone):,} of {len(paths):,} listed images are not there, first '{paths[gone[0]]}'")

@@ -1,9 +1,9 @@
-"""Checks of a data set and of the machine; each says what was found and, where something is wrong, the fix.
+"""Checks of a data set and of the machine; each reports a finding and, if something is wrong, the fix.
 
     checks = examine("PACS") + examine_machine()
     worst(checks)                                    # "pass", "warn" or "fail"
 
-A bad data set is never an exception here: it is a failed check.
+A bad data set never raises here: it is a failed check.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
 
-TINY_CLASS = 5  # below it a 20 % hold-out keeps no image on average
+TINY_CLASS = 5  # with fewer images, a 20 % hold-out has none on average
 OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
 NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
-EXTRAS = (  # a package of each extra: tests/data/test_doctor.py
+EXTRAS = (  # one package per extra, checked by tests/data/test_doctor.py
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
     *("openvino", "pillow_heif", "tensorboard", "wandb", "mlflow", "peft", "pyarrow"),
 )
@@ -58,7 +58,7 @@ def examine(
 
     Args:
         data: what `read_table` takes, with the same `benchmark` and `options`.
-        decode: decode every image; without it files are only read and hashed (no pixel sizes, damage goes unseen).
+        decode: decode every image; otherwise files are only read and hashed (no pixel sizes, no check for damage).
         progress: called as progress(files done, files in all).
     """
     try:
@@ -72,7 +72,7 @@ def examine(
         *_check_labels(table),
     ]
     checks += _check_groups(table)
-    if os.path.isdir(os.path.expanduser(data)):  # a manifest says itself what belongs to the data
+    if os.path.isdir(os.path.expanduser(data)):  # a manifest lists its files itself
         checks += _check_other_files(table)
     facts = list(inspect_files(table.files, decode, progress))
     checks += [check_readable(table, facts, decode), *check_duplicates(table, facts), *check_sizes(table, facts)]
@@ -81,7 +81,7 @@ def examine(
 
 
 def examine_machine() -> list[Check]:
-    """Check Python, torch, transformers, a torchvision that cannot be imported, and the optional packages."""
+    """Check Python, torch, transformers, a broken torchvision, and the optional packages."""
     version = ".".join(map(str, sys.version_info[:3]))
     fits = sys.version_info >= (3, 11)
     python = Check("python", "pass" if fits else "fail", version, "" if fits else "Use Python 3.11 or newer.")
@@ -89,7 +89,7 @@ def examine_machine() -> list[Check]:
 
 
 def _layout(table: Table) -> str:
-    """Counts and names: whoever gave the folder above or below the data sees it here."""
+    """Counts and names, which show whether a folder above or below the data was given by mistake."""
 
     def named(names: Sequence[str], what: str) -> str:
         more = ", ..." if len(names) > NAMES else ""
@@ -133,10 +133,10 @@ def _differences(
 
 
 def _check_classes(table: Table) -> Iterator[Check]:
-    """Classes that a domain lacks, or has hardly any image of."""
+    """Classes with no or very few images in a domain."""
     missing = table.missing()
     text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in missing.items())
-    fix = "Legal, but a class that no source shows cannot be learned: read its accuracy separately." if missing else ""
+    fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately." if missing else ""
     yield Check("missing classes", "warn" if missing else "pass", text or "every domain has every class", fix)
     tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
     text = some(tiny) or f"every class of a domain has {TINY_CLASS} images or more"
@@ -145,7 +145,7 @@ def _check_classes(table: Table) -> Iterator[Check]:
 
 
 def _check_labels(table: Table) -> Iterator[Check]:
-    """Classes whose names differ in case or Unicode form alone, and rows without a label; silent without any."""
+    """Class names that differ only in case or Unicode form, and rows without a label; no check if there are none."""
     spelled: dict[str, list[str]] = defaultdict(list)
     for name in table.classes:
         spelled[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
@@ -163,7 +163,7 @@ def _check_labels(table: Table) -> Iterator[Check]:
 
 
 def _check_other_files(table: Table) -> Iterator[Check]:
-    """Files below the data that are not read; silent where there are none."""
+    """Files in the data folder that are not read; no check if there are none."""
     if found := list_files(table.root).skipped:
         pictures = any(name.lower().endswith(OTHER_PICTURES) for name in found)
         fix = "Convert the pictures among them to .png or .jpg if they belong to the data." if pictures else ""
@@ -171,7 +171,7 @@ def _check_other_files(table: Table) -> Iterator[Check]:
 
 
 def _check_groups(table: Table) -> Iterator[Check]:
-    """How many groups (patients) a random split would put on both sides."""
+    """The number of groups (patients) that a random split would put on both sides."""
     if table.group is None:
         if table.benchmark and BENCHMARKS[table.benchmark].group_pattern:
             fix = "Restore the original file names, or pass a manifest with a group column."
@@ -192,8 +192,8 @@ def _check_groups(table: Table) -> Iterator[Check]:
 
 
 def _check_shared_groups(table: Table, sides: Iterable[tuple[int, str]]) -> Iterator[Check]:
-    """Groups in several domains, given as (domain, group): each domain is split by itself, so no rule keeps these on
-    one side; silent where there are none."""
+    """Groups in several domains, given as (domain, group): each domain is split separately, so no rule keeps these on
+    one side; no check if there are none."""
     places: dict[str, list[str]] = defaultdict(list)
     for domain, group in sides:
         places[group].append(table.domains[domain])
@@ -201,9 +201,9 @@ def _check_shared_groups(table: Table, sides: Iterable[tuple[int, str]]) -> Iter
     if shared:
         detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
         fix = (
-            "A patient of an unseen domain has then been seen, also with --split group: join these sites in one "
-            "domain, or leave the patients out of all domains but one. If only their numbers are alike, put the "
-            "site's name in front of the group's."
+            "Patients of an unseen domain are then seen in training, even with --split group: merge these sites into "
+            "one domain, or keep each patient in only one of them. If they are different patients with the same "
+            "number, prefix the group with the site's name."
         )
         yield Check("groups across domains", "warn", detail, fix)
 
@@ -223,7 +223,7 @@ def _check_import(name: str) -> Check:
     try:
         importlib.import_module(name)
         return Check(name, "pass", importlib.metadata.version(name))
-    except Exception as error:  # a half-installed package can raise anything at import, and any of it is the finding
+    except Exception as error:  # a half-installed package can raise anything on import
         return Check(name, "fail", f"{type(error).__name__}: {error}", f"pip install --force-reinstall {name}")
 
 
@@ -242,7 +242,7 @@ def _check_torch() -> Check:
 
 
 def _check_torchvision() -> Iterator[Check]:
-    """It is not needed, but one built for another torch breaks transformers: only then is it worth a line."""
+    """torchvision is not needed, but one built for another torch breaks transformers: only that is reported."""
     if importlib.util.find_spec("torchvision") is None:
         return
     check = _check_import("torchvision")

@@ -1,4 +1,4 @@
-"""Checks of the content of image files: readable, copies, look-alikes, sizes and depths.
+"""Checks of the content of image files: readability, duplicates, near-duplicates, sizes and bit depths.
 
 facts = list(inspect_files(table.files, decode=True, progress=None))
 [check_readable(table, facts, decode=True), *check_duplicates(table, facts)]
@@ -25,12 +25,12 @@ from patchgen.data.limits import check_length
 from patchgen.data.opening import open_image
 from patchgen.data.table import Table
 
-TINY_SIDE = 8  # pixels of the shorter side below which a picture shows nothing
+TINY_SIDE = 8  # smallest shorter side in pixels
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What reading one image file gave; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
+    """Facts about one image file; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
 
     digest: bytes = b""
     size: tuple[int, int] | None = None
@@ -42,7 +42,7 @@ class FileFacts:
 def inspect_files(
     files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
 ) -> Iterator[FileFacts]:
-    """Facts of every file, in order, read in threads; a chunk at a time, so that a large set makes no large queue."""
+    """Facts of every file, in order, read by threads in chunks, so that a large set does not make a large queue."""
     chunk = 512
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(files), chunk):
@@ -64,7 +64,7 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if not decode:
             return FileFacts(digest)
-        look = dhash(decode_image(file, 224))  # what training does with the file decides whether it is readable
+        look = dhash(decode_image(file, 224))  # readable means that training can decode it
         with open_image(file) as image:
             gray = image.mode.startswith("I")  # 16 bits
             bits = gray_bits(np.asarray(image), image.format) if gray else None
@@ -84,7 +84,8 @@ def check_readable(table: Table, facts: Sequence[FileFacts], decode: bool) -> Ch
 
 
 def check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Files of the same content: with two labels one is wrong, in one or two domains the test is not independent."""
+    """Files with the same content: with two labels, one is wrong; within or across domains, the test is not
+    independent."""
     rows: dict[bytes, list[int]] = defaultdict(list)
     for i, fact in enumerate(facts):
         if fact.digest:
@@ -98,7 +99,7 @@ def check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check
             found[kind] += [text] * applies
     fixes = (
         "The same picture cannot have two labels: remove the wrong one.",
-        "Remove them from one domain, or the unseen domain has been seen.",
+        "Remove them from one domain; otherwise images of the unseen domain are seen in training.",
         "Remove the copies, or give them one group and train with --split group.",
     )
     for (kind, texts), fix in zip(found.items(), fixes, strict=True):
@@ -108,7 +109,7 @@ def check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check
 
 
 def check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Pictures of two domains that look alike without being the same file; silent without decoding."""
+    """Near-duplicates in two domains that are not the same file; no check without decoding."""
     rows = np.array([i for i, fact in enumerate(facts) if fact.look is not None], dtype=np.int64)
     if not len(rows):
         return
@@ -119,14 +120,14 @@ def check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
         return
     texts = [f"{table.paths[i]} ~ {table.paths[j]}" for i, j in found]
     fix = (
-        "Look at them: where they show the same object, scene or patient, the unseen domain has been seen, and its "
-        "score is too good. Keep them in one domain, or join the two domains."
+        "Look at them: if they show the same object, scene or patient, the unseen domain is not unseen, and its score "
+        "is too optimistic. Keep them in one domain, or merge the two domains."
     )
     yield Check("near-duplicates across domains", "warn", f"{len(texts):,} pairs look alike: {some(texts)}", fix)
 
 
 def check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Pixel sizes; a domain at another resolution can be told by its blur alone."""
+    """Pixel sizes; a domain with a different resolution can be recognised by its blur alone."""
     short: dict[str, float] = {}  # domain -> median of the shorter side
     texts = []
     for domain in table.domains:
@@ -143,17 +144,17 @@ def check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
 
 
 def check_tiny(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """Placeholders such as 1 x 1 pixels; silent where there are none."""
+    """Placeholders such as 1 x 1 pixels; no check if there are none."""
     sizes = {table.paths[i]: fact.size for i, fact in enumerate(facts) if fact.size}
     tiny = [f"{path} ({w}x{h})" for path, (w, h) in sizes.items() if min(w, h) < TINY_SIDE]
     if tiny:
-        fix = "Replace or remove them: enlarged to the working size they are a single blur."
+        fix = "Replace or remove them: enlarged to the working size they are only blur."
         detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {some(tiny)}"
         yield Check("tiny images", "warn", detail, fix)
 
 
 def check_bits(facts: Sequence[FileFacts]) -> Iterator[Check]:
-    """16-bit grays are scaled image by image, so with several depths their brightness differs; silent without any."""
+    """16-bit grays are scaled per image, so brightness differs between bit depths; no check if there are none."""
     depths = Counter(fact.bits for fact in facts if fact.bits)
     if depths:
         text = ", ".join(f"{n:,} use {bits} bits" for bits, n in sorted(depths.items()))

@@ -1,4 +1,4 @@
-"""What a check found: its status, a sentence and the fix.
+"""The result of a check: its status, a sentence and the fix.
 
 worst([Check("layout", "pass", "3 domains"), Check("groups", "warn", "a patient on both sides", "Split by group.")])
 """

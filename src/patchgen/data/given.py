@@ -1,4 +1,4 @@
-"""Images as a user gives them: arrays, open images, paths, a folder -> the squares that a model reads."""
+"""Images as passed by users (arrays, open images, paths, a folder) -> the square inputs of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchgen.data.listing import list_images
 
 
 def check_images(images: Any) -> Sequence[Any]:
-    """Refuse what is neither (N, H, W, 3) uint8 nor a list of paths or images."""
+    """Raise ValueError unless the input is (N, H, W, 3) uint8 or a list of paths or images."""
     if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
         if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
             raise ValueError(f"an array of images must be (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
@@ -30,7 +30,7 @@ def squares(images: Any, size: int, interpolation: str = BILINEAR) -> Iterator[n
     """(size, size, 3) uint8 of each image: arrays, paths, open images, or all files below a folder.
 
     Raises:
-        UnreadableImage: a file that is no image.
+        UnreadableImage: a file is not an image.
     """
     if isinstance(images, (str, os.PathLike)):
         images = image_paths(images)
@@ -52,7 +52,7 @@ def image_paths(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def opened(image: Any) -> Image.Image:
-    """A PIL image of what is not a file."""
+    """A PIL image from an input that is not a file."""
     if isinstance(image, Image.Image):
         return image
     if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:

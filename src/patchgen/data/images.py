@@ -1,16 +1,15 @@
-"""Decode images once: any file Pillow reads -> RGB uint8 of one size, kept in a cache that processes share.
+"""Decode images once: any file Pillow reads -> RGB uint8 of one size, in a cache shared between processes.
 
     store = ImageStore(files, size=224, cache=Path("~/.cache/patchgen").expanduser())
     pixels = store.load([3, 1, 4])                      # (3,3,224,224) uint8
     wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
 The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
-holds the size*size*3 bytes of file i, and `<digest>.slots`, a fixed record a slot: blake2b of the source file's
-content, crc32 of its pixels, a flag. Slots are filled as images are asked for, pixels before record, by pwrite: a full
-disk is an error that can be caught (a written mmap would kill the process), and writers need no locks because they
-write the same bytes. Images that keep their aspect have a cache of their own, whose slots are as long as the longest
-image and whose records hold height and width as well; what a slot does not use is a hole in the file and takes no
-space.
+holds the size*size*3 bytes of file i, and `<digest>.slots`, one fixed-size record per slot: blake2b of the source
+file's content, crc32 of its pixels, a flag. Slots are filled on demand, pixels before record, with pwrite: a full disk
+is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they write the
+same bytes. Images that keep their aspect have a separate cache, whose slots are as long as the longest image and whose
+records also hold height and width; unused bytes of a slot are a hole in the file and take no space.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from patchgen.data.opening import open_image, size_in_header
 if TYPE_CHECKING:
     import torch
 
-DECODE_VERSION = 2  # raise it when `decode` changes its pixels: old caches are then left alone
+DECODE_VERSION = 2  # increase it when `decode` changes its pixels: old caches are then ignored
 RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
-SHAPE = struct.Struct("<II")  # height, width: behind the record of an image that keeps its aspect
-LONGEST = 4  # longer side / shorter side of an image that keeps its aspect; of a longer one the middle is kept
+SHAPE = struct.Struct("<II")  # height, width: after the record of an image that keeps its aspect
+LONGEST = 4  # maximum aspect ratio of an image that keeps its aspect; longer ones are cropped to the middle
 FILLED = 0x50474331
 BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 ENDINGS = (".pixels", ".slots")
-CHECKED = 64  # images between two signs of life
+CHECKED = 64  # images between two progress updates
 
 
 class UnreadableImage(ValueError):
@@ -57,9 +56,9 @@ class UnreadableImage(ValueError):
 
 
 def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.ndarray:
-    """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; aspect is not kept, as in the field.
+    """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; as usual, the aspect is not kept.
 
-    Transparency is laid on white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
+    Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
     antialiased. Truncated files and images above our limits (`open_image`) are errors.
 
     Raises:
@@ -67,14 +66,14 @@ def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.nda
     """
 
     def draw(image: Image.Image) -> np.ndarray:
-        image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at 1/2, 1/4 or 1/8, never below 2 x size
+        image.draft(None, (2 * size, 2 * size))  # decodes a large JPEG at 1/2, 1/4 or 1/8, never below 2 x size
         return square(image, size, interpolation)
 
     return _decode(path, draw)
 
 
 def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
-    """What `draw` makes of the open file; whatever goes wrong is an `UnreadableImage`."""
+    """Apply `draw` to the open file; any error becomes an `UnreadableImage`."""
     try:
         with open_image(path) as image:
             return draw(image)
@@ -89,8 +88,8 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
 def decode_aspect(path: str | Path, size: int) -> np.ndarray:
     """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, antialiased, aspect kept.
 
-    The longer side is rounded down, as torchvision's `Resize(size)` does. Of an image more than `LONGEST` times as long
-    as wide only the middle is kept. All else is as in `decode`, except that a JPEG is always decoded at its full size.
+    The longer side is rounded down, as torchvision's `Resize(size)` does. An image more than `LONGEST` times as long
+    as wide is cropped to its middle. The rest is as in `decode`, except that JPEGs are always decoded at full size.
     """
     return _decode(path, lambda image: _shorter_side(image, size))
 
@@ -107,7 +106,7 @@ def _shorter_side(image: Image.Image, size: int) -> np.ndarray:
 
 
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
-    """(size,size,3) uint8 of an image that is open already, by the rules of `decode`."""
+    """(size,size,3) uint8 of an image that is already open, by the rules of `decode`."""
     upright = ImageOps.exif_transpose(image)
     return np.array(_to_rgb(upright, image.format).resize((size, size), resampling(interpolation)))
 
@@ -120,10 +119,10 @@ def resampling(interpolation: str) -> Image.Resampling:
 
 
 def gray_bits(values: np.ndarray, kind: str | None) -> int:
-    """Bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners store 12 of them in 16.
+    """Number of bits that a 16-bit gray image of Pillow's format `kind` uses, 8 to 16: scanners often use 12 of 16.
 
-    A fixed 16 would show such images as nearly black. A file does not say how many are meant, except PGM, whose range
-    Pillow has already stretched to 16 bits.
+    Assuming 16 would make such images nearly black. Files do not state the number, except PGM, whose range Pillow has
+    already stretched to 16 bits.
     """
     return 16 if kind == "PPM" else max(8, int(values.max()).bit_length())
 
@@ -144,7 +143,7 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
 
 
 class _Slot(NamedTuple):
-    """What a record says of its pixels (3,height,width)."""
+    """The record of a slot with pixels (3,height,width)."""
 
     crc: int
     height: int
@@ -156,11 +155,11 @@ class ImageStore:
 
     Args:
         size: Side of the square images; with `keep_aspect` the shorter side.
-        interpolation: How square images are resized: what the backbone expects. Those that keep their aspect are
-            always resized bicubically.
+        interpolation: How square images are resized, as the backbone expects. Images that keep their aspect are always
+            resized bicubically.
 
     Attributes:
-        stain: Changes each image (H, W, 3) uint8 when it is asked for; the cache holds it as it was decoded.
+        stain: Applied to each image (H, W, 3) uint8 when it is loaded; the cache holds the decoded images unchanged.
     """
 
     stain: Callable[[np.ndarray], np.ndarray] | None = None
@@ -182,7 +181,7 @@ class ImageStore:
         self.keep_aspect, self.interpolation = keep_aspect, interpolation
         self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
         self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
-        self._verified: dict[int, _Slot] = {}  # row -> its record, where the source was hashed by this process
+        self._verified: dict[int, _Slot] = {}  # row -> its record, if this process has hashed the source
         self._stamps: dict[int, int] = {}  # row -> size, time and inode of the source before it was hashed
         self._writable, self._lock = cache is not None, threading.Lock()
         self._pixels = self._slots = -1  # file descriptors
@@ -193,7 +192,7 @@ class ImageStore:
         return len(self.files)
 
     def load(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
-        """Images of `rows` as (B,3,size,size) uint8; what the cache lacks is decoded in threads and written to it."""
+        """Images of `rows` as (B,3,size,size) uint8; missing ones are decoded in threads and added to the cache."""
         if self.keep_aspect:
             raise ValueError("images that keep their aspect have no common size: take `images`")
         rows = self._check(rows)
@@ -205,14 +204,14 @@ class ImageStore:
 
         with ThreadPoolExecutor(self.threads) as pool:
             list(pool.map(fill, unique.tolist(), first.tolist()))
-        again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows that were asked for more than once
+        again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows requested more than once
         images[again] = images[first[inverse][again]]
-        import torch  # here: a process that only decodes does without
+        import torch  # here: a process that only decodes does not need it
 
         return torch.from_numpy(images)
 
     def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Images of `rows`, each (3,h,w) uint8 and not to be written to: whole, also where they keep their aspect."""
+        """Images of `rows`, each (3,h,w) uint8 and read-only; uncropped, even if they keep their aspect."""
         unique, inverse = np.unique(self._check(rows), return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:
             found = list(pool.map(self._image, unique.tolist()))
@@ -221,7 +220,7 @@ class ImageStore:
     def unreadable(
         self, rows: Sequence[int] | np.ndarray, tick: Callable[[int], None] | None = None
     ) -> list[tuple[int, UnreadableImage]]:
-        """The rows that cannot be decoded, all of them, with the reason; what can be goes into the cache."""
+        """All rows that cannot be decoded, with the reason; the others are added to the cache."""
 
         def look(row: int) -> UnreadableImage | None:
             try:
@@ -240,13 +239,13 @@ class ImageStore:
         return bad
 
     def forget_changed(self) -> None:
-        """Hash a file again at its next use if it may be another by now: by its size, time or inode."""
+        """Hash a file again at its next use if its size, time or inode has changed."""
         for row in list(self._verified):
             if self._stamps.get(row) != _stamp(self.files[row]):
                 self._verified.pop(row)
 
     def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Rows (B,) as whole numbers that there are."""
+        """Rows (B,) as valid whole numbers."""
         rows = np.asarray(rows)
         if rows.size == 0:
             return np.empty(0, np.int64)
@@ -255,7 +254,7 @@ class ImageStore:
         return rows
 
     def _image(self, row: int) -> np.ndarray:
-        """(3,h,w) uint8, with its stains normalised where that is asked for."""
+        """(3,h,w) uint8, with normalised stains if requested."""
         pixels = self._decoded(row)
         return pixels if self.stain is None else self.stain(pixels.transpose(1, 2, 0)).transpose(2, 0, 1)
 
@@ -293,7 +292,7 @@ class ImageStore:
         return descriptor
 
     def _read(self, row: int) -> np.ndarray | None:
-        """Pixels of a slot that holds this file's content of now, else None."""
+        """Pixels of a slot that matches the current content of this file, else None."""
         if self._slots < 0:
             return None
         try:
@@ -311,7 +310,7 @@ class ImageStore:
         return np.frombuffer(pixels, np.uint8).reshape(3, slot.height, slot.width)
 
     def _stored(self, row: int) -> _Slot | None:
-        """The record of a slot that was filled from this file's content of now."""
+        """The record of a slot that was filled from the current content of this file."""
         record = os.pread(self._slots, self._record, row * self._record)
         if len(record) != self._record:
             return None
@@ -347,14 +346,14 @@ class ImageStore:
             first, self._writable = self._writable, False
         if first:
             warnings.warn(
-                f"the image cache cannot be written ({error}); going on without it, so images are decoded again and "
-                "again: free some space, or choose another cache folder",
+                f"the image cache cannot be written ({error}); continuing without it, so images are decoded "
+                "repeatedly: free some space, or choose another cache folder",
                 stacklevel=2,
             )
 
 
 def _stamp(file: Path) -> int:
-    """Of a file's size, time and inode; -1 where there is none."""
+    """A hash of a file's size, time and inode; -1 if it does not exist."""
     try:
         about = os.stat(file)
     except OSError:
@@ -363,7 +362,7 @@ def _stamp(file: Path) -> int:
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """pwrite may stop short of the end; the rest then raises the reason (a full disk) or fits."""
+    """pwrite may write only a part; writing the rest then succeeds or raises the reason (a full disk)."""
     done = 0
     while done < len(data):
         done += os.pwrite(descriptor, data[done:], offset + done)

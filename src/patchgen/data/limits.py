@@ -1,9 +1,9 @@
-"""What an image of others may cost, checked by its header and markers before a pixel is decoded.
+"""Limits on untrusted images, checked by their header and markers before any pixel is decoded.
 
     with Image.open(path) as image:
-        check_limits(image)             # ValueError: too large, or run over too often
+        check_limits(image)             # ValueError: too large, or too many scans
 
-A JPEG of kilobytes can run over its pixels thousands of times, also inside a TIFF; a TIFF of a few pixels can have
+A JPEG of kilobytes can have thousands of scans over its pixels, also inside a TIFF; a TIFF of a few pixels can have
 tiles of gigabytes.
 """
 
@@ -15,11 +15,11 @@ from typing import BinaryIO
 
 from PIL import Image
 
-BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # of a pixel in memory; 4 of other modes
+BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2, "I;16L": 2}  # per pixel in memory; 4 for other modes
 MOST_SIDE = 65_535
 MOST_FILE = 1 << 30  # bytes of a file: it may be read as a whole
 MOST_DECODED = 1 << 29  # bytes of pixels in memory
-MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: runs over its pixels, and runs x pixels
+MOST_SCANS, MOST_SCANNED = 100, 2_000_000_000  # of a JPEG: scans, and scans x pixels
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers that give a JPEG's height and width
 COMPRESSION, TILE_WIDTH, TILE_HEIGHT = 259, 322, 323  # tags of TIFF
 STRIPS, TILES = (273, 279), (324, 325)  # offsets and lengths of the parts
@@ -27,18 +27,18 @@ OLD_JPEG, JPEG = 6, 7
 
 
 class Refused(ValueError):
-    """A rule of ours that an image breaks; the text ends with its fix."""
+    """An image violates one of our limits; the message ends with the fix."""
 
 
 def check_limits(image: Image.Image) -> None:
-    """Refuse an open, not yet decoded image that would cost too much.
+    """Reject an open, not yet decoded image that would cost too much.
 
     Raises:
         Refused: names the limit.
     """
     pixels = image.width * image.height
     if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
-        raise Refused(too_large(image.size))  # up to twice of its limit Pillow only warns
+        raise Refused(too_large(image.size))  # Pillow only warns up to twice its limit
     size = BYTES.get(image.mode, 4)
     if pixels * size > MOST_DECODED:
         raise Refused(too_large(image.size))
@@ -53,7 +53,7 @@ def check_limits(image: Image.Image) -> None:
 
 
 def check_length(length: int) -> None:
-    """Refuse a file of too many bytes, most of which may be a hole on the disk.
+    """Reject a file with too many bytes, most of which may be a hole on disk.
 
     Raises:
         Refused: names the limit.
@@ -63,7 +63,7 @@ def check_length(length: int) -> None:
 
 
 def too_large(size: tuple[int, int] | None) -> str:
-    """The sentence about an image of too many pixels."""
+    """The message for an image with too many pixels."""
     if size and max(size) > MOST_SIDE:
         return f"image too large ({size[0]} x {size[1]} pixels, at most {MOST_SIDE:,} on a side): cut it into tiles"
     limit = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,}"
@@ -72,7 +72,7 @@ def too_large(size: tuple[int, int] | None) -> str:
 
 
 def _jpeg_streams(image: Image.Image) -> list[tuple[int, int]]:
-    """(scans, pixels) of each JPEG that decoding this image runs through."""
+    """(scans, pixels) of each JPEG stream in this image."""
     file: BinaryIO = image.fp  # type: ignore[attr-defined]
     place = file.tell()
     try:
@@ -85,7 +85,7 @@ def _jpeg_streams(image: Image.Image) -> list[tuple[int, int]]:
 
 
 def _runs(data: bytes, pixels: int) -> tuple[int, int]:
-    """How often a JPEG runs over its pixels, and how many it has; `pixels` where it does not say."""
+    """Number of scans and of pixels of a JPEG; `pixels` if it does not state them."""
     at = 2
     while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and at < len(data):
         if data[at + 1] in FRAMES and len(data) >= at + 9:
@@ -100,7 +100,7 @@ def _runs(data: bytes, pixels: int) -> tuple[int, int]:
 
 
 def _padded(image: Image.Image) -> int:
-    """Pixels of a TIFF with what its tiles have beyond its edges."""
+    """Pixels of a TIFF, including the padding of its tiles beyond its edges."""
     width, height = image.size
     tags = image.tag_v2  # type: ignore[attr-defined]
     if TILE_WIDTH in tags:
@@ -112,7 +112,7 @@ def _padded(image: Image.Image) -> int:
 
 
 def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
-    """The JPEGs in the parts of a TIFF; none where it is compressed in another way."""
+    """The JPEG streams in the parts of a TIFF; none if it uses another compression."""
     _refuse_repeated_tags(data)
     tags = image.tag_v2  # type: ignore[attr-defined]
     pixels = _padded(image)
@@ -126,7 +126,7 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
         raise Refused("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
     parts = [_runs(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size]
-    without = sum(not size for size in sizes[: len(starts)])  # of no length: each may go on to the end of the file
+    without = sum(not size for size in sizes[: len(starts)])  # without a length: each may extend to the end of the file
     scans = data.count(b"\xff\xda") if without else 0
     return parts + [(max(1, scans), share)] * without
 
@@ -136,7 +136,7 @@ def _numbers(values: int | tuple[int, ...]) -> list[int]:
 
 
 def _refuse_repeated_tags(data: bytes) -> None:
-    """Of a tag that is given twice, Pillow believes the last and libtiff, which decodes, the first."""
+    """Reject duplicate tags, of which Pillow uses the last and libtiff, the decoder, the first."""
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]
     (offset,) = struct.unpack_from(order + ("Q" if big else "L"), data, 8 if big else 4)

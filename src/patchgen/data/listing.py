@@ -1,10 +1,10 @@
-"""Which files are images, one rule for training, predictions, the doctor and the viewer; and how folders are listed.
+"""Which files count as images (one rule for training, predictions, the doctor and the viewer), and listing of folders.
 
     list_images(folder)                 # relative paths, in DomainBed's order
-    list_files(folder).skipped          # what is not read, to be counted and named
+    list_files(folder).skipped          # files that are not read
     skipped_line(skipped)               # "3 files skipped ...: 2 .psd, 1 .txt (such as a.psd)"
 
-Names decide what is listed; whether a file can be decoded is found when it is read (`data/images.py`).
+Listing depends on names only; whether a file can be decoded is checked when it is read (`data/images.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from patchgen.data.benchmarks import is_visible
 
-# Pillow's name of a format -> endings. Pillow reads more, some of it by starting other programs.
+# Pillow's name of a format -> extensions. Pillow reads more formats, some by starting other programs.
 FORMATS: dict[str, tuple[str, ...]] = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
     "PNG": (".png",),
@@ -37,10 +37,10 @@ IMAGE_EXTENSIONS = tuple(ending for endings in FORMATS.values() for ending in en
 
 
 class Files(NamedTuple):
-    """What is below a folder, as relative posix paths."""
+    """The files below a folder, as relative posix paths."""
 
     images: list[str]
-    skipped: list[str]  # visible files that are no images
+    skipped: list[str]  # visible files that are not images
 
 
 def is_image(name: str) -> bool:
@@ -51,21 +51,21 @@ def is_image(name: str) -> bool:
 def list_images(folder: Path) -> list[str]:
     """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
 
-    Links are followed; a file that several names lead to is listed once, pipes and devices are not.
+    Links are followed; a file with several names is listed once, and pipes and devices are skipped.
 
     Raises:
-        ValueError: a link leads to a folder that it lies in.
+        ValueError: a link leads to a folder that contains it.
     """
     return list_files(folder).images
 
 
 def list_files(folder: Path) -> Files:
-    """`list_images`, and the files beside them that are no images."""
+    """`list_images`, and the other files that are not images."""
     found: list[tuple[str, str, bool]] = []
     skipped: list[str] = []
     _list_below(folder, "", (os.path.realpath(folder),), None, found, skipped)
     found.sort()
-    if any(linked for *_, linked in found):  # where there are links, what has a name of its own comes first
+    if any(linked for *_, linked in found):  # with links, real names come first
         first: dict[str, tuple[str, str, bool]] = {}
         for one in sorted(found, key=lambda one: one[2]):
             first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
@@ -74,7 +74,7 @@ def list_files(folder: Path) -> Files:
 
 
 def list_matching(pattern: Path) -> Files:
-    """The files that a pattern with `**` matches, as paths; listed as `list_files` does, where no link makes a loop."""
+    """The files that a pattern with `**` matches, as paths; listed as by `list_files`, without link loops."""
     first = next(i for i, part in enumerate(pattern.parts) if has_magic(part))
     base, rest = Path(*pattern.parts[:first]), pattern.parts[first:]
     below = list_files(base) if base.is_dir() else Files([], [])
@@ -91,7 +91,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def skipped_line(names: Sequence[str]) -> str:
-    """How many files were skipped, of which kinds, and one of them."""
+    """The number and kinds of skipped files, with an example."""
     kinds = Counter(os.path.splitext(name)[1].lower() or "without an ending" for name in names)
     text = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])))
     files = "1 file" if len(names) == 1 else f"{len(names):,} files"
@@ -109,8 +109,8 @@ def _list_below(
     """Append (parent, name, reached through a link) of the images, and the names of other files.
 
     Args:
-        above: true paths of the folders around.
-        walked: behind a link, true paths of the folders that were walked there; else None.
+        above: real paths of the parent folders.
+        walked: inside a link, real paths of the folders visited there; otherwise None.
     """
     behind: set[str] = set() if walked is None else walked  # links to links could double the work at each level
     with os.scandir(folder / parent) as entries:
@@ -134,9 +134,9 @@ def _list_below(
 
 
 def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
-    """A function that gives the one true path of a file, through links, and whether it exists.
+    """A function that returns the real path of a file, through links, and whether it exists.
 
-    A folder is resolved once for all files in it, and a file costs the one look that tells whether it exists.
+    A folder is resolved once for all of its files, and each file costs one system call.
     """
     folders: dict[str, str] = {}
 
@@ -147,7 +147,7 @@ def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
             if folder not in folders:
                 folders[folder] = os.path.realpath(folder)
             mode = os.lstat(file).st_mode
-        except (OSError, ValueError):  # not there, or no path at all
+        except (OSError, ValueError):  # missing, or not a valid path
             return os.path.join(folders.get(folder, folder), base), False
         if stat.S_ISLNK(mode):
             return os.path.realpath(file), os.path.isfile(file)

@@ -1,7 +1,7 @@
-"""Balanced batches: at every step so many images from each source domain.
+"""Balanced batches: the same number of images from each source domain at every step.
 
-Which images, and how they are augmented, is a pure function of (seed, step): a run resumed at step 900 sees what the
-unbroken one saw, and several devices share exactly the batch that one device would get.
+The images and their augmentation are a pure function of (seed, step): a run resumed at step 900 sees the same batches
+as an uninterrupted one, and several devices share exactly the batch that a single device would get.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ AUGMENTATIONS: dict[str, Callable[[], Augment | Histology]] = {
 @dataclass(frozen=True)
 class Batch:
     image: Tensor  # (B, 3, S, S) uint8 from the store; float and normalised once it is on the device
-    label: Tensor  # (B,)  -1 where there is none
+    label: Tensor  # (B,)  -1 for none
     domain: Tensor  # (B,)
     index: Tensor  # (B,)  row of the table
     draw: AugmentDraw | HistologyDraw | None = None
-    num_domains: int | None = None  # where samples stand domain after domain, by rising id, in equal shares; else None
+    num_domains: int | None = None  # if samples are sorted by domain id, in equal numbers; else None
 
 
 class DomainBatches:
-    """Batches of the training rows, domain by domain, drawn with replacement as in the lineage.
+    """Batches of the training rows, sampled per domain with replacement, as in DomainBed.
 
     Args:
         store: Decoded pixels of the table's rows.
         label: (N,) class id of each row of the table.
         rows: Training rows of each domain id.
         per_domain: Images of each domain in a step's global batch.
-        seed: With a step's number it decides which rows are drawn, and how they are augmented.
-        augment: Ranges of the random changes; None leaves the images as they are.
+        seed: Together with the step number, determines the rows and their augmentation.
+        augment: Ranges of the random operations; None for no augmentation.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DomainBatches:
         self._coming: dict[tuple[int, int, int], Future[Tensor]] = {}
 
     def rows_at(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and domain ids of the global batch, domain after domain: (K * per_domain,) each."""
+        """Rows and domain ids of the global batch, sorted by domain: (K * per_domain,) each."""
         drawn = [
             np.random.default_rng([self.seed, domain, step]).choice(rows, self.per_domain)
             for domain, rows in self.rows.items()
@@ -84,7 +84,7 @@ class DomainBatches:
         return Batch(image, label, *place, chosen, num_domains=len(self.rows))
 
     def expect(self, step: int, part: int = 0, parts: int = 1) -> None:
-        """Read a coming batch's pixels in the background."""
+        """Prefetch the pixels of a later batch in the background."""
         self._coming[step, part, parts] = self._ahead.submit(self._read, step, part, parts)
 
     def _image(self, step: int, part: int, parts: int) -> Tensor:
@@ -108,7 +108,7 @@ def prepare(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Tensor:
-    """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented as `draw` says and normalised."""
+    """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented by `draw` and normalised."""
     centre, spread = channels(mean, pixels.device), channels(std, pixels.device)
     shift, scale = -centre / spread, 1 / spread
 

@@ -1,12 +1,12 @@
-"""Stain normalisation: every tile is given the stain colours and strengths of the training tiles.
+"""Stain normalisation: map every tile to the stain colours and strengths of the training tiles.
 
     reference = fit_macenko(training_tiles)       # (H, W, 3) uint8 each
     tile = reference(tile)                        # the same shape
 
 Macenko et al., "A method for normalizing histology slides for quantitative analysis" (ISBI 2009), as torchstain
 computes it (extra `stain`): a tile's two stains are the extreme directions of its optical densities; its densities are
-expressed in them and mixed again with the reference's stains, at the reference's strength (99th percentile). The
-reference is the median over training tiles, so that no single tile decides it.
+expressed in them and recombined with the reference's stains, at the reference's strength (99th percentile). The
+reference is the median over training tiles, so that it does not depend on a single tile.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
-TILES = 64  # training tiles that a reference is fitted on
+TILES = 64  # training tiles for fitting the reference
 BRIGHT = 205  # a pixel with a channel above this has hardly any stain: 240 exp(-0.15) - 1, the method's threshold
-FEWEST = 0.02  # share of stained pixels below which a tile says nothing of its stains, and stays as it is
+FEWEST = 0.02  # minimum share of stained pixels; tiles below it are left unchanged
 INSTALL = 'stain normalisation needs torchstain, which is not installed: pip install "patchgen[stain]"'
 
 
 @dataclass(frozen=True)
 class Macenko:
-    """The reference that tiles are normalised to."""
+    """The reference for normalising tiles."""
 
     stains: tuple[tuple[float, float], ...]  # (3, 2): densities in red, green, blue of haematoxylin and eosin
     strengths: tuple[float, float]  # 99th percentile of each stain's amount
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
-        """A tile (H, W, 3) uint8 with the reference's stains; one without stain is returned as it is."""
+        """A tile (H, W, 3) uint8 with the reference's stains; a tile without stain is returned unchanged."""
         if not is_stained(image):
             return image
         with np.errstate(all="ignore"):
@@ -46,7 +46,7 @@ class Macenko:
         return normalizer
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint or model folder keeps of it."""
+        """The facts stored in a checkpoint or model folder."""
         return {"kind": "macenko", "stains": [list(row) for row in self.stains], "strengths": list(self.strengths)}
 
 
@@ -54,7 +54,7 @@ def read_macenko(facts: Any, where: str) -> Macenko:
     """The reference that `facts` describe.
 
     Raises:
-        ValueError: they describe none, or torchstain is missing.
+        ValueError: they are invalid, or torchstain is missing.
     """
     _normalizer()
     try:
@@ -70,7 +70,7 @@ def read_macenko(facts: Any, where: str) -> Macenko:
 
 
 def is_stained(image: np.ndarray) -> bool:
-    """Whether enough of a tile (H, W, 3) uint8 is stained to tell its stains."""
+    """Whether enough of a tile (H, W, 3) uint8 is stained to estimate its stains."""
     return bool((image <= BRIGHT).all(axis=2).mean() >= FEWEST)
 
 

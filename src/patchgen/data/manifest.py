@@ -1,8 +1,8 @@
-"""The lines of a CSV manifest, checked: its columns, its cells, and that each file exists and stands there once.
+"""Read and check the lines of a CSV manifest: its columns and cells, and that each file exists and appears once.
 
     for number, cells in read_lines(Path("tiles.csv")): cells["path"], cells["domain"], cells["label"]
 
-`patchgen.data.table` makes a table of them.
+`patchgen.data.table` turns them into a table.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by co
 
 
 def read_lines(path: Path) -> list[Line]:
-    """At least one line, with the spaces around cells removed.
+    """The lines (at least one), with whitespace around cells removed.
 
     Raises:
-        ValueError: names the line that cannot be used.
+        ValueError: names the invalid line.
     """
     header, raw = read_csv(path)
     _check_columns(path, header)
@@ -45,7 +45,7 @@ def _check_columns(path: Path, header: Sequence[str]) -> None:
 
 
 def _check_cells(path: Path, lines: Sequence[Line]) -> None:
-    """Files must exist, cells must be filled (a label may be empty), and a file must stand there once."""
+    """Files must exist, cells must be filled (a label may be empty), and a file must appear once."""
     needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
     seen: dict[str, tuple[int, str, str]] = {}
     lost: list[str] = []
@@ -58,7 +58,7 @@ def _check_cells(path: Path, lines: Sequence[Line]) -> None:
         file, exists = find(cells["path"])
         meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
         first = seen.setdefault(file, (line, meaning, name))
-        if first[0] != line:  # the same file would stand on both sides of a split, or in two domains
+        if first[0] != line:  # the same file would appear on both sides of a split, or in two domains
             raise ValueError(f"'{path}': {_twice((line, meaning, name), first)}")
         if not is_image(os.path.basename(name)):
             raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
@@ -73,9 +73,9 @@ def _check_cells(path: Path, lines: Sequence[Line]) -> None:
 
 
 def _twice(row: tuple[int, str, str], first: tuple[int, str, str]) -> str:
-    """What to say of a file that two lines name: (line, meaning, name) of both."""
+    """The message for a file named by two lines: (line, meaning, name) of both."""
     (line, meaning, name), (before, other, spelt) = row, first
     again = "" if spelt == name else f", the file that line {before} calls '{spelt}',"
     if other != meaning:
         return f"'{name}'{again} is {other} in line {before}, but {meaning} in line {line}."
-    return f"'{name}'{again} stands in line {before} and again in line {line}; remove one."
+    return f"'{name}'{again} appears in line {before} and again in line {line}; remove one."

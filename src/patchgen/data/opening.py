@@ -1,6 +1,6 @@
-"""Open image files of others: the formats that we read, a decoder that is missing by name, and our limits.
+"""Open untrusted image files: supported formats, named missing decoders, and limits.
 
-    with open_image("scan.tif") as image: ...             # a Pillow image; ValueError where a limit is broken
+    with open_image("scan.tif") as image: ...             # a Pillow image; ValueError if a limit is exceeded
 
 `patchgen.data.images` decodes what is opened here.
 """
@@ -20,7 +20,7 @@ from patchgen.common.files import regular
 from patchgen.data.limits import Refused, check_length, check_limits
 from patchgen.data.listing import FORMATS
 
-MISSING = {  # brand in the first bytes of a file -> what reads it, where that is not installed
+MISSING = {  # brand in the first bytes of a file -> how to install its decoder
     b"heic heix hevc heim heis mif1": 'HEIC needs the extra `heic`: pip install "patchgen[heic]", or save it as JPEG',
     b"avif avis": 'AVIF needs Pillow 11.3 or newer: pip install "pillow>=11.3", or save it as PNG',
 }
@@ -28,10 +28,10 @@ MISSING = {  # brand in the first bytes of a file -> what reads it, where that i
 
 @contextmanager
 def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """`Image.open` of a plain file within our limits: the one way in which files of others are opened.
+    """`Image.open` of a plain file within our limits: the only way in which untrusted files are opened.
 
     Raises:
-        ValueError: a limit is broken, in words; a pipe or device.
+        ValueError: a limit is exceeded, or it is a pipe or device.
     """
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path):
         if not regular(path):
@@ -43,7 +43,7 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def open_header(path: str | Path | BinaryIO) -> Image.Image:
-    """`Image.open` of the formats that we read; where a decoder is not installed, the error names it."""
+    """`Image.open` of the supported formats; if a decoder is not installed, the error names it."""
     try:
         return Image.open(path, formats=readable_formats())
     except UnidentifiedImageError:
@@ -65,7 +65,7 @@ def readable_formats() -> tuple[str, ...]:
 
 
 def _brand(path: str | Path | BinaryIO) -> bytes:
-    """What HEIC and AVIF call themselves, in bytes 8 to 12."""
+    """The brand of HEIC and AVIF files, in bytes 8 to 12."""
     if isinstance(path, (str, os.PathLike)):
         with open(path, "rb") as file:
             start = file.read(12)
@@ -76,7 +76,7 @@ def _brand(path: str | Path | BinaryIO) -> bytes:
 
 
 def size_in_header(path: str | Path) -> tuple[int, int] | None:
-    """Width and height of an image that `Image.open` refuses for its size: its plugins read them without that check."""
+    """Width and height of an image that `Image.open` rejects for its size: plugins read them without that check."""
     with open(path, "rb") as file:
         start = file.read(16)
         for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
@@ -84,6 +84,6 @@ def size_in_header(path: str | Path) -> tuple[int, int] | None:
             try:
                 if accept is None or accept(start) is True:
                     return factory(file, str(path)).size
-            except Exception:  # another format (plugins raise many types), or a plugin that checks by itself
+            except Exception:  # another format (plugins raise many types), or a plugin with its own check
                 continue
     return None

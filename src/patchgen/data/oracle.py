@@ -6,8 +6,8 @@
     table = read_table(suite_folder("oracle-shortcut"))
     truth = true_masks(table, grid=(6, 6))             # (N,36) bool
 
-The class is the motif in C* and nothing else. Backgrounds follow the class in the source domains and leave it in the
-unseen one. Pixels are a function of the spec alone, on every machine.
+The class depends only on the motif in C*. Backgrounds are correlated with the class in the source domains and not in
+the unseen one. Pixels depend only on the spec, on every machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from patchgen.data.oracle_spec import SUITE, Domain, OracleSpec
 from patchgen.data.table import Table
 
 __all__ = ["SUITE", "Domain", "Oracle", "OracleSpec", "Sample", "suite_folder", "suite_spec", "true_masks"]
-LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # each has its own stream: changing one moves no other
+LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # independent random streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Sample:
 
 
 class Oracle:
-    """The images of a spec, in the order domain, class, number; any one can be asked for alone."""
+    """The images of a spec, ordered by domain, class and number, with random access."""
 
     def __init__(self, spec: OracleSpec) -> None:
         self.spec = spec
@@ -69,7 +69,7 @@ class Oracle:
         return *divmod(rest, self.spec.classes), number
 
     def sample(self, i: int, *, domain: str | None = None, background: int | None = None) -> Sample:
-        """Image i; `domain` and `background` show the same draw in another domain's style or before another kind."""
+        """Image i; `domain` and `background` render the same draw in another style or on another background."""
         spec, (home, label, number) = self.spec, self.place(i)
         shown = home if domain is None else _position(spec, domain)
         kind = int(self._kinds[home, label][number]) if background is None else background
@@ -82,7 +82,7 @@ class Oracle:
         return Sample(draw.to_uint8(image), mask, label, shown, kind)
 
     def name(self, i: int) -> str:
-        """Where `write` puts image i below `images/` and its mask below `masks/`."""
+        """The path of image i in `images/` and of its mask in `masks/`."""
         domain, label, number = self.place(i)
         return f"{self.spec.domains[domain].name}/{self.spec.class_names[label]}/{number:04d}.png"
 
@@ -92,9 +92,9 @@ class Oracle:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """Write `images/<domain>/<class>/<nnnn>.png`, equally named `masks/` (S x S, 0 or 255) and `oracle.json`.
+        """Write `images/<domain>/<class>/<nnnn>.png`, `masks/` with the same names (S x S, 0 or 255) and `oracle.json`.
 
-        The folder appears complete or not at all; one that holds this very spec is returned at once.
+        The folder is written atomically; if it already contains this spec, it is returned immediately.
 
         Args:
             progress: called with 1 after each image.
@@ -103,7 +103,7 @@ class Oracle:
         return write_samples(folder, names, self.sample, self.facts(), progress)
 
     def facts(self) -> dict[str, object]:
-        """What `oracle.json` holds: the spec, its digest and the names."""
+        """The content of `oracle.json`: the spec, its digest and the names."""
         names = {"class_names": self.spec.class_names, "held_out_names": self.spec.held_out_names}
         return {"digest": self.digest(), "spec": asdict(self.spec), **names, "backgrounds": self._background_facts()}
 
@@ -120,7 +120,7 @@ def suite_spec(name: str) -> OracleSpec:
 
 
 def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
-    """The images folder of a suite member, for `read_table`; written into the user's cache the first time."""
+    """The images folder of a suite member, for `read_table`; written to the user's cache on first use."""
     from patchgen.common.files import cache_dir
 
     oracle = Oracle(suite_spec(name))
@@ -167,7 +167,7 @@ def half_covered(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def _overlaps(cells: int, length: int) -> np.ndarray:
-    """(cells, length): how much of each pixel lies in each cell, in units of 1/cells pixel; rows sum to length."""
+    """(cells, length): overlap of each pixel with each cell, in units of 1/cells pixel; rows sum to length."""
     cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
     return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)
 
@@ -222,12 +222,12 @@ def write_samples(
 ) -> Path:
     """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json`; return the folder as an absolute path.
 
-    The folder appears complete or not at all; one that holds this very data set is returned at once.
+    The folder is written atomically; if it already contains this data set, it is returned immediately.
 
     Args:
         names: `<domain>/<class>/<nnnn>.png` of each image.
-        sample: image i and its mask, whose sides divide the image's.
-        facts: what `oracle.json` holds; its "digest" tells data sets apart.
+        sample: returns image i and its mask, whose sides divide the image's.
+        facts: content of `oracle.json`; its "digest" identifies the data set.
         progress: called with 1 after each image.
     """
     target = Path(os.path.abspath(os.path.expanduser(folder)))
@@ -254,7 +254,7 @@ def _save(path: Path, pixels: np.ndarray) -> None:
 
 
 def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> bool:
-    """Whether the folder holds this data set; a ValueError if it holds something else."""
+    """Whether the folder contains this data set; ValueError if it contains something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
@@ -262,7 +262,7 @@ def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> b
     except (OSError, ValueError):
         same = False
     if not same:
-        raise ValueError(f"'{folder}' is there and holds other data; name a new folder, or remove it first")
+        raise ValueError(f"'{folder}' exists and contains other data; name a new folder, or remove it first")
     files = [f"{kind}/{name}" for name in names for kind in ("images", "masks")]
     lost = [file for file in files if not (folder / file).is_file()]
     if lost:

@@ -2,7 +2,7 @@
 
     dice = Dice(1, 2, 3)                               # a stream named by a key of integers
     spots = motif("rings", dice, size=84, patch=14)    # (84,84,3): the texture that makes a class
-    field = backdrop("grass", dice, size=84)           # (84,84,3): what the class must not be read from
+    field = backdrop("grass", dice, size=84)           # (84,84,3): not informative about the class
 
 All pixels are int64 until `to_uint8`; divisions are floor divisions.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-DRAW_VERSION = 1  # raise it when any pixel changes: folders of the old drawing are then left alone
+DRAW_VERSION = 1  # increase it when any pixel changes: folders of older versions are then ignored
 Colour = tuple[int, int, int]
 Field = np.ndarray  # (S,S) integers
 
@@ -43,14 +43,14 @@ class Dice:
         return np.argsort(np.asarray(self.bits.random_raw(n), dtype=np.uint64), kind="stable")
 
 
-LAYOUT_ATTEMPTS = 1000  # a layout of several groups can block itself and is then drawn again
+LAYOUT_ATTEMPTS = 1000  # a layout of several groups can get stuck and is then drawn again
 
 
 def layout(dice: Dice, grid: int, size: int, groups: int) -> np.ndarray:
     """All patches (P,) in a random order whose first `size` are C*: `groups` connected groups that do not touch.
 
-    Groups grow by random neighbours from a start that is uniform over the patches still free. A patch at the border has
-    fewer neighbours to be reached from, so it counts for more: C* lies nearly evenly over the grid.
+    Groups grow by random neighbours from a start that is uniform over the free patches. Border patches have fewer
+    neighbours, so they get a larger weight: C* is nearly uniform over the grid.
     """
     for _ in range(LAYOUT_ATTEMPTS):
         chosen = _grow_groups(dice, grid, [size // groups + (g < size % groups) for g in range(groups)])

@@ -1,4 +1,4 @@
-"""What the oracle benchmark's data obey: the spec, its checks, and the suite of named specs.
+"""Specifications of the oracle benchmark: the spec, its checks, and the suite of named specs.
 
 spec = replace(SUITE["oracle-shortcut"], predictive=3, seed=2)
 """
@@ -22,14 +22,14 @@ class Domain:
     turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
 
     def __post_init__(self) -> None:
-        # 1 and 1.0 are the same law and must have the same digest
+        # 1 and 1.0 are the same spec and must have the same digest
         object.__setattr__(self, "correlation", float(self.correlation))
         object.__setattr__(self, "style", float(self.style))
 
 
 @dataclass(frozen=True)
 class OracleSpec:
-    """The law of the data; equal specs give equal pixels."""
+    """The specification of the data; equal specs give equal pixels."""
 
     domains: tuple[Domain, ...]
     unseen: str
@@ -42,7 +42,7 @@ class OracleSpec:
     noise: int = 8  # pixels move by at most this, of 255
     per_class: int = 100  # images per domain and class
     held_out: int = 0  # the last classes, meant to have no labels in training (discovery)
-    local: bool = False  # style and noise stay off C*, so that (C* pixels, label) has one law in all domains
+    local: bool = False  # style and noise do not affect C*: (C* pixels, label) has the same distribution in all domains
     seed: int = 1
 
     def __post_init__(self) -> None:

@@ -2,9 +2,9 @@
 
     content = read_plain(Path("cifar-100-python/train").read_bytes())       # {b"data": (N,3072) uint8, ...}
 
-Nothing is imported or called. The few names that an array of bytes needs are symbols here, and the parser itself does
-what they stand for. Known are the instructions of the official files (protocol 2, from Python 2) and of the same
-content saved again by Python 3 (protocols 2 to 5); work and memory are bounded by the length of the file.
+Nothing is imported or called. The few names that an array of bytes needs are symbols here, and the parser itself
+implements them. Supported are the instructions of the official files (protocol 2, from Python 2) and of the same
+content saved again by Python 3 (protocols 2 to 5); time and memory are bounded by the length of the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 MOST_BYTES = 1 << 29  # of a file; the official `train` has 155 MB
 MOST_INSTRUCTIONS = 4_000_000  # the official `train` has about 450,000
-MOST_DEPTH = 16  # containers that are open at a time
+MOST_DEPTH = 16  # nested containers
 
 
 class RefusedPickle(ValueError):
@@ -38,7 +38,7 @@ class _Uint8:
 
 
 class _Array:
-    """What `_reconstruct` gives: an array without content yet."""
+    """The result of `_reconstruct`: an array without content yet."""
 
 
 _RECONSTRUCT = (_Symbol("numpy.core.multiarray", "_reconstruct"), _Symbol("numpy._core.multiarray", "_reconstruct"))
@@ -47,7 +47,7 @@ _KNOWN = {*_RECONSTRUCT, _NDARRAY, _DTYPE, _ENCODE}
 _UINT8_STATE = (3, "|", None, None, None, -1, -1, 0)  # version, byte order, no fields, no size, no flags
 _MARK = object()
 _SCALAR = (type(None), bool, int, bytes, str)
-_SHARED = (*_SCALAR, _Symbol, _Uint8)  # may be named again: no cycles, no growth
+_SHARED = (*_SCALAR, _Symbol, _Uint8)  # may be referenced again: no cycles, no growth
 
 
 def read_plain(data: bytes) -> Any:

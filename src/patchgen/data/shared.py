@@ -1,10 +1,10 @@
-"""A table and an image store that the runs of one process share (`common/kept.py`), as long as the files are the same.
+"""A table and an image store shared by the runs of one process (`common/kept.py`) while the files do not change.
 
     table = shared_table(config.data, config.benchmark, config.options)
     store = shared_store(table, 224, cache, interpolation)
 
-A table is read again when the manifest, or a folder that holds images, has changed. Of a store's images each is looked
-at before a run: what has another size, time or inode since it was hashed is hashed again.
+A table is read again when the manifest, or a folder with images, has changed. The images of a store are checked before
+a run: files whose size, time or inode has changed are hashed again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from patchgen.data.table import Table, read_table
 
 
 def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -> Table:
-    """`read_table`, once for runs in a row on the same data."""
+    """`read_table`, cached for consecutive runs on the same data."""
     key = json.dumps([os.getcwd(), data, benchmark, dict(options)], sort_keys=True)
 
     def read() -> tuple[Table, object]:
@@ -31,7 +31,7 @@ def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -
 
 
 def shared_store(table: Table, size: int, cache: Path | None, interpolation: str) -> ImageStore:
-    """An image store of the table's files, once for runs in a row on the same files; without stain."""
+    """An image store of the table's files, cached for consecutive runs on the same files; without stain."""
     key = (table.root, table.paths, size, cache, interpolation)
     store = kept("store", key, lambda: ImageStore(table.files, size, cache, interpolation=interpolation))
     store.stain = None
@@ -40,7 +40,7 @@ def shared_store(table: Table, size: int, cache: Path | None, interpolation: str
 
 
 def _stamp(data: str, table: Table) -> object:
-    """Times of what a table was read from: a manifest, or every folder in which an image or a folder may appear."""
+    """Modification times of a table's sources: the manifest, or every folder that may contain images or folders."""
     place = os.path.abspath(os.path.expanduser(data))
     folders = {place, os.fspath(table.root)}
     for parent in {os.path.dirname(path) for path in table.paths}:
@@ -49,5 +49,5 @@ def _stamp(data: str, table: Table) -> object:
             parent = os.path.dirname(parent)
     try:
         return sorted((folder, (about := os.stat(folder)).st_mtime_ns, about.st_size) for folder in folders)
-    except OSError:  # gone: reading it again says so
+    except OSError:  # missing: reading it again reports that
         return object()

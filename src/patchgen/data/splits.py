@@ -1,4 +1,4 @@
-"""Which images of a domain are held out: named rules, written down beside the results.
+"""Which images of a domain are held out: named rules, recorded with the results.
 
 splits = make_splits(table, rule="domainbed", seed=1)      # DomainBed's indices, bit for bit
 splits = make_splits(table, rule="group")                  # a patient is never on both sides
@@ -41,14 +41,14 @@ def domainbed_seed(*parts: int) -> int:
 def domainbed_split(n: int, trial_seed: int, env: int, holdout: float = 0.2) -> tuple[np.ndarray, np.ndarray]:
     """Index arrays (out, in) of a domain with n images, in DomainBed's shuffled order; out has int(n * holdout)."""
     order = list(range(n))
-    # the legacy generator, whose stream numpy has frozen: the same indices on every machine and version
+    # the legacy generator, whose stream numpy guarantees: the same indices on every machine and version
     np.random.RandomState(domainbed_seed(trial_seed, env)).shuffle(order)
     cut = int(n * holdout)
     return np.array(order[:cut], dtype=np.int64), np.array(order[cut:], dtype=np.int64)
 
 
 def _by_domainbed(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
-    """Held-out rows of one domain; where DomainBed would hold out none (n * holdout < 1) it is one image."""
+    """Held-out rows of one domain; one image where DomainBed would hold out none (n * holdout < 1)."""
     rows = table.rows_of(table.domains[env])
     out, rest = domainbed_split(len(rows), seed, env, holdout)
     return rows[out if len(out) else rest[:1]]
@@ -57,8 +57,8 @@ def _by_domainbed(table: Table, seed: int, holdout: float, env: int) -> np.ndarr
 def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
     """Held-out rows of one domain such that no group is on both sides.
 
-    Several seeded orders of the groups are walked; the draw that loses the fewest classes on either side wins, then
-    the one closest to the wanted share of images.
+    Several seeded orders of the groups are tried; the best one loses the fewest classes on either side and then is
+    closest to the requested share of images.
     """
     if table.group is None:
         raise ValueError("The split rule 'group' needs groups: give the manifest a column 'group' (patient or slide).")
@@ -72,12 +72,12 @@ def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
     images = np.zeros((len(names), len(table.classes) + 1), dtype=np.int64)  # (groups, classes), unlabelled last
     np.add.at(images, (member, table.label[rows]), 1)
     draws = [_draw_groups(images, holdout, domainbed_seed(seed, env, attempt)) for attempt in range(GROUP_ATTEMPTS)]
-    best = min(draws, key=lambda held: _draw_cost(images, held, holdout))  # the first of equals
+    best = min(draws, key=lambda held: _draw_cost(images, held, holdout))  # ties: the first
     return rows[best[member]]
 
 
 def _draw_groups(images: np.ndarray, holdout: float, seed: int) -> np.ndarray:
-    """Walk the groups in a seeded order and hold out each that brings the share closer to `holdout`. (G,) bool."""
+    """Go through the groups in a seeded order; hold out each that brings the share closer to `holdout`: (G,) bool."""
     sizes = images.sum(axis=1)
     total, target, held = int(sizes.sum()), holdout * sizes.sum(), 0
     chosen = np.zeros(len(sizes), dtype=bool)
@@ -91,7 +91,7 @@ def _draw_groups(images: np.ndarray, holdout: float, seed: int) -> np.ndarray:
 
 
 def _draw_cost(images: np.ndarray, held: np.ndarray, holdout: float) -> tuple[int, float]:
-    """(labelled classes of two or more groups that are on one side only, distance from the wanted share)."""
+    """(labelled classes with two or more groups that appear on one side only, distance from the requested share)."""
     labelled = images[:, :-1]
     divisible = (labelled > 0).sum(axis=0) >= 2
     one_sided = (labelled[held].sum(axis=0) == 0) | (labelled[~held].sum(axis=0) == 0)
@@ -122,7 +122,7 @@ def _described(table: Table, i: int) -> tuple[str, str, str, str]:
 
 
 def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
-    """Write one CSV line per row of the table: what it is, its part (in or out) and the rule that decided."""
+    """Write one CSV line per row of the table: its description, its part (in or out) and the rule."""
     if len(splits.part) != len(table):
         raise ValueError(f"The splits cover {len(splits.part)} rows and the table has {len(table)}.")
     how = (splits.rule, str(splits.seed), str(splits.holdout))
@@ -131,7 +131,7 @@ def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
 
 
 def read_splits(path: str | Path, table: Table) -> Splits:
-    """Read splits back; an error says where the file was written for other data than this table."""
+    """Read splits back; ValueError if the file was written for other data."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"No splits file '{path}'.")
     header, lines = read_csv(Path(path))

@@ -1,16 +1,16 @@
-"""A stream in stages: which image of which class is seen when, drawn by a schedule and written down.
+"""A stream in stages: which images of which class appear at which stage, drawn by a schedule and recorded.
 
     schedule = SCHEDULES["paper"]                                   # or read_schedule("stages.yaml")
     stages = make_stages(table.label, table.classes, schedule, seed=1)
     stages.rows(2)                                                  # rows of the second unlabelled stage
     write_stages("run/stages.csv", table, stages)
 
-Stage 0 is labelled, every later stage is not. A class group enters at the stage of its own number; its images are dealt
-out over that stage and all later ones. A schedule in YAML:
+Stage 0 is labelled, later stages are not. Class group g enters at stage g; its images are distributed over that stage
+and all later ones. A schedule in YAML:
 
-    groups: [0.7, 0.1, 0.1, 0.1]       # shares of the classes in their order, or one list of class names a stage
+    groups: [0.7, 0.1, 0.1, 0.1]       # shares of the classes in their order, or one list of class names per stage
     ratios:                            # row = class group, column = successive stages from the one where it enters
-      - [0.87, 0.54, 0.5, 1.0]         # each ratio is taken of what is left of a class, and truncated
+      - [0.87, 0.54, 0.5, 1.0]         # each ratio applies to the remaining images of a class, truncated
       - [0.7, 0.67, 1.0]
       - [0.9, 1.0]
       - [1.0]
@@ -40,7 +40,7 @@ UNUSED = -1
 
 @dataclass(frozen=True)
 class Schedule:
-    """Class groups, and the ratios by which each group's images are dealt out to the stages."""
+    """Class groups, and the ratios by which each group's images are distributed over the stages."""
 
     groups: tuple[float, ...] | tuple[tuple[str, ...], ...]  # shares of the classes in order, or their names
     ratios: tuple[tuple[float, ...], ...]  # row g has one ratio for each of the stages g, g + 1, ..., the last
@@ -52,10 +52,10 @@ class Schedule:
         _check_groups(self.groups)
         _check_ratios(self.ratios, len(self.groups))
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
-            raise ValueError(f"seed must be a whole number that is not negative, got {shortly(self.seed)}")
+            raise ValueError(f"seed must be a non-negative whole number, got {shortly(self.seed)}")
 
     def group_of(self, class_names: Sequence[str]) -> np.ndarray:
-        """The group of each class, (C,) int64; `UNUSED` where the schedule leaves a class out."""
+        """The group of each class, (C,) int64; `UNUSED` if the schedule leaves a class out."""
         if isinstance(self.groups[0], tuple):
             return _groups_by_name(self.groups, class_names)  # type: ignore[arg-type]
         ends = _group_ends(self.groups, len(class_names))  # type: ignore[arg-type]
@@ -66,9 +66,9 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Stages:
-    """The stage of every row, and what follows from it for the classes."""
+    """The stage of every row, and the resulting stages of the classes."""
 
-    stage: np.ndarray  # (N,) int64, UNUSED where a row is in no stage
+    stage: np.ndarray  # (N,) int64, UNUSED if a row is in no stage
     counts: np.ndarray  # (C,S) images of a class in a stage
     class_names: tuple[str, ...]
 
@@ -83,7 +83,7 @@ class Stages:
 
     @property
     def absent(self) -> dict[str, tuple[int, ...]]:
-        """Classes that miss stages after their first, and which: tiny classes cannot be everywhere."""
+        """Classes that are missing from later stages, and which: tiny classes cannot be in all of them."""
         missed = (self.counts == 0) & (np.arange(len(self)) > self.entry[:, None]) & (self.entry[:, None] >= 0)
         return {self.class_names[c]: tuple(np.flatnonzero(missed[c]).tolist()) for c in np.flatnonzero(missed.any(1))}
 
@@ -94,7 +94,7 @@ class Stages:
         return np.flatnonzero(self.stage == stage)
 
     def entered(self, stage: int) -> np.ndarray:
-        """Ids of the classes that have appeared by a stage; their number is the K of that stage."""
+        """Ids of the classes that have appeared up to a stage; their number is the K of that stage."""
         return np.flatnonzero((self.entry >= 0) & (self.entry <= stage))
 
 
@@ -109,7 +109,7 @@ def get_schedule(name: str | Path) -> Schedule:
 
 
 def read_schedule(path: str | Path) -> Schedule:
-    """Read a schedule from YAML; whatever is wrong with it is a ValueError that says how to mend it."""
+    """Read a schedule from YAML; raises ValueError with the fix if it is invalid."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no schedule file '{path}'")
     settings = read_yaml(path)
@@ -129,9 +129,9 @@ def read_schedule(path: str | Path) -> Schedule:
 
 
 def stage_sizes(images: int, ratios: Sequence[float]) -> list[int]:
-    """How many of a class's images go to its successive stages: 500 by the paper's first row -> 435, 35, 15, 15.
+    """Number of a class's images in its successive stages: 500 with the paper's first row -> 435, 35, 15, 15.
 
-    Each ratio is taken of what is left and truncated; the first stage gets one image of even the smallest class.
+    Each ratio applies to the remaining images, truncated; the first stage gets at least one image of every class.
     """
     sizes: list[int] = []
     for ratio in ratios:
@@ -141,8 +141,8 @@ def stage_sizes(images: int, ratios: Sequence[float]) -> list[int]:
 
 
 def shuffled(rows: np.ndarray, class_name: str, seed: int, *purpose: int) -> np.ndarray:
-    """Rows of a class in an order that hangs on the seed and the class's name alone, not on the other classes."""
-    # one name, one spelling: file systems compose accents differently
+    """Rows of a class in an order that depends only on the seed and the class's name, not on other classes."""
+    # normalise the name: file systems compose accents differently
     name = unicodedata.normalize("NFC", class_name).encode("utf-8", "surrogateescape")
     digest = int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
     # raw output: numpy freezes the stream of a bit generator, but not that of `permutation`
@@ -153,12 +153,12 @@ def shuffled(rows: np.ndarray, class_name: str, seed: int, *purpose: int) -> np.
 def make_stages(
     label: np.ndarray | Sequence[int], class_names: Sequence[str], schedule: Schedule, seed: int | None = None
 ) -> Stages:
-    """Deal the images of every class out to the stages.
+    """Distribute the images of every class over the stages.
 
     Args:
-        label: (N,) class ids; -1 for rows that are not to be used.
-        class_names: the C classes in the data set's own order, of which shares are taken.
-        seed: the schedule's own when left out.
+        label: (N,) class ids; -1 for rows that are not used.
+        class_names: the C classes in the data set's order, to which the shares refer.
+        seed: by default that of the schedule.
     """
     ids, names = np.asarray(label), tuple(class_names)
     schedule = schedule if seed is None else replace(schedule, seed=seed)
@@ -196,7 +196,7 @@ def _described(table: Table, i: int) -> tuple[str, str]:
 
 
 def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
-    """Where each group ends among the classes, (S,): cumulated shares, rounded, at least one class a group."""
+    """End of each group among the classes, (S,): cumulative shares, rounded, at least one class per group."""
     groups = len(shares)
     if classes < groups:
         raise ValueError(f"{groups} class groups need at least as many classes, the data has {classes}")

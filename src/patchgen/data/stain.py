@@ -1,13 +1,13 @@
-"""Augmentation for stained tissue, whole batch on its device: quarter turns, mirror images, stains of another strength.
+"""Augmentation for stained tissue, a whole batch on its device: quarter turns, mirroring, and stain strength.
 
     draws = Histology().draw(batch=96, generator=generator)      # every random number, on the CPU
     images = draws.apply(pixels.float() / 255, size=224)
 
-Tissue has no up and no left, so an image is put into one of the eight positions of a square: an exact rearrangement of
-pixels, without resampling, because the size of nuclei is information. Labs differ in stain: light is absorbed
+Tissue has no orientation, so an image is put into one of the eight orientations of a square: an exact rearrangement of
+pixels, without resampling, because the size of nuclei is informative. Labs differ in stain: light is absorbed
 exponentially, so in optical density (the negative logarithm) stains add up, and "scale each stain by a, shift it by b"
 (Tellez et al. 2018, "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9))
-is one affine map of an image's densities. The stains' own colours are those of Ruifrok and Johnston (2001).
+is one affine map of an image's densities. The stain colours are those of Ruifrok and Johnston (2001).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class HistologyDraw:
 
 
 def to_density(images: Tensor) -> Tensor:
-    """Optical density -log10 of values in [0,1]: white is 0, black 2.41, by one step of 8 bits short of infinity."""
+    """Optical density -log10 of values in [0,1]: white is 0, black 2.41 (offset by one 8-bit step to stay finite)."""
     return -torch.log10((255 * images + 1) / 256)
 
 
@@ -116,7 +116,7 @@ def stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:
 
 
 def _place(images: Tensor, position: Tensor) -> Tensor:
-    """Each image in its position (B,) of the eight: 0-3 turned, 4-7 mirrored and turned; one gather for the batch."""
+    """Each image in its orientation (B,): 0-3 turned, 4-7 mirrored and turned; one gather for the batch."""
     size = images.shape[-1]
     pixels = torch.arange(size * size, device=images.device).view(size, size)
     sources = [torch.rot90(start, turn, (0, 1)) for start in (pixels, pixels.flip(1)) for turn in range(4)]

@@ -1,11 +1,11 @@
-"""A folder or a CSV manifest becomes one checked row per image.
+"""Turn a folder or a CSV manifest into a table with one checked row per image.
 
     table = read_table("PACS")                       # domain/class/*.jpg
     table = read_table("tiles.csv")                  # columns path, domain, label and, if known, group
     table.counts()["sketch"]["dog"]                  # 772
 
-Only names are looked at here, never pixels. Rows of a folder stand in DomainBed's order (domain, sorted class folder,
-sorted file name), so that split indices mean the same images.
+Only names are read here, never pixels. Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted
+file name), so that split indices refer to the same images.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, 
 from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images
 from patchgen.data.manifest import read_lines
 
-MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks look at every pair
+MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks compare all pairs
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
 LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """One checked row per image; `label` is -1 where the manifest gives none."""
+    """One checked row per image; `label` is -1 if the manifest gives none."""
 
     root: Path
     paths: tuple[str, ...]  # posix, relative to root; absolute where the manifest says so
@@ -53,12 +53,12 @@ class Table:
         return len(self.paths)
 
     def file(self, i: int) -> Path:
-        """Where image i lies."""
+        """The path of image i."""
         return self.root / self.paths[i]
 
     @property
     def files(self) -> list[Path]:
-        """Where all images lie, by row."""
+        """The paths of all images, by row."""
         return [self.root / path for path in self.paths]
 
     def rows_of(self, domain_name: str) -> np.ndarray:
@@ -87,8 +87,8 @@ class Table:
     def to_csv(self, path: str | Path) -> None:
         """Write the manifest that `read_table` reads back to this table.
 
-        Paths stay relative when the manifest lies in the table's root and become absolute elsewhere. A registered
-        benchmark and its options go into one more column, because they fix the order of domains and classes.
+        Paths stay relative if the manifest is written to the table's root, and become absolute elsewhere. A registered
+        benchmark and its options get an extra column, because they fix the order of domains and classes.
         """
         relative = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.root)
         paths = self.paths if relative else [Path(os.path.abspath(self.file(i))).as_posix() for i in range(len(self))]
@@ -109,14 +109,14 @@ def read_table(
     for_scoring: bool = False,
     disjoint: bool = False,
 ) -> Table:
-    """Read a data set folder or a CSV manifest; whatever is wrong with it is a ValueError that says how to mend it.
+    """Read a data set folder or a CSV manifest; raises ValueError with the fix if something is wrong.
 
     Args:
-        data: folder `domain/class/image`, or manifest; or a name of the oracle suite, which is drawn when first used.
-            With `benchmark`, also the folder that contains its folder.
-        benchmark: a registered name; otherwise a folder called like a benchmark is read as that benchmark.
+        data: folder `domain/class/image`, or manifest; or a name of the oracle suite, which is generated on first use.
+            With `benchmark`, also the parent of its folder.
+        benchmark: a registered name; otherwise a folder with the name of a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
-        for_scoring: one domain and one class suffice, and a folder `class/image` is one domain of its own name.
+        for_scoring: one domain and one class suffice, and a folder `class/image` is one domain named after it.
         disjoint: allow folders of domains that share no class (`check_shared`).
     """
     least = 1 if for_scoring else 2
@@ -141,7 +141,7 @@ def read_table(
 
 def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     root, entry = (_benchmark_root(root, entry), entry) if entry else (root, match_benchmark(root))
-    parents: dict[str, list[Path]] = {}  # domain -> the folders that hold its class folders
+    parents: dict[str, list[Path]] = {}  # domain -> the folders that contain its class folders
     used: dict[str, str] = {}
     if entry:
         filled = entry.fill_options(options)
@@ -160,22 +160,22 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
     first: dict[str, str] = {}
     find = finder(root)
-    for path, *_ in rows:  # through links a picture could stand in two domains or classes
+    for path, *_ in rows:  # through links an image could appear in two domains or classes
         if (other := first.setdefault(find(path)[0], path)) != path:
             raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
     return _build(root, rows, None, entry, used, least)
 
 
 def _is_flat(folder: Path) -> bool:
-    """Whether a folder holds images and no folders, as that of a class does."""
+    """Whether a folder contains images and no folders, like a class folder."""
     return not visible_folders(folder) and any(is_image(path.name) for path in folder.iterdir())
 
 
 def check_shared(table: Table) -> Table:
-    """The table, unless no class is at two domains: then it is several data sets, given by the folder above them.
+    """The table, if its domains share a class; otherwise it is probably a folder of several data sets.
 
     Raises:
-        ValueError: with the folder that was meant, where there is one. A registered benchmark is never refused.
+        ValueError: suggests the intended folder, if there is one. A registered benchmark is never rejected.
     """
     cells = np.unique(np.stack([table.label, table.domain])[:, table.label >= 0], axis=1)
     if table.benchmark or len(np.unique(cells[0])) < cells.shape[1]:
@@ -183,7 +183,7 @@ def check_shared(table: Table) -> Table:
     first, second = ([c for c, n in row.items() if n][:3] for row in list(table.counts().values())[:2])
     raise ValueError(
         f"The domains of '{table.root}' share no class ('{table.domains[0]}' has {', '.join(first) or 'none'}; "
-        f"'{table.domains[1]}' has {', '.join(second) or 'none'}), so that nothing learned at one holds at another. "
+        f"'{table.domains[1]}' has {', '.join(second) or 'none'}), so nothing learned on one transfers to another. "
         f"{LAYOUT}, with the same class names in every domain{_deeper(table.root)}"
     )
 
@@ -244,7 +244,7 @@ def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
 
 
 def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[str], entry: Benchmark | None) -> None:
-    """Every domain folder must have given rows; where one has not, say which other layout it looks like."""
+    """Every domain folder must contain images; if not, the error names the layout that it resembles."""
     first = {domain: places[0] for domain, places in parents.items()}
     for folder in first.values() if entry is None else ():
         if inner := match_benchmark(folder):
@@ -292,7 +292,7 @@ def _build(
     options: dict[str, str],
     least: int = 2,
 ) -> Table:
-    """Names to ids, with the checks that hold for folders and manifests alike; `least` domains and classes."""
+    """Names to ids, with the checks common to folders and manifests; at least `least` domains and classes."""
     paths, domain_names, labels = zip(*rows, strict=True)
     for names in (paths, set(domain_names), set(labels)):
         if odd := [name for name in names if not _is_utf8(name)]:
@@ -324,9 +324,9 @@ def _is_utf8(name: str) -> bool:
 
 
 def fingerprint(table: Table) -> str:
-    """Digest of the rows and their files' sizes: the same data at another path or machine is the same data.
+    """Digest of the rows and their files' sizes, independent of path and machine.
 
-    The sizes tell data sets apart that number their files alike.
+    The sizes distinguish data sets whose files are numbered in the same way.
     """
     digest = hashlib.sha256()
     for part in (table.paths, table.domains, table.classes, table.group or (), (table.benchmark or "",)):

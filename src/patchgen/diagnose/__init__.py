@@ -1,1 +1,1 @@
-"""Measurements of a method or a trained model: what it costs, what it looks at, how its features lie."""
+"""Measurements of a method or a trained model: its cost, the patches it relies on, the geometry of its features."""

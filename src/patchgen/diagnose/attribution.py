@@ -1,13 +1,13 @@
-"""Rankings of an image's patches: which one a method, or a control, calls more important.
+"""Rankings of an image's patches by importance, from a method or a control.
 
     scores = RANKINGS["rollout"](classifier, images, target)   # normalised images (B,3,S,S), class ids (B,) -> (B,P)
     order = descending(scores, ties=RANKINGS["random"](classifier, images, target))
 
-Higher is more important. `available` names the rankings a classifier has: a mask only PatchGen, attention only
-transformers. Where the truth is known it is one more ranking, the upper line, and comes with the data.
+Higher is more important. `available` names the rankings that a classifier supports: a mask only for PatchGen, attention
+only for transformers. If the truth is known, it is an additional ranking, the upper bound, and comes with the data.
 
-Attention is computed again from each block's queries and keys, which hooks read from the projections: the model keeps
-its fused attention and is not loaded twice.
+Attention is recomputed from each block's queries and keys, which hooks read from the projections: the model keeps its
+fused attention and is not loaded twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from patchgen.model.classifier import Classifier
 from patchgen.model.selector import Selector
 
 Ranking = Callable[[Classifier, Tensor, Tensor], Tensor]
-CONTROLS = ("random", "centre")  # know nothing of the model
+CONTROLS = ("random", "centre")  # independent of the model
 
 
 def learned_mask(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
@@ -53,8 +53,8 @@ def attention_rollout(classifier: Classifier, images: Tensor, target: Tensor) ->
 def grad_cam(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
     """sum_d w_d z_pd with w the target logit's gradient averaged over the patches.
 
-    On the tokens that enter the last block: behind it, a head that reads CLS has no gradient at the patches. Without
-    Grad-CAM's ReLU, which would only tie the patches that speak against the class.
+    On the tokens that enter the last block: after it, a head that reads CLS has no gradient at the patches. Without
+    Grad-CAM's ReLU, which would only create ties between patches with negative scores.
     """
     tokens, gradient = token_gradient(classifier, images, target, block=-1)
     return (tokens * gradient.mean(1, keepdim=True)).sum(-1)
@@ -67,13 +67,13 @@ def gradient_x_input(classifier: Classifier, images: Tensor, target: Tensor) -> 
 
 
 def random_order(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
-    """A uniform order of the patches, drawn from the image's own pixels: the same in every batch and place."""
+    """A uniformly random order of the patches, seeded by the image's pixels: independent of batch and position."""
     patches = classifier.grid[0] * classifier.grid[1]
     return torch.stack([_shuffled(patches, image) for image in images]).to(images.device)
 
 
 def centre_first(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
-    """Closeness to the middle of the image: photographs have their object there."""
+    """Closeness to the centre of the image, where photographs usually have their object."""
     height, width = classifier.grid
     y, x = (torch.linspace(-1 + 1 / n, 1 - 1 / n, n) for n in (height, width))
     near = -(y[:, None] ** 2 + x[None] ** 2).flatten()
@@ -92,7 +92,7 @@ RANKINGS: dict[str, Ranking] = {
 
 
 def available(classifier: Classifier) -> tuple[str, ...]:
-    """The rankings that make sense for this classifier."""
+    """The rankings that this classifier supports."""
     lacking = set() if classifier.has_mask else {"mask"}
     if not has_attention(classifier.backbone):
         lacking |= {"attention", "rollout"}
@@ -119,7 +119,7 @@ def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -
 
 
 def descending(scores: Tensor, ties: Tensor) -> Tensor:
-    """Patches (B,P) from most to least important; equal scores are ordered by `ties`, never by their place."""
+    """Patches (B,P) from most to least important; equal scores are ordered by `ties`, never by position."""
     first = ties.argsort(dim=1, descending=True)
     return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
 
@@ -133,7 +133,7 @@ def _shuffled(patches: int, image: Tensor) -> Tensor:
 
 
 def has_attention(backbone: Backbone) -> bool:
-    """Whether its blocks have the projections that attention is computed from; convolutional nets have none."""
+    """Whether its blocks have query and key projections; convolutional networks have none."""
     if backbone.family.convolutional:
         return False
     names = {
@@ -144,7 +144,7 @@ def has_attention(backbone: Backbone) -> bool:
 
 @torch.no_grad()
 def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> list[Tensor]:
-    """Each block's attention averaged over its heads, (B,T,T) with the prefix tokens; only the last block's if asked.
+    """Each block's attention averaged over its heads, (B,T,T) with the prefix tokens; optionally only the last block's.
 
     softmax(<q, k> / sqrt(d)), as the fused kernel computes it, from the outputs of q_proj and k_proj.
     """
@@ -180,7 +180,7 @@ def _mean_attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
 
 
 def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
-    """(B,T,T) -> (B,P): the row of CLS where the head reads it, else the mean row of the patches."""
+    """(B,T,T) -> (B,P): the row of CLS if the head reads it, else the mean row of the patches."""
     prefix = classifier.backbone.num_prefix_tokens
     row = attention[:, 0] if classifier.pool in ("cls", "select") else attention[:, prefix:].mean(1)
     return row[:, prefix:]
@@ -193,7 +193,7 @@ def _to_patches(classifier: Classifier, attention: Tensor) -> Tensor:
 def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Patch tokens (B,P,D) that enter a block, and the target logit's gradient there; of a convolutional net, its map.
 
-    The graph begins at that block, so a late one is cheap and a frozen backbone is no obstacle.
+    The graph starts at that block, so a late one is cheap, and a frozen backbone works too.
     """
     if classifier.backbone.family.convolutional:
         tokens = classifier.backbone(images).patches.detach().requires_grad_()
@@ -217,7 +217,7 @@ def _gradient(logits: Tensor, target: Tensor, leaf: Tensor) -> Tensor:
 
 @contextmanager
 def _leaf_at(block: nn.Module) -> Iterator[list[Tensor]]:
-    """Makes what enters a block a leaf with a gradient; the list then holds it."""
+    """Makes the input of a block a leaf with a gradient, and stores it in the list."""
     entered: list[Tensor] = []
 
     def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

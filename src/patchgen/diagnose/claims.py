@@ -1,7 +1,7 @@
-"""The paper's five claims about patch selection, each held against what was measured on a run.
+"""The paper's five claims about patch selection, each compared with the measurements of a run.
 
-Verdicts are `yes`, `partly`, `no`, `not tested`; the sentence beside it has the numbers. "Clear" is a difference over
-the same images of more than two standard errors.
+Verdicts are `yes`, `partly`, `no`, `not tested`, each with a sentence that gives the numbers. "Clear" is a difference
+over the same images of more than two standard errors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], ma
 
 
 def _no_better_than_chance(found: Mapping[str, Any], main: str) -> str:
-    """Why there is no decision to explain, or nothing: guesses have no reasons that a mask could show."""
+    """Why there is no decision to explain, or an empty string: a mask cannot explain guesses."""
     accuracy, chance = found["runs"][main]["accuracy"], 1 / found["classes"]
     if accuracy["mean"] - 2 * accuracy["error"] > chance:
         return ""
@@ -66,7 +66,7 @@ def _of_two(first: bool, second: bool) -> str:
 def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
     if run["mask"] is None or "mask" not in run["curves"]:
         return "not tested", "This run has no mask, or its ranking was left out."
-    chosen = [r for r in records if 0 < r["selected"] < 1]  # elsewhere both sides are "everything" and "nothing"
+    chosen = [r for r in records if 0 < r["selected"] < 1]  # otherwise the two sets are "everything" and "nothing"
     if len(chosen) < FEWEST:
         few = f"{len(chosen)} images have some patches selected and some not; a test needs {FEWEST}"
         return "not tested", f"The mask is {run['mask']['verdict']}. Here {few}."

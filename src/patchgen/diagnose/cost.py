@@ -1,13 +1,13 @@
-"""What a training step of PatchGen costs against one of LP+LN on this machine.
+"""Cost of a training step of PatchGen relative to LP+LN on this machine.
 
     cost = measure_step("dinov2-small", image_size=224)
     cost["methods"]["patchgen"]["ratio"]["of_medians"]       # step time / LP+LN's
-    cost["methods"]["patchgen"]["ratio"]["floor"]            # what the matrix products alone demand
-    cost["methods"]["lp-ln"]["ratio"]["of_medians"]          # LP+LN against itself: what noise alone does
+    cost["methods"]["patchgen"]["ratio"]["floor"]            # ratio of the matrix products alone
+    cost["methods"]["lp-ln"]["ratio"]["of_medians"]          # LP+LN against itself: the effect of noise
 
-Times are taken in one process, one step of each method in turn, so that a machine busy with other work disturbs all
-alike. Bytes and floating-point operations are counted, not timed: they are the same on every run. The floor is a
-ratio of matrix products: the backbone's other work (norms, activations) can bring the measured one slightly below it.
+Steps of the methods alternate in one process, so that other load on the machine affects all equally. Bytes and
+floating-point operations are counted, not timed: they are the same in every run. The floor is a ratio of matrix
+products: the backbone's other work (norms, activations) can bring the measured ratio slightly below it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from patchgen.train.step import PlainStep
 
 BASELINE, MEASURED = "lp-ln", ("patchgen", "patchgen-select")
 AGAIN = "lp-ln again"
-TARGET = 1.06  # the largest time ratio wanted of `patchgen` at 224 px
+TARGET = 1.06  # target: maximum time ratio of `patchgen` at 224 px
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch
 
 
 def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """What `measure_step` found of the one method that was measured next to LP+LN."""
+    """The results of `measure_step` for the single method measured next to LP+LN."""
     found: dict[str, Any] = next(method for name, method in cost["methods"].items() if name != BASELINE)
     return found
 
@@ -62,9 +62,9 @@ def measure_step(
     """Compare training steps of the measured methods, which tune what LP+LN tunes, with one of LP+LN.
 
     Args:
-        source: What `load_architecture` takes; random weights cost the same as trained ones.
+        source: As for `load_architecture`; random weights cost the same as trained ones.
         batch: Images per step.
-        repeats: Timed steps of each method, after one that warms up.
+        repeats: Timed steps of each method, after a warm-up.
         report: Called with one line per step, `pieces(repeats, measured)` times.
     """
     for name, value in {"batch": batch, "repeats": repeats}.items():
@@ -107,22 +107,22 @@ def measure_step(
 
 
 def pieces(repeats: int, measured: Sequence[str] = MEASURED) -> int:
-    """How many lines `measure_step` reports."""
+    """The number of lines that `measure_step` reports."""
     return (repeats + 1) * (len(measured) + 2)
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each step, on the clock and of this process's threads; the latter leave out waiting for a core."""
+    """Seconds of each step, as wall-clock time and as CPU time, which excludes waiting for a core."""
 
     wall: list[float]
     cpu: list[float]
 
 
 def compare(measured: Times, baseline: Times) -> dict[str, Any]:
-    """Ratios of two series timed in turn; the quartiles are those of the ratios of neighbouring steps.
+    """Ratios of two alternating series; the quartiles are those of the ratios of neighbouring steps.
 
-    `conclusive` is False where the quartiles lie further apart than the share that is asked about (`TARGET` - 1).
+    `conclusive` is False if the quartiles are further apart than the share in question (`TARGET` - 1).
     """
     low, high = np.percentile(np.divide(measured.wall, baseline.wall), (25, 75))
     return {
@@ -148,13 +148,13 @@ class Rival:
     number: int = 0
 
     def step(self, batch: Batch) -> None:
-        """The whole step as the trainer makes it, with a batch that is already there."""
+        """The whole step as in the trainer, with a given batch."""
         PlainStep(self.method, self.model, self.optimizer, batch, self.number).take()
         self.number += 1
 
 
 def make_rival(name: str, backbone: Backbone, image_size: int, **settings: Any) -> Rival:
-    """A method set up as the trainer does it; rivals may share a backbone, as long as they tune the same of it."""
+    """A method set up as in the trainer; rivals may share a backbone if they tune the same part of it."""
     config = Config("random", "none", method=name, backbone=backbone.source, image_size=image_size, **settings)
     method = make_method(config)
     method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
@@ -166,7 +166,7 @@ def make_rival(name: str, backbone: Backbone, image_size: int, **settings: Any) 
 
 
 def random_batch(size: int, image_size: int) -> Batch:
-    """`size` images, domain after domain."""
+    """`size` images, sorted by domain."""
     image = torch.randn(size, 3, image_size, image_size, generator=torch.Generator().manual_seed(0)).to(device())
     index = torch.arange(size, device=image.device)
     return Batch(image, index % NUM_CLASSES, index * DOMAINS // size, index)
@@ -190,7 +190,7 @@ def device() -> torch.device:
 
 
 def now() -> float:
-    if device().type != "cpu":  # an accelerator returns before its work is done
+    if device().type != "cpu":  # accelerators work asynchronously
         torch.accelerator.synchronize()
     return time.perf_counter()
 
@@ -199,9 +199,9 @@ def now() -> float:
 
 
 def count_flops(rival: Rival, batch: Batch) -> int:
-    """Matrix-product FLOPs of forward and backward: weight gradients only where weights learn.
+    """Matrix-product FLOPs of forward and backward: weight gradients only for trained weights.
 
-    Attention runs unfused here, because the counter knows its products only then (six per layer, two of them forward).
+    Attention runs unfused here, because the counter does not see fused products (six per layer, two of them forward).
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         losses = rival.method.losses(rival.model(batch.image), batch)
@@ -211,7 +211,7 @@ def count_flops(rival: Rival, batch: Batch) -> int:
 
 
 def step_peak(rival: Rival, batch: Batch) -> int:
-    """Most bytes alive at once in a step, beyond weights and images; the first step also allocates the optimiser's."""
+    """Peak bytes of a step, beyond weights and images; the first step also allocates the optimiser state."""
     parts: tuple[nn.Module, ...] = (rival.model, rival.method)
     weights = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
     with PeakMemory([batch.image, *weights]) as memory:

@@ -1,4 +1,4 @@
-"""A whole diagnosis: runs are opened, shown perturbed images, put on a map, costed, judged and drawn.
+"""A whole diagnosis: open the runs, perturb images, analyse features, measure cost, judge the claims, draw figures.
 
 opened = prepare(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"], options=Options(images=50))
 made = examine(opened)
@@ -33,14 +33,14 @@ from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, uns
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
 BATCH, REPEATS = 4, 5  # images per step and timed steps of each method in part E
-PART = 32  # images a forward pass
+PART = 32  # images per forward pass
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of a diagnosis; the words of `patchgen diagnose --help`."""
+    """The options of a diagnosis, as in `patchgen diagnose --help`."""
 
     images: int = 200
     steps: int = 8
@@ -63,28 +63,28 @@ class Options:
 
 
 class Opened(NamedTuple):
-    """Runs with all that was chosen for them; nothing is measured yet."""
+    """Opened runs with their plans; nothing is measured yet."""
 
-    subjects: list[Subject]  # the first is the one in question
-    plans: list[Plan]  # one a subject
+    subjects: list[Subject]  # the first is the run to diagnose
+    plans: list[Plan]  # one per subject
     rows: np.ndarray  # (N,) unseen images that are perturbed
     around: np.ndarray  # (M,) images of all domains for the geometry
     options: Options
 
     @property
     def work(self) -> int:
-        """What `examine` ticks in all: every image of every run, and the cost."""
+        """Total ticks of `examine`: every image of every run, and the cost."""
         return len(self.subjects) * len(self.rows) + 1
 
 
 class Diagnosis(NamedTuple):
-    found: dict[str, Any]  # what diagnosis.json holds
-    records: dict[str, list[Record]]  # run -> one record an image
+    found: dict[str, Any]  # the content of diagnosis.json
+    records: dict[str, list[Record]]  # run -> one record per image
     figures: dict[str, Drawn]
     features: dict[str, dict[str, np.ndarray]]  # run -> columns path, domain, label, features, x, y, as drawn
 
     def write(self, out: str | Path) -> Path:
-        """Everything into one folder; returns the page."""
+        """Write everything to one folder; returns the page."""
         from patchgen.diagnose.webpage import render_page
         from patchgen.pages.page import write_page
 
@@ -102,14 +102,14 @@ class Diagnosis(NamedTuple):
 
 
 def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None) -> Opened:
-    """Open the runs and choose images and rankings; what cannot be diagnosed is refused here.
+    """Open the runs and choose images and rankings; raises for runs that cannot be diagnosed.
 
     Args:
-        runs: The run in question, then those it is compared with.
-        data: Where the data lie now, if not where the runs were trained.
+        runs: The run to diagnose, then those to compare it with.
+        data: Current path of the data, if it has changed.
 
     Raises:
-        ValueError: runs that are not finished, do not belong together, or lack what is asked for.
+        ValueError: runs that are not finished, do not belong together, or do not support the options.
     """
     options = options or Options()
     subjects = open_subjects(runs, data, options.checkpoint)
@@ -121,7 +121,7 @@ def prepare(runs: Sequence[str], data: str | None = None, options: Options | Non
 
 
 def _plan(subject: Subject, options: Options, asked: bool) -> Plan:
-    """All rankings of the run, or those asked for; a run to compare with has those of them that it can have."""
+    """All rankings of the run, or the requested ones; a run to compare with uses those that it supports."""
     if options.steps > subject.patches:
         raise ValueError(f"--steps must be at most the {subject.patches} patches of an image, not {options.steps}")
     has = available(subject.model)
@@ -132,7 +132,7 @@ def _plan(subject: Subject, options: Options, asked: bool) -> Plan:
 
 
 def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda count: None) -> Diagnosis:
-    """Measure, judge and draw; `say` hears of each run, `tick` of the images that are done."""
+    """Measure, judge and draw; `say` is called for each run, `tick` with the number of completed images."""
     subjects, options, fold = opened.subjects, opened.options, opened.subjects[0].fold
     share, rule = selection_share(subjects, opened.rows)
     label = np.array(fold.classes)[fold.truth[opened.around]]
@@ -204,14 +204,14 @@ def shown_images(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.nd
 
 
 def _answers(true: str, said: dict[str, str]) -> str:
-    """What all runs said of an image, or which of them were wrong."""
+    """The prediction of all runs for an image, or which of them were wrong."""
     if len(set(said.values())) == 1:
         return f"predicted {next(iter(said.values()))}"
     return f"missed by {', '.join(run for run, answer in said.items() if answer != true)}"
 
 
 def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.ndarray, str]:
-    """How many patches a run without a mask selects in each image (N,), as a share, and the rule in words."""
+    """Share of patches that a run without a mask selects in each image (N,), and the rule in words."""
     masked = next((subject for subject in subjects if subject.has_mask), None)
     if masked is None:
         return np.full(len(rows), 0.5), "No run here has a mask: half of the patches are selected."

@@ -1,14 +1,14 @@
-"""Does the classifier read what a ranking calls important? Patches are taken away, and its answer is watched.
+"""Does the classifier read what a ranking calls important? Remove patches and measure the effect on its prediction.
 
     answers = pixel_answers(probabilities, images, OPERATORS["blur"](images, others, 14), grid)
     found = ask(answers, keeps)                       # keeps (B,K,P) bool: K ways to keep patches -> (B,K,C)
     insertion, deletion = step_sets(order, steps=8)   # (B,9,P) each
     area(curve)                                       # trapezoids over the share of patches
 
-(A) perturbation: keep the selected set and perturb the rest, and the reverse. (B) insertion and deletion along a
-ranking. A patch is perturbed in the pixels, so that a head that reads CLS is treated like any other; for PatchGen also
-at its tokens. Keeping everything gives the classifier's own answer and keeping nothing that of the perturbed image, bit
-for bit: nothing is blended.
+(A) perturbation: keep the selected set and perturb the rest, and vice versa. (B) insertion and deletion along a
+ranking. Patches are perturbed at the pixel level, so that a head that reads CLS is treated like any other; for PatchGen
+also at the token level. Keeping everything gives the original prediction and keeping nothing that of the perturbed
+image, bit for bit: nothing is blended.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from patchgen.model.selector import Selector
 Probabilities = Callable[[Tensor], Tensor]  # pixels (N,3,S,S) in [0,1] -> (N,C)
 Answers = Callable[[Tensor, Tensor], Tensor]  # which image (N,), patches kept (N,P) bool -> (N,C)
 THRESHOLD = 0.5  # the paper's: the selected set is {p: m_p >= 0.5}
-VIEWS = 96  # perturbed images a forward pass
+VIEWS = 96  # perturbed images per forward pass
 
 
-# What stands in the place of a patch
+# Replacements of a patch
 
 
 def blur(images: Tensor, others: Tensor, patch: int) -> Tensor:
-    """Gaussian blur with the patch's side as sigma: texture and edges go, the colour around stays."""
+    """Gaussian blur with the patch's side as sigma: removes texture and edges, keeps the surrounding colour."""
     radius = min(3 * patch, images.shape[-1] - 1, images.shape[-2] - 1)
     at = torch.arange(-radius, radius + 1, dtype=images.dtype, device=images.device)
     kernel = torch.exp(-(at**2) / (2 * patch**2))
@@ -49,7 +49,7 @@ def mean_colour(images: Tensor, others: Tensor, patch: int) -> Tensor:
 
 
 def swap(images: Tensor, others: Tensor, patch: int) -> Tensor:
-    """The same place of another image, of whatever class."""
+    """The same position of another image, of any class."""
     return others
 
 
@@ -57,14 +57,14 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"blur": blur, "
 
 
 def partners(count: int, seed: int) -> np.ndarray:
-    """For each image another one, each once: a random cycle."""
+    """Another image for each image, each used once: a random cycle."""
     order = np.random.default_rng([seed, count]).permutation(count)
     partner = np.empty(count, dtype=np.int64)
     partner[order] = np.roll(order, 1)
     return partner
 
 
-# Who answers
+# Predictions
 
 
 def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, grid: tuple[int, int]) -> Answers:
@@ -81,9 +81,9 @@ def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, gri
 
 
 def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
-    """Perturbs what the mask acts on, for normalised images (B,3,S,S): `token-drop` puts a mask of zero.
+    """Perturbs at the token level, for normalised images (B,3,S,S): `token-drop` sets the mask to zero.
 
-    `token-mean` puts the image's mean token; a selection inside the backbone has no such place.
+    `token-mean` inserts the image's mean token; unavailable for a selection inside the backbone.
     """
     inside = isinstance(classifier.select, Selector)
     read = images if inside else classifier.read(images)
@@ -107,7 +107,7 @@ def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
 def ask(answers: Answers, keeps: Tensor, views: int = VIEWS) -> Tensor:
     """Probabilities (B,K,C) for K kept sets (B,K,P) of each image; equal sets of an image are computed once.
 
-    All sets of an image stand together, in one forward pass where they fit in.
+    All sets of an image are processed together, in one forward pass if they fit.
     """
     images, sets, patches = keeps.shape
     place = torch.arange(images, device=keeps.device).repeat_interleave(sets)

@@ -1,9 +1,9 @@
-"""How features lie: by class and by domain, as a picture and as numbers.
+"""Geometry of features: by class and by domain, as a picture and as numbers.
 
-    numbers(features, label, domain, unseen)   # silhouette by class, domains told apart by a line, kNN across domains
-    points, name = flat(features, "auto")      # (N,2) by UMAP where it is installed, else PCA
+    numbers(features, label, domain, unseen)   # silhouette by class, linear separability of domains, kNN
+    points, name = flat(features, "auto")      # (N,2) by UMAP if it is installed, else PCA
 
-A picture bends distances; the numbers are computed on the features themselves, each brought to length one.
+A projection distorts distances; the numbers are computed on the features themselves, normalised to length one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FOLDS = 5
 
 
 def numbers(features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen: str, seed: int = 0) -> dict[str, Any]:
-    """What the picture should show.
+    """Numbers that describe the geometry.
 
     Args:
         features: (N,D).
@@ -43,7 +43,7 @@ def unit_length(features: np.ndarray) -> np.ndarray:
 
 
 def silhouette(features: np.ndarray, group: np.ndarray) -> float | None:
-    """Mean silhouette of the groups, -1 to 1; None where there are fewer than two, or one for each point."""
+    """Mean silhouette of the groups, -1 to 1; None if there are fewer than two, or one per point."""
     from sklearn.metrics import silhouette_score
 
     if not 2 <= len(np.unique(group)) < len(features):
@@ -52,9 +52,9 @@ def silhouette(features: np.ndarray, group: np.ndarray) -> float | None:
 
 
 def domain_separability(features: np.ndarray, domain: np.ndarray, seed: int = 0) -> dict[str, float] | None:
-    """Cross-validated balanced accuracy of a linear classifier of the domains, and what guessing gets.
+    """Cross-validated balanced accuracy of a linear classifier of the domains, and chance level.
 
-    Balanced, so that a large domain is no head start. None where a domain has fewer images than there are folds.
+    Balanced, so that a large domain is not an advantage. None if a domain has fewer images than folds.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
@@ -88,13 +88,13 @@ def knn_across_domains(
 
 
 def require_projection(how: Projection) -> None:
-    """ValueError where UMAP was named and is not installed."""
+    """ValueError if UMAP was requested and is not installed."""
     if how == "umap" and find_spec("umap") is None:
         raise ValueError("UMAP is not installed: `pip install 'patchgen[plots]'`, or choose pca")
 
 
 def flat(features: np.ndarray, how: Projection = "auto", seed: int = 0) -> tuple[np.ndarray, str]:
-    """(N,2) for a picture, and the name of the way; too few images for UMAP's neighbourhoods are shown by PCA."""
+    """(N,2) for a picture, and the name of the method; PCA if there are too few images for UMAP."""
     require_projection(how)
     unit = unit_length(features)
     if how != "pca" and find_spec("umap") is not None and len(unit) > 30:
@@ -117,5 +117,5 @@ def _umap(features: np.ndarray, seed: int) -> np.ndarray:
     from umap import UMAP
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a seed costs it its threads
+        warnings.simplefilter("ignore")  # a seed disables its parallelism
         return np.asarray(UMAP(n_neighbors=15, min_dist=0.2, random_state=seed).fit_transform(features))

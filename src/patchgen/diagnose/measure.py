@@ -1,4 +1,4 @@
-"""Parts A and B on one run: every image's answers under every set of kept patches, as one record an image."""
+"""Parts A and B on one run: the predictions for every set of kept patches, as one record per image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is done to every image."""
+    """The measurements for every image."""
 
     rankings: tuple[str, ...]
     operators: tuple[str, ...]  # the first is also that of insertion and deletion
@@ -33,11 +33,11 @@ class Plan:
 def measure(
     subject: Subject, rows: np.ndarray, plan: Plan, share: np.ndarray, tick: Callable[[int], None]
 ) -> Iterator[Record]:
-    """One record an image.
+    """One record per image.
 
     Args:
         rows: (N,) of the table.
-        share: (N,) share of patches that a ranking without a threshold of its own selects.
+        share: (N,) share of patches that a ranking without its own threshold selects.
         tick: Called with the number of images that are done.
     """
     partner = faith.partners(len(rows), plan.seed)
@@ -79,7 +79,7 @@ def _chunk(subject: Subject, rows: np.ndarray, others: np.ndarray, plan: Plan, s
 def rank_all(
     subject: Subject, pixels: Tensor, rows: np.ndarray, target: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Scores (B,P) of each ranking; always the random one, which orders ties, and the truth where it is known."""
+    """Scores (B,P) of each ranking; always the random one, which orders ties, and the truth if known."""
     images = subject.normalised(pixels)
     scores = {name: RANKINGS[name](subject.model, images, target) for name in dict.fromkeys([*names, "random"])}
     if subject.truth is not None:

@@ -1,4 +1,4 @@
-"""From one record an image to one row a ranking: means, and the standard errors that say how far to trust them."""
+"""From one record per image to one row per ranking: means and their standard errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = ("true", "predicted")
 
 
 def mean_and_error(values: Iterable[float | bool | None]) -> dict[str, float] | None:
-    """Mean over images and its standard error; images without the value are left out, None where all are."""
+    """Mean over images and its standard error; images without the value are left out; None if all are."""
     known = np.array([v for v in values if v is not None], dtype=float)
     if not len(known):
         return None
@@ -23,7 +23,7 @@ def mean_and_error(values: Iterable[float | bool | None]) -> dict[str, float] | 
 
 
 def summarise(records: Sequence[Record], patches: int) -> Record:
-    """What the page, the figures and the claims read of one run."""
+    """The summary of one run for the page, the figures and the claims."""
     return {
         "images": len(records),
         "patches": patches,
@@ -37,7 +37,7 @@ def summarise(records: Sequence[Record], patches: int) -> Record:
 
 
 def mask_summary(records: Sequence[Record]) -> Record | None:
-    """Mean facts of the masks, how many select all patches or none, and what to call them."""
+    """Mean statistics of the masks, how many select all patches or none, and a verdict."""
     if "mask" not in records[0]:
         return None
     means = {name: mean_and_error(r["mask"][name] for r in records) for name in records[0]["mask"]}
@@ -47,7 +47,7 @@ def mask_summary(records: Sequence[Record]) -> Record | None:
 
 
 def mask_verdict(full: int, empty: int, images: int) -> str:
-    """Names masks that choose nothing: a test of a selection that takes all patches, or none, says nothing of it."""
+    """A verdict on the masks: a selection of all patches, or of none, cannot be tested."""
     if full == images:
         return "all 1: the mask selects every patch of every image, so there is no selection to test"
     if empty == images:

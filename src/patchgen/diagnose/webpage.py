@@ -1,4 +1,4 @@
-"""The page of a diagnosis: the five parts with what each says, nothing fetched from anywhere."""
+"""The self-contained page of a diagnosis: the five parts with their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = (
 
 
 def render_page(found: Mapping[str, Any], verdicts: Sequence[Claim], figures: Mapping[str, Drawn]) -> str:
-    """The whole page; `found` is what diagnosis.json holds."""
+    """The whole page; `found` is the content of diagnosis.json."""
     names = " against ".join([found["main"], ", ".join(list(found["runs"])[1:])]).removesuffix(" against ")
     lead = (
         f"{found['images']} images of {found['unseen']!r}, which training did not see; checkpoint "

@@ -1,4 +1,4 @@
-"""Discovery of categories in unlabelled images: how it is scored, how features are clustered, how many there are."""
+"""Category discovery in unlabelled images: scores, clustering of features, and the number of categories."""
 
 from patchgen.discovery.agreement import ari, ari_of_counts, nmi, nmi_of_counts
 from patchgen.discovery.assignment import (

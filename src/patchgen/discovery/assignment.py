@@ -2,11 +2,11 @@
 
     clustering_accuracy(y_true, y_pred, known_classes=range(70)).known     # the field's strict score, one joint match
 
-A cluster has no name of its own, so the score is taken under the one-to-one match of clusters to classes that makes
-most samples right (Hungarian algorithm). `clustering_accuracy` makes ONE match over all samples and reads known and
-unknown off it. Two other scores are found in the literature, and are not comparable with it: `class_mean_accuracy`
-(the same match, every class counts alike) and `two_match_accuracy` (older: known and unknown are matched apart, so a
-cluster may serve twice and the score is never lower).
+A cluster has no name, so the score uses the one-to-one match of clusters to classes with the most correct samples
+(Hungarian algorithm). `clustering_accuracy` makes ONE match over all samples, also for known and unknown classes. Two
+other scores in the literature are not comparable with it: `class_mean_accuracy` (the same match, every class has the
+same weight) and `two_match_accuracy` (older: known and unknown are matched separately, so a cluster may be used twice
+and the score is never lower).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from patchgen.discovery.ids import encode, plain
 
 
 class ClusteringAccuracy(NamedTuple):
-    """Fractions in [0, 1]; NaN where there is no such sample."""
+    """Fractions in [0, 1]; NaN without such samples."""
 
     all: float
     known: float
@@ -38,7 +38,7 @@ class Contingency(NamedTuple):
 def clustering_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> ClusteringAccuracy:
     """Accuracy under one Hungarian match over all samples jointly ("v2", the strict definition).
 
-    Where several matches are equally good for all samples, known and unknown are those of one of them.
+    If several matches are equally good for all samples, known and unknown are those of one of them.
 
     Args:
         y_true: class of each sample (N,); list, array or tensor of any hashable ids.
@@ -66,7 +66,7 @@ def two_match_accuracy(y_true: Any, y_pred: Any, known_classes: Any) -> Clusteri
 
 
 def contingency(y_true: Any, y_pred: Any) -> Contingency:
-    """How many samples of each class lie in each cluster."""
+    """Number of samples of each class in each cluster."""
     true, classes = encode(y_true, "y_true")
     pred, clusters = encode(y_pred, "y_pred")
     if len(true) != len(pred):
@@ -119,7 +119,7 @@ def two_match_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
 
 
 def _hits(table: np.ndarray) -> np.ndarray:
-    """Samples of each class that lie in the cluster matched to it, (C,)."""
+    """Number of samples of each class in the cluster matched to it, (C,)."""
     found = match(table)
     hits = np.zeros(len(table))
     matched = np.flatnonzero(found >= 0)

@@ -1,4 +1,4 @@
-"""How many categories there are, when nobody says: the rule of Vaze et al. ("Generalized Category Discovery", 2022)."""
+"""Estimate the number of categories, by the rule of Vaze et al. ("Generalized Category Discovery", 2022)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = 8  # parts into which the search divides a range; halving it would be mi
 
 
 class Estimate(NamedTuple):
-    """The number of classes, and the score of every number that was looked at, in rising order."""
+    """The number of classes, and the score of every number that was tried, in ascending order."""
 
     num_classes: int
     curve: dict[int, float]
@@ -29,13 +29,13 @@ def estimate_num_classes(
     No point is pinned: the labels only score (Hungarian accuracy of the labelled points), so all of them are held out.
     What to know before relying on it:
 
-    - Too small a K costs accuracy only where two LABELLED classes merge, too large a K only where a LABELLED class is
-      split; merged or split unlabelled classes are free. So it is a guess that is off by a few even on separated
-      data, and better the more classes have labels. Perfect scores are taken to be too small a K, so that the largest
-      of them wins; of other equal scores the smallest does.
+    - Too small a K costs accuracy only if two LABELLED classes merge, too large a K only if a LABELLED class is split;
+      merged or split unlabelled classes cost nothing. So the estimate is off by a few even on separated data, and gets
+      better the more classes have labels. Among perfect scores the largest K is chosen, among other equal scores the
+      smallest.
     - It assumes that unlabelled classes are as wide and as large as the labelled ones.
     - The search goes from coarse to fine (some 35 k-means for a range of 1,000). K-means is noisy and the search does
-      not look everywhere, so it can end beside the best K: look at the curve.
+      not try all values, so it can miss the best K: look at the curve.
 
     Args:
         unlabelled: (N, D); the classes in it may be known or new.

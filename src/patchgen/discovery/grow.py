@@ -1,20 +1,20 @@
-"""A mixture whose number of components is not known: split what two explain better, merge what one explains better.
+"""A mixture with an unknown number of components: split and merge components by their evidence.
 
-    mixture = grow(features, mixture, known=70)    # the first 70 belong to labelled classes, the others may come and go
+    mixture = grow(features, mixture, known=70)    # the first 70 belong to labelled classes, the others may change
 
 "Better" is a ratio of marginal likelihoods under a conjugate prior (Normal-inverse-gamma: one variance a component),
-times the ratio of a Dirichlet process with concentration 1. It needs the count, the sum and the squared length of a
-group and nothing else, so all pairs are judged by one matrix product.
+times the ratio of a Dirichlet process with concentration 1. It needs only the count, the sum and the squared length of
+a group, so all pairs are evaluated with one matrix product.
 
 The idea is that of PromptCCD's variant for an unknown number of classes. What differs there: full 768 x 768
-inverse-Wishart covariances; a tenth of the refused moves accepted at random; children and merged means appended beside
-their parents, which stay; known classes held by replayed points alone. Here a move replaces what it was made from, is
-made only when the ratio is in its favour, and never takes a known component away.
+inverse-Wishart covariances; a tenth of the rejected moves accepted at random; children and merged means added to their
+parents, which remain; known classes represented only by replayed points. Here a move replaces its parents, is made only
+if the ratio favours it, and never removes a known component.
 
-A limit to know: real classes are no balls. Their elongation counts as evidence for two, the more so the more rows a
-class has; the vague prior of the means (KAPPA) stands against it. Measured with the `registry` ViT-S at 112 px on 50
-classes of CIFAR-100 (60 images each, 30 classes known), features that k-means tells apart badly: 31, 35, 50 and 70
-components become 32, 33, 39 and 42. Where classes overlap, the number found is an order of magnitude.
+A known limit: real classes are not spherical. Their elongation counts as evidence for two components, the more so the
+more rows a class has; the vague prior of the means (KAPPA) counteracts this. Measured with the `registry` ViT-S at
+112 px on 50 classes of CIFAR-100 (60 images each, 30 classes known), features that k-means separates badly: 31, 35,
+50 and 70 components become 32, 33, 39 and 42. If classes overlap, the number found is an order of magnitude.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from torch import Tensor
 from patchgen.discovery.kmeans import SemiSupervisedKMeans
 from patchgen.discovery.mixture import TINY, SphericalMixture, with_replay
 
-KAPPA = 1e-4  # rows' worth of belief that a mean lies at the mean of the data; PromptCCD's value
+KAPPA = 1e-4  # prior weight, in rows, of a mean at the mean of the data; PromptCCD's value
 MIN_ROWS = 5  # a group of this size or less is not split off; PromptCCD's value
 
 
 class ClusterStatistics(NamedTuple):
-    """All that the evidence needs to know of K groups of rows."""
+    """The sufficient statistics of K groups of rows."""
 
     counts: Tensor  # (K,)
     sums: Tensor  # (K, D)
@@ -88,11 +88,11 @@ def grow(
     Args:
         features: (N, D), of any length; those the mixture was fitted to.
         mixture: Where to start; it may have too few or too many components.
-        known: The first so many components belong to labelled classes. They keep their ids, are never split and never
-            merged with each other; an unknown component may be merged into one.
+        known: This many of the first components belong to labelled classes. They keep their ids, are never split and
+            never merged with each other; an unknown component may be merged into one.
         replay: (..., D) rows that join the features.
-        seed: Of the two-means that propose a split.
-        rounds: Most rounds of moves.
+        seed: Seed of the 2-means that propose a split.
+        rounds: Maximum number of rounds.
         regularisation: As in `SphericalMixture.fit`.
         report: Called with one sentence per round.
     """

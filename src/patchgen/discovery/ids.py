@@ -33,7 +33,7 @@ def plain(ids: Any) -> list[Any]:
 
 
 def _as_array(ids: Any) -> np.ndarray | None:
-    """Arrays that numpy can sort at once; None for lists, where numpy would turn a 1 beside a "1" into the same id."""
+    """Arrays that numpy can sort at once; None for lists, where numpy would turn 1 and "1" into the same id."""
     if hasattr(ids, "detach"):  # a tensor, without importing torch
         return ids.detach().cpu().numpy()
     array = np.asarray(ids) if hasattr(ids, "__array__") else None

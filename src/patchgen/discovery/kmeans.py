@@ -3,9 +3,9 @@
     kmeans = SemiSupervisedKMeans(num_clusters=100).fit(unlabelled, labelled, labels)
     kmeans.assignment                # (N,) cluster of each unlabelled point; j < K_l is kmeans.labelled_classes[j]
 
-Labelled points are pinned to the cluster of their class, so all they ever add is a count, a sum and a scatter a class:
-these are computed once. Distances are matrix products, |x|^2 - 2xc + |c|^2, on points moved to the origin (the products
-would cancel digits far from it); rows are taken in blocks, so that the memory for distances has a bound.
+Labelled points are pinned to the cluster of their class, so each class contributes only a count, a sum and a scatter,
+which are computed once. Distances are matrix products, |x|^2 - 2xc + |c|^2, on centred points (far from the origin,
+digits would cancel); rows are processed in blocks, so that the memory for distances is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SemiSupervisedKMeans:
     Args:
         num_clusters: K, at least the number of labelled classes.
         inits: runs with newly drawn centres; the one with the lowest inertia is kept.
-        iterations: most steps of a run.
+        iterations: maximum number of steps of a run.
         tolerance: a run ends when (sum over k of |change of centre k|)^2 is at most this.
         seed: of the draws; run i of a seed is the same whatever `inits`.
 
@@ -79,7 +79,7 @@ class SemiSupervisedKMeans:
         else:
             drawn = [self._draw(points, pinned, missing, run) for run in range(self.inits if missing else 1)]
         runs = [self._descend(points, pinned, torch.cat((pinned.means, others))) for others in drawn]
-        best = min(runs, key=lambda run: run.inertia)  # the first of equals
+        best = min(runs, key=lambda run: run.inertia)  # ties: the first
         self.centres, self.inertia = (best.centres + origin).to(x.dtype), best.inertia
         self.labelled_classes = classes
         self.assignment = self.predict(x)
@@ -99,7 +99,7 @@ class SemiSupervisedKMeans:
         )
 
     def _blocks(self, x: Any) -> list[tuple[Tensor, Tensor]]:
-        """Rows of x with the centres, both moved to where the centres lie around 0."""
+        """Rows of x with the centres, both shifted so that the centres are around 0."""
         if not hasattr(self, "centres"):
             raise ValueError("there are no clusters yet: call fit(...) first")
         points = check_features(x, "x").to(self.centres)
@@ -155,7 +155,7 @@ def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> t
 
     Args:
         points: (N, D), near the origin: the products lose as many digits as |x|^2 is larger than the distances.
-        squares: |x|^2 (N,), where they are known already.
+        squares: |x|^2 (N,), if already known.
     """
     distance = points.new_empty(len(points))
     member = torch.empty(len(points), dtype=torch.int64, device=points.device)

@@ -27,7 +27,7 @@ CHUNK = 2**22  # entries of the largest temporary matrix: 32 MB in float64
 
 
 class Moments(NamedTuple):
-    """What one pass over the features leaves behind; the M-step needs nothing else."""
+    """Sufficient statistics of one pass over the features, for the M-step."""
 
     likelihood: float  # mean over rows
     counts: Tensor  # (K,) sum of responsibilities
@@ -133,7 +133,7 @@ class SphericalMixture:
         return self.means[:, None] + spread * noise.to(self.means)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps (the history stays behind)."""
+        """The tensors of a checkpoint (without the history)."""
         return {name: getattr(self, name).contiguous() for name in ("means", "variances", "weights")}
 
     @classmethod
@@ -165,7 +165,7 @@ def vote(views: list[Tensor]) -> Tensor:
 def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Tensor:
     """L2-normalised rows (N, D) in float32 or float64; the one place where features of fit and query are normalised.
 
-    Without ``check`` nothing is looked at that would make the device catch up.
+    Without ``check`` the device is not synchronised.
     """
     if check:
         rows = check_features(features, "features")
@@ -199,7 +199,7 @@ def _moments(rows: Tensor, mixture: SphericalMixture) -> Moments:
 
 
 def _maximise(found: Moments, before: SphericalMixture, floor: float) -> SphericalMixture:
-    """The M-step; a component that no row belongs to stays where it is, with weight 0."""
+    """The M-step; a component without rows keeps its mean, with weight 0."""
     alive = found.counts > TINY  # (K,)
     counts = found.counts.clamp(min=TINY)
     means = torch.where(alive[:, None], found.sums / counts[:, None], before.means)
@@ -218,7 +218,7 @@ def _climb(
         candidate = _maximise(found, mixture, floor)
         found = _moments(rows, candidate)
         gain = found.likelihood - history[-1]
-        if gain < 0:  # by rounding, at the top
+        if gain < 0:  # by rounding, at the maximum
             break
         mixture = candidate
         history.append(found.likelihood)

@@ -1,14 +1,14 @@
-"""Prompts from a mixture: the means of an image's likeliest components join its tokens at the input.
+"""Prompts from a mixture: the means of an image's likeliest components are added to its input tokens.
 
-    check_promptable(backbone)                                        # once: a ValueError where it takes no prompts
+    check_promptable(backbone)                                        # once: ValueError if it does not support prompts
     with torch.no_grad():
         query = backbone(images).cls                                  # prompt-free
     prompts = choose_prompts(mixture, query, k=5)                     # (B, 5, D), constants
     tokens = prompted(backbone, images, prompts)                      # the same contract as backbone(images)
 
 The sequence is [CLS, prompts, registers if any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV
-2024), and no norm or projection of its own; without prompts the backbone sees its plain sequence. Where CLS has no
-position (DINOv3 turns its patches alone) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
+2024), and has no separate norm or projection; without prompts the backbone sees its plain sequence. If CLS has no
+position (DINOv3 rotates only its patches) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def prompted(
 
 
 def check_promptable(backbone: Backbone) -> None:
-    """ValueError unless prompts can join the tokens of this backbone: one black image tells."""
+    """ValueError unless this backbone supports prompts, tested with one black image."""
     fix = "choose another --backbone, such as DINOv2, ViT or CLIP, or --method gcd+patchgen, which has no prompts"
     _embeddings(backbone, fix)
     odd = "its attention has relative positions, which a prompt has none of" if _relative(backbone) else _try(backbone)
@@ -70,33 +70,33 @@ def check_promptable(backbone: Backbone) -> None:
 
 
 def _relative(backbone: Backbone) -> bool:
-    """BEiT and its like would stretch their table over the longer sequence, and each patch would lose its place."""
+    """BEiT and similar models would stretch their table over the longer sequence, and shift every patch's position."""
     return any("relative_position" in name for name, _ in backbone.model.named_parameters())
 
 
 @torch.no_grad()
 def _try(backbone: Backbone) -> str:
-    """What is odd about two prompts and one image; empty if nothing is."""
+    """The problem with two prompts and one image; empty if there is none."""
     weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
     images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
     prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator
     try:
         one, other = (prompted(backbone, images, given).patches for given in (prompts, prompts.flip(1)))
-    except Exception as error:  # whatever a model raises on more tokens than it expects, it means this
+    except Exception as error:  # models raise many types on unexpected numbers of tokens
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     if one.shape[1] != SIDE**2:
-        return f"of {SIDE**2} patches there are {one.shape[1]} behind it"
+        return f"of {SIDE**2} patches {one.shape[1]} remain after it"
     return "" if torch.allclose(one, other, rtol=1e-3, atol=1e-3) else "it gives them places, but they are a set"
 
 
 def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of transformers") -> nn.Module:
-    """The part that makes the sequence of tokens."""
+    """The module that makes the sequence of tokens."""
     if backbone.family.convolutional:
         raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: {fix}")
     found = getattr(backbone.model, "embeddings", None)
     if not isinstance(found, nn.Module):
         raise ValueError(
-            f"prompts join the tokens behind a model's part `embeddings`, which {backbone.source!r} "
+            f"prompts are added to the tokens after a model's module `embeddings`, which {backbone.source!r} "
             f"({backbone.model_type}) lacks: {fix}"
         )
     return found

@@ -1,4 +1,4 @@
-"""The mask as a picture: the image, the map over it, a colour bar, and what it must not be mistaken for."""
+"""The mask as a picture: the image, the map over it, a colour bar, and a notice that it is not an annotation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 LONGEST = 1024  # pixels of the longer side of the original in a picture
-COLOURS = "viridis"  # even steps to the eye, and readable without red or green
+COLOURS = "viridis"  # perceptually uniform, and readable with colour blindness
 OPACITY = 0.6  # of the colours over the image
 NOTICE = "selection map, not an annotation"
 UNSELECTIVE = "no selection to read"
@@ -28,9 +28,9 @@ SELECTED = 0.5  # mask value from which a patch counts as selected
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why an image got its label, as far as the mask tells."""
+    """The mask of an image with its likeliest classes."""
 
-    path: Path | None  # None where no file was given
+    path: Path | None  # None if the image was not a file
     image: np.ndarray  # (S, S, 3) uint8: what the model saw
     mask: np.ndarray  # (h, w) float32 in [0, 1]
     top: tuple[tuple[str, float], ...]  # (class, probability), likeliest first
@@ -41,7 +41,7 @@ class Explanation:
 
     @property
     def reading(self) -> str:
-        """How many patches are selected, and how much they differ: what there is to read in the map."""
+        """The number of selected patches and the spread of the mask, in words."""
         return mask_reading(self.mask)
 
     def overlay(
@@ -72,7 +72,7 @@ class Explanation:
 
 
 def check_colours(colours: str, opacity: float) -> None:
-    """ValueError for a colour map that matplotlib lacks, or an opacity that is no share."""
+    """ValueError for an unknown colour map of matplotlib, or an opacity outside [0, 1]."""
     from matplotlib import colormaps
 
     if not 0 <= opacity <= 1:
@@ -82,7 +82,7 @@ def check_colours(colours: str, opacity: float) -> None:
 
 
 def mask_reading(mask: np.ndarray) -> str:
-    """Of a mask (h, w): the share of selected patches, and a warning where they are all alike."""
+    """The number of selected patches of a mask (h, w), and a warning if all or none are selected."""
     selected, total = int((mask >= SELECTED).sum()), mask.size
     text, spread = f"{selected} of {total} patches selected", f"spread {float(mask.std()):.3f}"
     return f"{text}: {UNSELECTIVE} ({spread})" if selected in (0, total) else f"{text}, {spread}"
@@ -94,14 +94,14 @@ def original(path: Path) -> np.ndarray:
         image.draft(None, (LONGEST, LONGEST))
         width, height = ImageOps.exif_transpose(image).size
     scale = min(1.0, LONGEST / max(width, height))
-    # `decode` knows transparency, 16 bits and what to refuse, but makes squares: the shorter side is restored here
+    # `decode` handles transparency, 16 bits and limits, but makes squares: the aspect is restored here
     square = Image.fromarray(decode(path, round(max(width, height) * scale)))
     size = max(1, round(width * scale)), max(1, round(height * scale))
     return np.array(square.resize(size, Image.Resampling.BILINEAR))
 
 
 def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(h, w) -> (height, width): each patch keeps its one value, so nothing is shown that the mask does not say."""
+    """(h, w) -> (height, width), without interpolation: each patch keeps its single value."""
     return np.asarray(Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.NEAREST))
 
 
@@ -112,8 +112,8 @@ def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str
     photo = original(found.path) if found.path else found.image
     height, width = photo.shape[:2]
     mask = upsample(found.mask, height, width)
-    shape = min(max(height / width, 0.4), 2.5)  # a strip is shown smaller rather than as a picture without end
-    layout = ConstrainedLayoutEngine(h_pad=0.09)  # inches: the title off the edge
+    shape = min(max(height / width, 0.4), 2.5)  # limits the aspect of very long images
+    layout = ConstrainedLayoutEngine(h_pad=0.09)  # inches between title and edge
     figure = Figure(figsize=(9.4, 4.1 * shape + 0.95), dpi=110, facecolor="white", layout=layout)
     left, right = figure.subplots(1, 2)
     left.imshow(photo)
@@ -121,7 +121,7 @@ def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str
     low, high, label = _scale(found.mask, relative)
     colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
     if threshold is not None and found.mask.min() < threshold < found.mask.max():
-        for colour, line in (("black", 3.2), ("white", 1.4)):  # seen on bright and dark colours alike
+        for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
             right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
     _colour_bar(figure, right, colours, label)
     _caption(figure, left, right, found, threshold)
@@ -129,7 +129,7 @@ def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str
 
 
 def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
-    """Where the colours begin and end, and what the picture says of it."""
+    """Range of the colour scale, and its label."""
     low, high = float(mask.min()), float(mask.max())
     if relative and high - low > 1e-4:
         return low, high, "mask, RELATIVE: stretched to this image's range"
@@ -140,7 +140,7 @@ def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
 def _colour_bar(figure: Figure, axes: Axes, colours: AxesImage, label: str) -> None:
     beside = axes.inset_axes((1.03, 0, 0.045, 1))  # as high as the panel, whatever its shape
     bar = figure.colorbar(colours, cax=beside)
-    beside.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the image
+    beside.set_facecolor("0.55")  # gray behind the semi-transparent colours, as on the image
     ticks = np.linspace(*colours.get_clim(), 5)
     digits = 2 if ticks[-1] - ticks[0] > 0.05 else 4
     bar.set_ticks(ticks.tolist(), labels=[f"{tick:.{digits}f}" for tick in ticks])
@@ -150,7 +150,7 @@ def _colour_bar(figure: Figure, axes: Axes, colours: AxesImage, label: str) -> N
 
 
 def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, threshold: float | None) -> None:
-    """Title, panel names and notice; names are shown as they are, never read as formulas."""
+    """Title, panel names and notice; names are never interpreted as formulas."""
     label, confidence = found.top[0]
     figure.suptitle(f"{_short(label)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
     m = found.mask_statistics
@@ -166,6 +166,6 @@ def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, thresh
 
 
 def _short(text: str, most: int = 44) -> str:
-    """The end is kept: it is what tells long names apart."""
+    """Shorten a text but keep its end, which distinguishes long names."""
     printable = text.encode("utf-8", "backslashreplace").decode()
     return printable if len(printable) <= most else "…" + printable[1 - most :]

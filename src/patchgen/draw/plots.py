@@ -1,6 +1,6 @@
-"""What all figures share: a figure with the table of what it shows, saved as PNG, SVG and CSV.
+"""Base of all figures: a figure with the table of its data, saved as PNG, SVG and CSV.
 
-Colours are Okabe and Ito's, and nothing is told by colour alone: lines differ in dash and marker, points in shape.
+Colours are Okabe and Ito's, and colour is never the only cue: lines also differ in dash and marker, points in shape.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure on its way to the disk, with the table of what it shows."""
+    """A figure with the table of its data, to be saved."""
 
     name: str
     description: str
@@ -47,19 +47,19 @@ class Drawn:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """White, with room made for what stands in it; sizes in inches."""
+    """A white figure with constrained layout; sizes in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def plain(axes: Axes) -> None:
-    """Without the frame's upper and right line."""
+    """Remove the upper and right lines of the frame."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def percent_axis(axes: Axes, highest: float) -> None:
-    """An x axis of per cent from 0 to `highest`: room for numbers beside the bars, but no tick past 100."""
+    """An x axis in per cent from 0 to `highest`, with room for numbers next to the bars, but no tick above 100."""
     from matplotlib.ticker import MaxNLocator
 
     ticks = [tick for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(0, min(highest, 100)) if tick <= 100]
@@ -67,5 +67,5 @@ def percent_axis(axes: Axes, highest: float) -> None:
 
 
 def cap_percent(axes: Axes) -> None:
-    """A y axis of per cent whose margin does not reach past 100."""
+    """A y axis in per cent without a margin above 100."""
     axes.set_ylim(top=min(axes.get_ylim()[1], 100.8))

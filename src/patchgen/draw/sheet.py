@@ -3,7 +3,7 @@
     tile = Tile(pixels, "tile_07.png", "confidence 0.83", mask)
     write_sheet(Path("new-1.png"), contact_sheet("new-1", [tile], subtitle="37 images"))
 
-Drawn with Pillow alone, 1200 pixels wide. Masks have the fixed colour scale of all our pictures, 0 to 1.
+Drawn with Pillow only, 1200 pixels wide. Masks use the same fixed colour scale as elsewhere, 0 to 1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle:
         raise ValueError(f"columns must be between 1 and 12, not {columns}: more cannot be read at {WIDTH} pixels")
     with_masks = any(tile.mask is not None for tile in tiles)
     cell = (WIDTH - 2 * MARGIN - (columns - 1) * GAP) // columns
-    side = (cell - INSIDE) // 2 if with_masks else cell  # of the square that an image is fitted into
+    side = (cell - INSIDE) // 2 if with_masks else cell  # side of the square for an image
     height = side + 2 * LINE + GAP
     rows = -(-len(tiles) // columns)
     sheet = Image.new("RGB", (WIDTH, HEADER + rows * height + MARGIN - GAP), BLANK)
@@ -86,11 +86,11 @@ def mask_over(image: Image.Image, mask: np.ndarray) -> Image.Image:
 
 
 def fit_text(text: str, font: Font, width: float) -> str:
-    """One printable line no wider than `width`; the end is kept, because it is what tells long names apart."""
+    """One printable line no wider than `width`; the end is kept, because it distinguishes long names."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)
     if font.getlength(line) <= width:
         return line
-    ends = range(1, len(line) + 1)  # where the part that is kept may start: the later, the shorter
+    ends = range(1, len(line) + 1)  # possible starts of the part that is kept
     return "…" + line[1 + bisect_left(ends, True, key=lambda start: font.getlength("…" + line[start:]) <= width) :]
 
 
@@ -112,7 +112,7 @@ def _header(sheet: Image.Image, title: str, subtitle: str, with_masks: bool) -> 
 def _colour_bar(sheet: Image.Image, draw: ImageDraw.ImageDraw) -> None:
     width, height, font = 150, 12, _font(14)
     left, middle = WIDTH - MARGIN - 75 - width, 32
-    ramp = Image.new("RGB", (width, height), (128, 128, 128))  # the bar's colours lie on grey as they do on the image
+    ramp = Image.new("RGB", (width, height), (128, 128, 128))  # grey behind the colours, as on the image
     sheet.paste(mask_over(ramp, np.linspace(0, 1, width)[None]), (left, middle - height // 2))
     draw.text((left - 8, middle), "0 left out", GREY, font, anchor="rm")
     draw.text((left + width + 8, middle), "1 selected", GREY, font, anchor="lm")
@@ -132,7 +132,7 @@ def _tile(sheet: Image.Image, tile: Tile, corner: tuple[int, int], cell: int, si
 
 
 def _fitted(pixels: np.ndarray, side: int) -> Image.Image:
-    """The image at its own aspect, its longer side `side` pixels."""
+    """The image with its aspect kept, its longer side `side` pixels."""
     height, width = pixels.shape[:2]
     scale = side / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))

@@ -1,4 +1,4 @@
-"""What a fit does before its first training: say what it will do, read every image, give a quick first answer."""
+"""The steps of a fit before its first training: announce the plan, read every image, give a quick estimate."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Plan:
     table: Table
     runs: Path
     final: Fold
-    sites: dict[str, Fold]  # the folds that leave each out, in the order of the table; empty without an expectation
+    sites: dict[str, Fold]  # the folds that leave each out, in table order; empty without an estimate for a new site
     say: Callable[[str], None]
     quiet: bool
-    interpolation: str = BILINEAR  # what the backbone expects: `check_models` finds out
+    interpolation: str = BILINEAR  # expected by the backbone; set by `check_models`
 
     @cached_property
     def store(self) -> ImageStore:
@@ -50,12 +50,12 @@ class Plan:
         return fingerprint(self.table)
 
     def is_finished(self, config: Config) -> bool:
-        """Whether this training was made before."""
+        """Whether this training is already finished."""
         return RunFolder(self.runs / run_name(config, self._fingerprint)).done
 
     @property
     def is_folder(self) -> bool:
-        """Whether the data is a folder, all of whose files are meant; a manifest says itself what belongs to it."""
+        """Whether the data is a folder, of which all files are used; a manifest lists its files."""
         return expanded(self.first.data).is_dir()
 
     @property
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def all_finished(self) -> bool:
-        """Whether only the last training is left, and made for one of the methods."""
+        """Whether only the last training remains, or exists for one of the methods."""
         return all(self.is_finished(config) for config, _ in self.left_out) and any(
             self.is_finished(config) for config in self.candidates.values()
         )
@@ -79,7 +79,7 @@ class Plan:
         return f"{label_of(config)} {text}" if len(self.candidates) > 1 else text
 
     def announce(self) -> None:
-        """How many trainings there will be, and how many were found finished, and where."""
+        """Print the number of trainings, how many are already finished, and where."""
         total, names = len(self.left_out) + 1, list(self.candidates)
         parts = []
         if self.sites:
@@ -96,12 +96,12 @@ class Plan:
 
 
 def label_of(config: Config) -> str:
-    """`lp-ln`, or `lp-ln@mean` where pool or tuning mode were chosen."""
+    """`lp-ln`, or `lp-ln@mean` if pool or tuning mode were set."""
     return "@".join(str(part) for part in (config.method, config.pool, config.tune) if part)
 
 
 def check_models(plan: Plan) -> None:
-    """Build each method's network once: a method that does not fit the backbone or image size is refused here."""
+    """Build each method's network once, to reject methods that do not fit the backbone or image size."""
     for config in plan.candidates.values():
         method = make_method(config)
         method.class_names = plan.final.classes
@@ -113,7 +113,7 @@ def check_readable(plan: Plan) -> None:
     """Decode every labelled image before the first training; with the cache on, this is not done again later.
 
     Raises:
-        ValueError: lists all that cannot be read.
+        ValueError: lists all unreadable images.
     """
     rows = np.flatnonzero(plan.table.label >= 0)
     with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
@@ -129,7 +129,7 @@ def check_readable(plan: Plan) -> None:
 
 
 def first_look(plan: Plan) -> None:
-    """Say what a linear probe on frozen features reaches at each left-out site, and what the trainings will cost."""
+    """Report the accuracy of a linear probe on frozen features at each left-out site, and the expected cost."""
     left_out = list(plan.sites) or [plan.final.unseen] * bool(plan.final.test)
     if plan.quiet or not left_out:
         return
@@ -138,11 +138,11 @@ def first_look(plan: Plan) -> None:
     plan.say(str(look))
     jobs = [*plan.left_out, (list(plan.candidates.values())[-1], plan.final)]
     seconds = sum(forecast(*job, look.per_image) for job in jobs if not plan.is_finished(job[0]))
-    plan.say(f"the trainings will take about {duration(seconds)}, as far as the speed of the quick look tells")
+    plan.say(f"the trainings will take about {duration(seconds)}, estimated from the quick look")
 
 
 def forecast(config: Config, fold: Fold, per_image: float) -> float:
-    """Seconds of a training: a step that tunes the backbone costs three forward passes, one for the way back twice."""
+    """Seconds of a training: a step that tunes the backbone costs three forward passes, two of them for backward."""
     passes = 1 if (config.tune or method_class(config.method).tune) == "head" else 3
     steps = config.steps * config.batch_per_domain * len(fold.train) * passes
     evaluations = (config.steps // config.eval_every + 1) * sum(len(rows) for rows in fold.validation.values())

@@ -1,11 +1,11 @@
-"""Confidence that means something at the sites of training: fitted on their held-out images, never on new ones.
+"""Calibrate confidence for the training sites, on their held-out images.
 
-    temperature   one number T: probabilities are softmax(logits / T), with the T that source validation finds likeliest
+    temperature   one number T: probabilities are softmax(logits / T), with T fitted on source validation
     familiar      class centres and covariance of training features; the threshold is the 99th percentile of the
-                  distances of source validation, so 1 of 100 images like those is called unlike
+                  distances of source validation, so 1 of 100 such images is flagged as unlike
 
-At a new site both are extrapolations: probabilities tend to be too sure there, and the flag knows only what the
-features show (a new scanner that the backbone maps to the old features goes unnoticed).
+At a new site both are extrapolations: probabilities tend to be overconfident there, and the flag depends only on the
+features (a new scanner that the backbone maps to the old features is not detected).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from patchgen.tasks import Fold
 from patchgen.tasks.mdg import at_most
 from patchgen.tasks.metrics import calibration_error
 
-IMAGES = 2000  # at most so many of the training and of the validation images are read
+IMAGES = 2000  # maximum number of training and of validation images
 COLDEST, HOTTEST = 0.05, 20.0
 QUANTILE = 0.99
 BATCH = 64
@@ -33,7 +33,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the temperature did, on the source validation images that it was fitted on."""
+    """The effect of the temperature on the source validation images that it was fitted on."""
 
     images: int
     accuracy: float
@@ -69,12 +69,12 @@ def calibrate(
 
 
 def calibration_images(fold: Fold) -> int:
-    """How many images `calibrate` will read."""
+    """The number of images that `calibrate` will read."""
     return sum(min(IMAGES // len(p), len(r)) for p in (fold.train, fold.validation) for r in p.values())
 
 
 def spread(parts: list[np.ndarray], limit: int, seed: int) -> np.ndarray:
-    """At most `limit` rows in all, the same number of each part at most."""
+    """At most `limit` rows in total, with the same maximum for each part."""
     return np.concatenate([at_most(rows, limit // len(parts), [seed, 21, i]) for i, rows in enumerate(parts)])
 
 
@@ -100,9 +100,9 @@ def negative_log_likelihood(logits: Tensor, label: Tensor, temperature: float) -
 
 
 def fit_temperature(logits: Tensor, label: Tensor) -> float:
-    """The T that makes the labels (N,) likeliest under softmax(logits / T), logits (N, C).
+    """The T that maximises the likelihood of the labels (N,) under softmax(logits / T), logits (N, C).
 
-    Without a single mistake the likeliest T is 0, which would claim certainty: then it stays at 1.
+    Without any mistake the optimum is T = 0, which would claim certainty: T then stays at 1.
     """
     if bool((logits.argmax(1) == label).all()):
         return 1.0
@@ -110,7 +110,7 @@ def fit_temperature(logits: Tensor, label: Tensor) -> float:
 
     found = minimize_scalar(
         lambda log: negative_log_likelihood(logits, label, float(np.exp(log))),
-        bounds=(np.log(COLDEST), np.log(HOTTEST)),  # convex in 1/T, so what is found is the only minimum
+        bounds=(np.log(COLDEST), np.log(HOTTEST)),  # convex in 1/T, so the minimum is unique
         method="bounded",
         options={"xatol": 1e-6},
     )
@@ -130,7 +130,7 @@ def fit_familiar(features: Tensor, label: Tensor, held_out: Tensor, quantile: fl
     within = features.double() - centres[torch.searchsorted(kinds, label)]
     covariance = torch.from_numpy(LedoitWolf(assume_centered=True).fit(within.numpy()).covariance_)
     values, vectors = torch.linalg.eigh(covariance)
-    floor = max(1e-6 * float(values.max()), 1e-12)  # a direction without any spread must not decide alone
+    floor = max(1e-6 * float(values.max()), 1e-12)  # a direction without spread must not dominate
     whitening = (vectors * values.clamp(min=floor).rsqrt()).float()  # (D, D)
     familiar = Familiar((centres.float() @ whitening), whitening, 0.0)
     distance = familiar.distance(held_out).double().numpy()

@@ -1,4 +1,4 @@
-"""Which of several methods to keep, from the images of left-out sites that each got right.
+"""Select one of several methods, by the images of left-out sites that each classifies correctly.
 
     right = {"lp-ln": [site_a, site_b, ...], "patchgen-select": [...]}      # (n,) bool each, the same images
     choice = choose(right, groups=[...])
@@ -8,15 +8,15 @@
 d_s the difference of accuracy at site s, on the same images, K sites and D their mean, a method is better when
 
     D > max(t s, z e) / sqrt(K)     s^2 = variance of the d_s, t = Student's one-sided quantile of K - 1 degrees
-                                    e^2 = mean over sites of the variance of d_s that their images alone make
+                                    e^2 = mean over sites of the sampling variance of d_s, due to their images
 
-at the level 5 %, shared by all comparisons. s asks that the sites agree; e asks for enough images. Where patients are
+at the level 5 %, shared by all comparisons. s requires that the sites agree; e requires enough images. If patients are
 named, e counts patients, not images.
 
-**The estimate.** A method that was kept because it looked best looks better than it is. So each site counts with the
-method that the same rule keeps when it sees the *other* sites alone: no site's own score speaks for the method that it
-is scored with. This estimates the whole procedure, choice included. With few sites it errs on the low side, because
-fewer sites show less: a single one shows nothing, so that of two sites each counts with the simplest method.
+**The estimate.** The score of a method that was selected for its score is optimistic. So each site counts with the
+method that the same rule would select from the *other* sites only: no site influences the method that it is scored
+with. This estimates the whole procedure, including the selection. With few sites it is pessimistic, because fewer sites
+show less: a single one shows nothing, so with two sites each counts with the simplest method.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Comparison:
     method: str
     against: str
     difference: float  # mean over sites of the difference in accuracy
-    needed: float  # what it must exceed
+    needed: float  # the difference must exceed this
     better: int  # images that only `method` got right
     worse: int  # images that only `against` got right
 
@@ -48,17 +48,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was kept, why, and whose score counts at each site."""
+    """The selected method, the comparisons, and the method that counts at each site."""
 
     chosen: str
     comparisons: list[Comparison]
     accuracy: dict[str, list[float]]  # method -> accuracy at each site
-    counted: list[str]  # the method that each site counts with: the one that the others keep
+    counted: list[str]  # the method that each site counts with: selected on the other sites
     images: int
 
 
 def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None = None) -> Choice:
-    """Keep a method.
+    """Select a method.
 
     Args:
         right: Method, simplest first -> for each of K >= 2 sites (n,) bool, which of its images were right.
@@ -76,7 +76,7 @@ def choose(right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarra
 def _keep(
     right: Mapping[str, Sequence[np.ndarray]], groups: Sequence[np.ndarray] | None
 ) -> tuple[str, list[Comparison]]:
-    """The method that the rule keeps, and the comparisons that led to it."""
+    """The method that the rule selects, and the comparisons."""
     names = list(right)
     kept, comparisons = names[0], []
     for name in names[1:]:
@@ -102,22 +102,22 @@ def compare(
 
 
 def reach(differences: np.ndarray, variances: Sequence[float], level: float = LEVEL) -> float:
-    """What the mean of K differences must exceed: `differences` (K,), and the variance that images make of each."""
+    """The threshold for the mean of K differences: `differences` (K,), and the sampling variance of each."""
     from scipy.stats import norm, t
 
     count = len(differences)
     if count < 2:
-        return math.inf  # nothing is known of how much sites differ
+        return math.inf  # the variation between sites is unknown
     by_images = float(norm.ppf(1 - level)) * math.sqrt(float(np.mean(variances)))
     by_sites = float(t.ppf(1 - level, count - 1) * differences.std(ddof=1))
     return max(by_sites, by_images) / math.sqrt(count)
 
 
 def _variance(apart: np.ndarray, group: np.ndarray | None) -> float:
-    """Of the mean of `apart` (n,), values -1, 0, 1.
+    """Variance of the mean of `apart` (n,), values -1, 0, 1.
 
-    One image more on either side is added, so that a few images that happen to agree are no certainty. With groups the
-    images of one count together, if that makes more of it.
+    One image is added on either side, so that a few images that happen to agree do not give certainty. With groups, the
+    images of a group count together, if that gives a larger variance.
     """
     count = len(apart) + 2
     plain = (float((apart**2).sum()) + 2 - float(apart.sum()) ** 2 / count) / count**2

@@ -1,8 +1,8 @@
-"""A classifier with the habits of scikit-learn, for people with images from several sites.
+"""A classifier with the interface of scikit-learn, for images from several sites.
 
 from patchgen import PatchGenClassifier
 model = PatchGenClassifier(steps=300).fit("tiles")                       # tiles/site/class/*.png
-print(model.expected_accuracy_)                                          # at a site that nobody has seen
+print(model.expected_accuracy_)                                          # at an unseen site
 model.predict(["a.png", "b.png"]), model.explain("a.png").overlay()
 model.save("tiles-model"); PatchGenClassifier.load("tiles-model")
 """
@@ -44,21 +44,21 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     """An image classifier with the interface of scikit-learn, and an estimate of its accuracy at the next site.
 
     Args:
-        method: A name of `patchgen methods`, trained alone. None compares `methods`; where nothing can be compared,
-            with `unseen` or `expect=False`, it is then patchgen-select.
-        methods: Names to compare at left-out sites, simplest first: a later one is kept if it is better by more than
-            chance (``choice_`` says how they did).
+        method: A name of `patchgen methods`, to train only this one. None compares `methods`, or trains patchgen-select
+            with `unseen` or `expect=False`.
+        methods: Names to compare at left-out sites, simplest first: a later one is selected if it is better by more
+            than chance (results in ``choice_``).
         backbone: Alias, hub id, local folder, .safetensors file, or `auto`.
-        preset: `small` (minutes on two cores) or `paper` (the field's 5001 steps at 224 px).
-        runs: Folder of the trainings. A fit that was stopped continues from there when it is called again.
-        expect: Leave each site out in turn first; False trains once, and nothing is known of a new site.
-        track: Write the numbers of every training for `tensorboard` (also True), `wandb` or `mlflow`.
+        preset: `small` (minutes on two cores) or `paper` (the usual 5001 steps at 224 px).
+        runs: Folder of the trainings. A stopped fit is resumed from there when it is called again.
+        expect: Leave each site out in turn first; False trains once, without an estimate for a new site.
+        track: Log every training to `tensorboard` (or True), `wandb` or `mlflow`.
         quiet: No progress.
-        runtime: What computes predictions after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
+        runtime: Inference runtime after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
         settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
 
     After `fit` or `load`: ``classes_``, ``domains_`` (those it was trained on), ``expected_accuracy_`` (`Expected`, or
-    None), ``folds_`` (a dict per site), ``choice_`` (how the methods did, or None), ``temperature_``,
+    None), ``folds_`` (a dict per site), ``choice_`` (the comparison of methods, or None), ``temperature_``,
     ``calibration_``; after `fit` also ``history_``, the evaluations, and ``run_``.
     """
 
@@ -92,18 +92,18 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The settings that were given, and the defaults of the first nine."""
+        """The given settings, and the defaults of the first nine."""
         return {name: getattr(self, name) for name in (*OWN, *self._settings)}
 
     def set_params(self, **params: Any) -> Self:
-        """Change settings; a fitted model is not changed by it."""
+        """Change settings; this does not affect a fitted model."""
         self._set({name: value for name, value in params.items() if name not in OWN})
         for name in OWN:
             setattr(self, name, params.get(name, getattr(self, name)))
         return self
 
     def config(self, data: str, unseen: str | None = None, method: str | None = None) -> Config:
-        """The settings of a training of `method`: the preset's, then those that were given."""
+        """The settings of a training of `method`: the preset's, overridden by the given ones."""
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
         own: dict[str, Any] = {**method_settings(method or self.method or ALONE)}
@@ -114,7 +114,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
                          "unseen": unseen or NO_DOMAIN})  # fmt: skip
 
     def _configs(self, data: str, unseen: str | None) -> list[Config]:
-        """The settings of each method to compare, or of the one."""
+        """The settings of each method to compare, or of the single one."""
         if self.method or ((unseen or not self.expect) and tuple(self.methods) == COMPARED):
             return [self.config(data, unseen)]
         configs = [self.config(data, unseen, method) for method in self.methods]
@@ -128,7 +128,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     def fit(
         self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None
     ) -> Self:
-        """Train, after leaving each site out in turn with each method: to keep one, and to say what to expect.
+        """Train, after leaving each site out in turn with each method, to select one and to estimate its accuracy.
 
         Args:
             data: Folder `site/class/*.png`, CSV manifest (path, domain, label, optional group), array (N, H, W, 3)
@@ -136,7 +136,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             y: The class of each image of an array or list: names or whole numbers.
             domains: The site of each image of an array or list.
             groups: Its patient or slide; the split is then by `group` unless `split` says otherwise.
-            unseen: Leave this site alone out, score it, and keep the model that was trained without it.
+            unseen: Leave only this site out, score it, and keep the model that was trained without it.
         """
         from patchgen.fit.procedure import fit
         from patchgen.runs.folder import RunFolder
@@ -152,7 +152,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _take(self, model: Model) -> None:
-        """What is known after a fit and after loading alike."""
+        """Set the attributes that are available after a fit and after loading."""
         model.predictor.use(self.runtime)
         self.model_, about = model, model.about
         names = model.predictor.classes
@@ -166,7 +166,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def predictor(self) -> Predictor:
-        """The model behind the estimator: files in, predictions out, one batch in memory at a time."""
+        """The underlying predictor: files in, predictions out, one batch in memory at a time."""
         return self._fitted().predictor
 
     def _fitted(self) -> Model:
@@ -231,8 +231,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         Args:
             data: Folder `site/class/*.png` or `class/*.png`, or CSV manifest (path, domain, label, optional group).
             positive: Also score this class against all others.
-            sites: Score these sites of the data alone.
-            resamples: Draws of the bootstrap; 0 leaves the intervals out.
+            sites: Score only these sites of the data.
+            resamples: Bootstrap resamples; 0 for no intervals.
         """
         from patchgen.data.table import read_table
 
@@ -245,20 +245,20 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""
         return self.predictor.explain(image)
 
-    # Handing on
+    # Saving and loading
 
     def save(self, folder: str | Path, *, with_backbone: bool = True) -> Path:
-        """Write a model folder: safetensors, JSON and a model card. Without the backbone it is small, but not alone."""
-        self.predictor  # noqa: B018  says so when there is nothing to save
+        """Write a model folder: safetensors, JSON and a model card; small, but not self-contained without backbone."""
+        self.predictor  # noqa: B018  raises if there is nothing to save
         return write_model(folder, self.model_, with_backbone=with_backbone)
 
     @classmethod
     def load(cls, folder: str | Path, *, runtime: Runtime = "torch") -> Self:
-        """The estimator of a model folder, its settings included."""
+        """The estimator of a model folder, including its settings."""
         model = read_model(folder)
         config, usual = model.predictor.config, Config("", "")
         own = {name: getattr(config, name) for name in SETTINGS if getattr(config, name) != getattr(usual, name)}
-        own["normalization"] = config.normalization  # all that the preset would change
+        own["normalization"] = config.normalization  # the only setting that the preset would change
         found = cls(method=config.method, backbone=config.backbone, preset="paper", runtime=runtime, **own)
         found._take(model)
         return found

@@ -1,21 +1,21 @@
-"""What to expect at a new site: every site was new once, and the spread between them is the honest error bar.
+"""Expected accuracy at a new site: each site was left out once, and the spread between them gives the error bar.
 
     expected = expect({"berlin": 0.81, "lyon": 0.74, "turin": 0.90}, {"berlin": 240, "lyon": 96, "turin": 310})
     expected.mean, expected.interval, expected.new_site
 
 Two intervals over the K sites, from their mean m and a reach r:
 
-    interval    m +- r / sqrt(K)          where the mean over many such sites lies
-    new_site    m +- r sqrt(1 + 1/K)      where ONE further site lies, if it is drawn as these were
+    interval    m +- r / sqrt(K)          for the mean over many such sites
+    new_site    m +- r sqrt(1 + 1/K)      for ONE further site, if it is drawn like these
 
     r = max(t s, 1.96 e)    s^2 = variance of the site accuracies, t = Student's quantile of K - 1 degrees
                             e^2 = mean over sites of q (1 - q) / n,  q = (right + 1) / (n + 2),  n images each
 
-t s is Student's interval. e is the error that few images alone make: sites whose accuracies agree, by chance or because
-all are perfect, have s near 0, and that is no certainty. q, Laplace's rule, keeps e above 0 at 0 % and 100 %; with e a
-normal quantile goes, since the variance of counts is known and not estimated from K values.
+t s is Student's interval. e is the sampling error due to the number of images: sites whose accuracies agree, by chance
+or because all are perfect, have s near 0, which does not mean certainty. q, Laplace's rule, keeps e above 0 at 0 % and
+100 %; e uses a normal quantile, because the variance of counts is known and not estimated from K values.
 
-`new_site` is the one to plan with. Neither covers a site of another kind than these.
+`new_site` is the one to plan with. Neither covers a site of a different kind.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Expected:
 
 
 def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
-    """Mean and intervals of the accuracies at left-out sites, cut to [0, 1]; `images` says how many were scored."""
+    """Mean and intervals of the accuracies at left-out sites, clipped to [0, 1]; `images` are the numbers scored."""
     values = np.array(list(folds.values()), dtype=float)
     mean, count = float(values.mean()), len(values)
     if count < 2:
@@ -65,7 +65,7 @@ def expect(folds: Mapping[str, float], images: Mapping[str, int]) -> Expected:
 
 
 def _reach(values: np.ndarray, images: np.ndarray) -> float:
-    """r of the module's text: values, images (K,)."""
+    """r of the module docstring: values, images (K,)."""
     from scipy.stats import norm, t
 
     level = (1 + COVERAGE) / 2

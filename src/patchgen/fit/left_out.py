@@ -1,7 +1,7 @@
-"""Which images of its left-out site a run gets right: what methods are compared by, image by image.
+"""Which images of its left-out site a run classifies correctly, for comparing methods image by image.
 
-A run records its accuracy there, not the images. They are predicted again and kept in the run folder, `left_out.npy`,
-so that a fit that is repeated finds them.
+A run records only its accuracy there. The images are predicted again, and the result is stored in the run folder for
+repeated fits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rows_of(fold: Fold) -> np.ndarray:
 
 
 def groups_of(folds: Sequence[Fold]) -> list[np.ndarray] | None:
-    """The patient of each row of `rows_of`, for each fold; None where the data names none."""
+    """The patient of each row of `rows_of`, for each fold; None if the data has none."""
     group = folds[0].table.group
     return [np.array(group)[rows_of(fold)] for fold in folds] if group else None
 
@@ -53,6 +53,6 @@ def groups_of(folds: Sequence[Fold]) -> list[np.ndarray] | None:
 def _load(file: object, count: int) -> np.ndarray | None:
     try:
         found: np.ndarray = np.load(str(file), allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError):  # not there yet, or damaged
+    except (OSError, ValueError, EOFError, MemoryError):  # missing or damaged
         return None
     return found if found.shape == (count,) and found.dtype == np.bool_ else None

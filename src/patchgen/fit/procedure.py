@@ -4,8 +4,8 @@
     model = fit([simple, other], "runs")                                    # simplest first: `fit/choose.py`
     model.about["expected"], model.about["choice"], model.predictor
 
-Every training is a run folder below `runs`, named by its settings, so a fit that was killed goes on when it is asked
-for again, and folds that `patchgen benchmark` or an earlier fit has made are not made twice.
+Every training is a run folder below `runs`, named by its settings, so a killed fit is resumable, and folds that
+`patchgen benchmark` or an earlier fit has trained are reused.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from patchgen.train.track import make_tracker
 
 @dataclass(frozen=True)
 class SiteFold:
-    """How a model trained without this site did at it."""
+    """The result of a model at the site that it was trained without."""
 
     site: str
     accuracy: float
     images: int
-    validation: float  # mean accuracy at the held-out parts of the sites it was trained on
-    uncovered: list[str]  # classes that only this site has: no other site could teach them
+    validation: float  # mean accuracy on the held-out parts of its training sites
+    uncovered: list[str]  # classes that only this site has, which cannot be learned from the others
     run: str
     method: str = ""
 
 
 class Clock:
-    """How long the trainings of a fit will take, from those that were made so far."""
+    """Estimates the remaining time of a fit from the trainings so far."""
 
     def __init__(self, work: list[int], say: Callable[[str], None]) -> None:
         self.work, self.say, self.done = work, say, 0
@@ -63,7 +63,7 @@ class Clock:
 
     @contextmanager
     def training(self, title: str, finished: bool = False) -> Iterator[None]:
-        """Announce a training and take its time."""
+        """Announce a training and measure its time."""
         number, left = self.done, ""
         if self.trained:
             minutes = self.seconds / self.trained * sum(self.work[number:]) / 60
@@ -74,7 +74,7 @@ class Clock:
         yield
         self.done += 1
         seconds = time.monotonic() - start
-        if seconds > 1 and not finished:  # what is only looked up tells nothing of the rest
+        if seconds > 1 and not finished:  # trainings that are only looked up do not count
             self.seconds, self.trained = self.seconds + seconds, self.trained + self.work[number]
 
 
@@ -90,18 +90,18 @@ def fit(
     """Train a deployable model.
 
     Args:
-        configs: Settings of one method, or of several, simplest first: the one that does better at left-out sites is
-            kept. With `unseen` "none" the model is trained on all sites, after each was left out once (`expecting`);
-            with a site's name it is trained without that site and scored on it.
+        configs: Settings of one method, or of several, simplest first: the better one at left-out sites is
+            selected. With `unseen` "none" the model is trained on all sites, after each was left out once
+            (`expecting`); with a site's name it is trained without that site and scored on it.
         runs: Parent of the run folders.
-        split_given: False where `config.split` is nobody's choice: a manifest's groups then decide.
-        track: Write the numbers of every training for `tensorboard` (also True), `wandb` or `mlflow`.
+        split_given: False if the user did not set `config.split`: it then depends on the groups of a manifest.
+        track: Log every training to `tensorboard` (or True), `wandb` or `mlflow`.
 
     Raises:
-        ValueError: settings or data that cannot be trained with; found before the first training where possible.
+        ValueError: invalid settings or data, detected before the first training if possible.
     """
     if track:
-        make_tracker(track)  # says so now where the extra is missing
+        make_tracker(track)  # raises now if the extra is missing
     with saying_once(), keeping():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         plan.announce()
@@ -127,7 +127,7 @@ def fit(
 
 
 def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
-    """Read the data and make every fold: what cannot be trained with is refused here."""
+    """Read the data and make every fold; raises ValueError for settings or data that cannot be used."""
     config = candidates[0]
     if config.task != "mdg":
         raise ValueError(f"fit trains classifiers for unseen sites, task 'mdg', not {config.task!r}")
@@ -189,7 +189,7 @@ def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
 def finish(
     run: RunFolder, fold: Fold, folds: list[SiteFold], quiet: bool = False, choice: Choice | None = None
 ) -> Model:
-    """The model of a finished run, calibrated, with all that its card says."""
+    """The model of a finished run, calibrated, with the facts for its card."""
     checkpoint = reported(run.config)
     predictor = load_run(run.path, checkpoint)
     whole = make_fold(replace(run.config, val_images=None), fold.table)  # every held-out image, not a sample of them
@@ -213,7 +213,7 @@ def finish(
 
 
 def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
-    """What the card says of the comparison of methods."""
+    """The facts about the comparison of methods for the card."""
     by_site = {name: dict(zip(sites, values, strict=True)) for name, values in choice.accuracy.items()}
     comparisons = [{**asdict(one), "shown": one.shown} for one in choice.comparisons]
     counted = dict(zip(sites, choice.counted, strict=True))
@@ -222,12 +222,12 @@ def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
 
 
 def reported(config: Config) -> Checkpoint:
-    """Weight averaging is asked for to be used."""
+    """The checkpoint to use: the weight average if SWAD was requested."""
     return "swad" if config.swad else "selected"
 
 
 def data_facts(fold: Fold) -> dict[str, Any]:
-    """What the card says of the images: names and counts, no path."""
+    """The facts about the images for the card: names and counts, no path."""
     table: Table = fold.table
     return {
         "sites": list(table.domains),
@@ -255,7 +255,7 @@ def _expected(folds: list[SiteFold]) -> Expected:
 
 
 def _names_groups(config: Config, table: Table) -> bool:
-    """Groups in a manifest are the user's own words; those of a benchmark's file names leave its protocol as it is."""
+    """Whether a manifest has groups; groups from a benchmark's file names do not change its protocol."""
     return table.group is not None and not expanded(config.data).is_dir()
 
 

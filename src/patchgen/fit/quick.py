@@ -1,10 +1,10 @@
-"""A first answer in seconds: a linear probe on frozen features, scored at each left-out site.
+"""A quick estimate in seconds: a linear probe on frozen features, scored at each left-out site.
 
     look = quick_look(config, table, sites, store)
     print(look)             # quick look ...: accuracy 0.78 at a left-out site (berlin 0.81, lyon 0.74, ...)
 
-The features of all sites are read once, whatever is left out. What the trainings say replaces it. The time that a
-forward pass took here also says, before the first training, what all of them will cost.
+The features of all sites are computed once, whichever site is left out. The results of the trainings replace this
+estimate. The measured time of a forward pass also gives an estimate of the cost of all trainings.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def _probe(features: np.ndarray, label: np.ndarray, out: np.ndarray) -> float:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    if len(np.unique(label[~out])) < 2:  # nothing to learn: the one class there is
+    if len(np.unique(label[~out])) < 2:  # only one class: nothing to learn
         return float((label[out] == label[~out][0]).mean())
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not converged: still a first answer
+        warnings.simplefilter("ignore")  # not converged: still useful as an estimate
         return float(probe.fit(features[~out], label[~out]).score(features[out], label[out]))

@@ -1,9 +1,9 @@
-"""Images as a user has them -> data that `read_table` reads: a folder or manifest as it is, arrays as a manifest.
+"""User input -> data for `read_table`: a folder or manifest unchanged, arrays as a manifest.
 
     data = as_data(X, y, domains, groups, "runs")       # X: (N, H, W, 3) uint8, or a list of paths or PIL images
 
-Arrays and open images are written as PNG files, which lose nothing, into a folder named by their content: the same
-arrays are found again when a fit is repeated or goes on.
+Arrays and open images are written as lossless PNG files into a folder named by their content, so that they are reused
+when a fit is repeated or resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = ("path", "domain", "label", "group")
 
 
 def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path) -> str:
-    """A path for `Config.data`; what is not on disk yet goes into a folder below `home`."""
+    """A path for `Config.data`; images in memory are written to a folder below `home`."""
     if isinstance(data, (str, os.PathLike)):
         if y is not None or domains is not None or groups is not None:
             raise ValueError("a folder or manifest names its classes, domains and groups itself: leave y, domains and "
@@ -52,7 +52,7 @@ def _names(values: Any, name: str, count: int) -> list[str]:
 
 
 def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> Path:
-    """The manifest; it is renamed into place with its pixels, so a folder that is there is whole."""
+    """Write the manifest with its images, atomically."""
     folder = home / f"images-{_digest(images, columns)}"
     manifest = folder / "manifest.csv"
     if manifest.is_file():
@@ -66,7 +66,7 @@ def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> 
 
 
 def _place(image: Any, folder: Path, name: str) -> str:
-    """Where the image lies: its own file, or a PNG made here."""
+    """The path of an image: its own file, or a PNG written here."""
     if isinstance(image, (str, os.PathLike)):
         return Path(os.path.abspath(image)).as_posix()
     try:

@@ -1,7 +1,8 @@
-"""Methods: what is pooled, what is tuned, and which named losses are minimised.
+"""Methods: a pool, a tuning mode and the named losses to minimise.
 
-A method is one small class with one verb, ``losses`` (see ``method.py``); the trainer sums what it returns. Adding one
-is a class and a line in ``METHODS``; ``patchgen+miro`` is the method ``patchgen`` with the term of ``miro``.
+A method is a small class with one main function, ``losses`` (see ``method.py``); the trainer minimises the sum of its
+terms. To add a method, write a class and add it to ``METHODS``; ``patchgen+miro`` is ``patchgen`` plus the term of
+``miro``.
 """
 
 from __future__ import annotations
@@ -101,19 +102,19 @@ METHODS: dict[str, type[Method]] = {
 }
 plugins.open_table("methods", METHODS)
 
-ALIASES = {"erm": "lp-ln"}  # other names that people know a method by
+ALIASES = {"erm": "lp-ln"}  # other common names of a method
 WITH_LREG = ("miro", "gmdg", "pim", "pim-lreg")  # terms that L-Reg was published on top of
 
 
 def make_method(config: Config) -> Method:
-    """The method that the settings name, with their pool and tuning mode where given."""
+    """The method named in the settings, with their pool and tuning mode if given."""
     return method_class(config.method)(config)
 
 
 def method_class(name: str) -> type[Method]:
     """``patchgen``, or ``patchgen+miro``: a method with the term of another one.
 
-    A sum has one term, so that there is no order in which one could undo another; the exception is L-Reg.
+    Only one term can be added, so that terms cannot undo one another; the exception is L-Reg.
     """
     words = [ALIASES.get(word, word) for word in name.split("+")]
     first, *terms = [_known(word, name) for word in words]
@@ -134,7 +135,7 @@ def method_class(name: str) -> type[Method]:
 
 
 def compared_methods(methods: Iterable[str]) -> tuple[str, ...]:
-    """The names given, `all` among them standing for every method that can be compared on any backbone."""
+    """The given names, with `all` replaced by every method that can be compared on any backbone."""
     plugins.load_all()
     every = [name for name, method in METHODS.items() if method.compared]
     return tuple(dict.fromkeys(name for word in methods for name in (every if word == "all" else [word])))

@@ -1,6 +1,6 @@
 """Rows 2.1 to 2.4 of the paper's ablation: other selectors in PatchGen's place, under the same budget.
 
-The other rows need no class of their own: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen-no-losses`, and 3.2 to 3.5 are
+The other rows need no separate class: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen-no-losses`, and 3.2 to 3.5 are
 `patchgen` with loss weights, where each row from 3.3 on adds one term:
 
     3.2  lambda_ms 1e-2, lambda_conf 0, lambda_sim 0      ten times L_ms
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class OtherSelector(PatchGenWithoutLosses):
-    """Cross-entropy on what another selector makes of the tokens."""
+    """Cross-entropy on the output of another selector."""
 
     compared = False  # rows of the ablation, not methods of the field
     selector: ClassVar[type[Variant]]
@@ -74,18 +74,18 @@ def _hard(log_mask: Tensor) -> Tensor:
 
 
 class SelectChoices(PatchGenSelect):
-    """patchgen-select, one choice at a time. The defaults are its own.
+    """patchgen-select with its design choices as hyper-parameters. The defaults are those of patchgen-select.
 
-    block         the block the mask is scored behind; 0 is a third of the way up
-    gain          the power of the mask that is read; learned from there on with `learn_gain` 1
-    spread        the deviation of the scores at the start
-    everywhere    1: patches read the selection too, not the class token alone
-    contrast      0: scores begin at random, as published, instead of with contrast
+    block         the block after which the mask is computed; 0 means a third of the way up
+    gain          exponent of the mask in the attention weights; with `learn_gain` 1, its initial value
+    spread        standard deviation of the scores at the start
+    everywhere    1: the selection also acts on attention between patches, not only on the class token
+    contrast      0: scores start at random, as published, instead of with contrast
     ms, conf, sim weights of the published losses
-    on_features   1: the context expert reads what the classifier reads, instead of the mean early token
-    anneal        share of the steps over which the mask's effect grows from nothing
-    hard_from     share of the steps after which training reads 0/1 masks, with the gradient of the soft ones
-    drop          probability with which a patch that is read less than the average is taken away in training
+    on_features   1: the context expert reads the classifier's features, instead of the mean early token
+    anneal        share of the steps over which the effect of the mask grows from zero
+    hard_from     share of the steps after which training uses 0/1 masks, with the gradient of the soft ones
+    drop          probability of removing a patch with less than average weight in training
     """
 
     compared = False
@@ -131,7 +131,7 @@ class SelectChoices(PatchGenSelect):
             selector.sharpen = None
 
     def _sharpen(self, done: float) -> Callable[[Tensor], Tensor] | None:
-        """What becomes of log m (B, P) in a training pass, by the share of the steps that are done."""
+        """The function applied to log m (B, P) in a training pass, given the share of completed steps."""
         h = self.hparams
         if done < h["anneal"]:
             return lambda log_mask: done / h["anneal"] * log_mask

@@ -1,20 +1,20 @@
-"""DANN and CDANN: a network tells the source domains from the features, and the features learn to mislead it.
+"""DANN and CDANN: a discriminator predicts the source domain from the features, which learn to mislead it.
 
-    L_dann = CE of the domain,   with the gradient g for the network and -dann * g for the features
+    L_dann = CE of the domain,   with the gradient g for the discriminator and -dann * g for the features
 
-The network has three layers of width 256. CDANN adds a learned vector of the class to what it reads (a part of the
-network, not of the model), and takes the mean over the classes present of the mean within each. Images without a label
-take their arg-max. `penalty` weighs the squared slope of each image's CE in what the network reads; its gradient is
-reversed for the features as well:
+The discriminator has three layers of width 256. CDANN adds a learned class embedding to its input (part of the
+discriminator, not of the model), and averages the loss within each class and then over the classes present. Images
+without a label use their arg-max. `penalty` weights the squared gradient of each image's CE with respect to the
+discriminator's input; its gradient is reversed for the features as well:
 
     L_slope = penalty * mean over images of |dCE/dx|^2
 
-What differs from DomainBed's code: there network and features take turns, each with an optimiser of its own. Here one
-pass serves both and the gradient is reversed on its way back, as in the paper: the fixed points are the same, and no
-step is lost to the network, so that budgets stay equal. Both learn in the common optimiser (DomainBed's two have beta_1
-0.5), the network at `--lr` times `dann_lr_mult`. CDANN's mean is over the classes present, not over all ids up to the
-highest. On several devices it spans the global batch; under accumulation, a micro-batch. Where nothing can move the
-features (tune 'head' with pool cls or mean) both methods are refused.
+Differences from DomainBed's code: there, discriminator and features are updated alternately by two optimisers. Here
+one pass updates both through a gradient reversal, as in the paper: the fixed points are the same, and no steps are
+spent on the discriminator alone, so budgets stay equal. Both use the common optimiser (DomainBed's two have beta_1
+0.5), the discriminator at `--lr` times `dann_lr_mult`. CDANN's mean is over the classes present, not over all ids up
+to the highest. On several devices it spans the global batch; with gradient accumulation, a micro-batch. Both methods
+are rejected if the features are fixed (tune 'head' with pool cls or mean).
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Dann(Method):
         return found
 
     def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
-        """What the network reads of features (B, D) whose classes are (B,)."""
+        """The discriminator's input for features (B, D) with classes (B,)."""
         return features
 
     def domain_loss(self, each: Tensor, target: Tensor, num_classes: int) -> Tensor:
-        """The term, of each image's CE (B,)."""
+        """The loss from each image's CE (B,)."""
         return each.mean()
 
 
@@ -101,7 +101,7 @@ def domain_network(dim: int, num_domains: int) -> nn.Sequential:
 
 
 def positions(domain: Tensor, sources: Sequence[int]) -> Tensor:
-    """Ids of source domains (B,) -> their places 0..K-1 among the sources."""
+    """Ids of source domains (B,) -> their indices 0..K-1 among the sources."""
     return (domain.unsqueeze(1) == send(torch.tensor(sources), domain.device)).int().argmax(1)
 
 
@@ -113,7 +113,7 @@ def mean_of_classes(each: Tensor, target: Tensor, num_classes: int) -> Tensor:
 
 
 def reverse_gradient(features: Tensor, weight: float) -> Tensor:
-    """The features as they are; their gradient comes back times -weight."""
+    """The features unchanged; their gradient is multiplied by -weight."""
     return cast(Tensor, _Reversed.apply(features, weight))  # type: ignore[no-untyped-call]
 
 

@@ -1,15 +1,14 @@
-"""CORAL and MMD: the features of every pair of source domains get the same statistics.
+"""CORAL and MMD: match the feature statistics of every pair of source domains.
 
     coral   L_coral = coral * mean over pairs of ( mean_j (m_j - m'_j)^2 + mean_ij (C_ij - C'_ij)^2 )
     mmd     L_mmd   = mmd   * mean over pairs of ( mean k(x, x) + mean k(x', x') - 2 mean k(x, x') )
 
 m and C are a domain's mean and covariance (divided by n - 1); k(a, b) = sum of exp(-g |a - b|^2) over g = 0.001, 0.01,
-..., 1000, and its means include a sample with itself. Labels play no part, so unlabelled images count as well.
+..., 1000, and its means include self-pairs. Labels are not used, so unlabelled images count as well.
 
-What differs from DomainBed's code: the cross-entropy is that of all labelled images, not the mean of the domains' (the
-same where every domain has as many of them). On several devices the statistics are those of the global batch; under
-accumulation, of a micro-batch. Where nothing can move the features (tune 'head' with pool cls or mean) both methods are
-refused.
+Differences from DomainBed's code: the cross-entropy is the mean over all labelled images, not over domains (the same
+if all domains have equally many). On several devices the statistics are those of the global batch; with gradient
+accumulation, of a micro-batch. Both methods are rejected if the features are fixed (tune 'head' with pool cls or mean).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def domain_features(out: Output, batch: Batch) -> list[Tensor]:
 
 
 def moment_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Mean square of the differences of means and of covariances, of sets (n, D) and (m, D)."""
+    """Mean squared difference of the means plus that of the covariances, for sets (n, D) and (m, D)."""
     means = (one.mean(0) - other.mean(0)).square().mean()
     return means + (covariance(one) - covariance(other)).square().mean()
 

@@ -1,22 +1,22 @@
-"""ARM: a small network looks at several images of one domain, and the classifier reads what it says of them.
+"""ARM: a small network summarises several images of one domain, and the classifier reads this context.
 
     c = mean of context(x_i) over the support, the images of one domain that are predicted together
-    CE of the classifier, which reads c beside each of these images
+    CE of the classifier, which reads each of these images together with c
 
-In training the support of an image is what its batch has of its domain. **In prediction it is the batch that is being
-predicted:** evaluation takes batches of one domain, `patchgen predict` what it is given, and a single image is its own
-support. The method is transductive: a prediction depends on the images that it is made together with, and other batches
-or another order can change it.
+In training, the support of an image is the part of its batch from the same domain. **In prediction it is the batch
+being predicted:** evaluation uses batches of one domain, `patchgen predict` the batches it is given, and a single image
+is its own support. The method is transductive: a prediction depends on the other images in its batch, so a different
+batch size or order can change it.
 
 How the classifier reads c, so that the first step starts from the pretrained network:
 
-    convolutional   c is a map (1, H, W); a 1 x 1 convolution to three channels, zero at first, adds it to the image.
+    convolutional   c is a map (1, H, W); a 1 x 1 convolution to three channels, initially zero, adds it to the image.
                     The release appends c as a fourth input channel, which a pretrained stem does not have; here
-                    the stem's own three filters read it.
-    ViT             c is a vector; a linear map, zero at first, adds it to every patch embedding. This form is ours.
+                    the stem's three existing filters read it.
+    ViT             c is a vector; a linear map, initially zero, adds it to every patch embedding. This form is ours.
 
-What else differs from the release: 16 channels in place of 64 and no BatchNorm, whose statistics would be a second
-context. The context network is a part of the backbone, learns at its rate in every tuning mode, and is saved.
+Other differences from the release: 16 channels instead of 64, and no BatchNorm, whose statistics would be a second
+context. The context network is part of the backbone, uses its learning rate in every tuning mode, and is saved.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Arm(Method):
         context = MapContext() if model.backbone.family.convolutional else VectorContext(model.backbone.dim)
         model.backbone.context = context
         context.join(model.backbone)
-        self._context = (context,)  # in a tuple, so that it is the model's alone
+        self._context = (context,)  # in a tuple, so that it is registered only in the model
 
     def update(self, step: Step) -> None:
         told, context = copy.copy(step), self._context[0]
@@ -67,22 +67,22 @@ class Arm(Method):
 
 
 class Context(nn.Module):
-    """What both kinds share: who supports whom."""
+    """Base of both kinds: averages over the support of each image."""
 
     def __init__(self) -> None:
         super().__init__()
-        # positions of the images that support each other; None: all of the batch do
+        # positions of the images that form a support; None: the whole batch
         self.groups: list[Tensor] | None = None
 
     def average(self, said: Tensor) -> Tensor:
-        """Each image's own words (B, ...) -> those of its support, in its place."""
+        """Replace each image's context (B, ...) by the mean over its support."""
         if self.groups is None:
             return said.mean(0, keepdim=True).expand_as(said)
         means = [said[rows].mean(0, keepdim=True).expand_as(said[rows]) for rows in self.groups]
         return torch.cat(means)[torch.cat(self.groups).argsort()]
 
     def join(self, backbone: Backbone) -> None:
-        """Take a place in the backbone's forward pass."""
+        """Register in the backbone's forward pass."""
         raise NotImplementedError
 
 
@@ -103,7 +103,7 @@ class MapContext(Context):
         backbone.model.get_submodule("embedder").register_forward_pre_hook(self.add)
 
     def add(self, stem: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Of the stem's inputs, the images (B, 3, H, W) with their context."""
+        """The stem's inputs, with the context added to the images (B, 3, H, W)."""
         images, *rest = inputs
         return (images + self.into(self.average(self.look(images))), *rest)
 
@@ -124,6 +124,6 @@ class VectorContext(Context):
         stem.register_forward_hook(self.add)
 
     def add(self, stem: nn.Module, inputs: tuple[Any, ...], patches: Tensor) -> Tensor:
-        """Patch embeddings (B, D, h, w) with the context of the images that they were cut from."""
+        """Patch embeddings (B, D, h, w) with the context of their images added."""
         said = self.look(inputs[0]).mean((2, 3))  # (B, WIDTH)
         return patches + self.into(self.average(said))[:, :, None, None]

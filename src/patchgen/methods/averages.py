@@ -1,12 +1,12 @@
-"""SMA: the mean of the weights over all steps predicts.
+"""SMA: predict with the mean of the weights over all steps.
 
     theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
 
-Before that the current weights predict. Validation, SWAD and the checkpoints use the mean, which begins at 0.02 of the
-steps: the 100th update of the field's 5001 is averaged with the weights that it finds, as in the release. Predictions
-of several such runs are averaged by `patchgen ensemble` (EoA).
+Before that, the current weights predict. Validation, SWAD and the checkpoints use the mean, which starts at 0.02 of the
+steps: of the usual 5001 steps, the 100th update is averaged with the weights before it, as in the release.
+`patchgen ensemble` averages the predictions of several such runs (EoA).
 
-What differs from the released code: the mean is kept of trained tensors only.
+Difference from the released code: only trained tensors are averaged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sma(Method):
     @torch.no_grad()
     def after_step(self, model: Classifier) -> None:
         super().after_step(model)
-        first = max(1, int(self.hparams["sma_start"] * self.config.steps))  # the update that the mean begins with
-        share = 1 / (self.made - first + 3).clamp(min=1)  # of the newest weights; 1 until the mean begins
+        first = max(1, int(self.hparams["sma_start"] * self.config.steps))  # the first update in the mean
+        share = 1 / (self.made - first + 3).clamp(min=1)  # weight of the newest weights; 1 until the mean starts
         mean = self.mean.named()
         for name, tensor in trained_tensors(model).items():
             mean[name].lerp_(tensor, share.to(tensor))

@@ -1,17 +1,17 @@
-"""Balance: images that contradict their context count for more, as far as the classifier can read their class.
+"""Balance: give more weight to images that contradict their context, if the classifier recognises their class.
 
-Where a background gives the label away in 97 % of the images, the other 3 % are the only evidence against it, and
+If the background gives away the label in 97 % of the images, the other 3 % are the only evidence against it, and
 cross-entropy all but ignores them. A *context expert*, a linear layer on the mean patch token of an early block, learns
-what can be told without selecting anything. Its generalised cross-entropy makes it believe the easy majority, as the
-biased model of LfF (Nam et al. 2020). With b the expert's probabilities and p the classifier's,
+what can be predicted without selecting anything. It is trained with generalised cross-entropy, which favours the easy
+majority, like the biased model of LfF (Nam et al. 2020). With b the expert's probabilities and p the classifier's,
 
     c_i = 1 - b_i(y_i) / max b_i                        how far image i contradicts its context, 0 to 1
     w_i = 1 + c_i p_i(y_i) max(0, s / q - 1)            its weight; q is the moving mean of c
 
-so that contradicting images whose class the classifier reads count for the share s, where plain cross-entropy would
-give them q. An image that it cannot read either is merely hard, no evidence against the context, and keeps the weight
-1, as all do where contradictions are frequent (q >= s), and images without a label. The expert learns beside the
-classifier and never reaches it.
+so that contradicting images whose class the classifier recognises get the share s of the loss, where plain
+cross-entropy would give them q. An image that the classifier does not recognise either is merely hard and no evidence
+against the context: its weight is 1, as for images without a label, and for all images if contradictions are frequent
+(q >= s). The expert is trained alongside the classifier and passes no gradient to it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from patchgen.model.losses import generalized_cross_entropy
 from patchgen.model.ranks import mean_over_ranks
 
 MOMENTUM = 0.9  # of the moving mean q
-LEAST = 1e-3  # of q: no weight exceeds s / LEAST while the expert contradicts nothing
+LEAST = 1e-3  # lower bound of q: no weight exceeds s / LEAST, even if nothing contradicts the expert
 EXPERT_Q = 0.7  # of the expert's loss
 
 
 class Balance(Method):
-    """Weights of the main loss, from a context expert."""
+    """Image weights for the main loss, from a context expert."""
 
     addable = True
     summary = "images that contradict their context count for more, as far as their class is read"
@@ -51,7 +51,7 @@ class Balance(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         model.context = True
-        outputs = getattr(model.head, "out_features", len(self.class_names))  # a head of CLIP has no such number
+        outputs = getattr(model.head, "out_features", len(self.class_names))  # CLIP heads lack this attribute
         self.expert = nn.Linear(model.backbone.dim, outputs)
         self.register_buffer("contradiction", torch.full((), torch.nan))  # q
 

@@ -1,16 +1,16 @@
-"""BFMix, our reading: backgrounds and foregrounds are blended between domains, each on its own.
+"""BFMix, our reading: backgrounds and foregrounds are blended separately between domains.
 
-A patch is foreground where CLS attends to it in the last block (mean over heads, a pass without gradients): the better
-half of the patches. Each image x_i meets one, x_j, of another domain, with a share lambda ~ Beta(blend, blend) for the
-pair of domains:
+The foreground is the half of the patches that CLS attends to most in the last block (mean over heads, a pass without
+gradients). Each image x_i is paired with an image x_j of another domain, with one lambda ~ Beta(blend, blend) per pair
+of domains:
 
     background mix   patches that are background in both are lambda x_i + (1 - lambda) x_j; label y_i
     foreground mix   likewise for foreground in both; labels y_i and y_j by their shares
     main = CE of x_i,  L_background and L_foreground = CE of the mixes
 
-**Our reading**, hence the name `bfmix-like`: only the abstract is known to us, which has the scores by attention, the
-division by rank and both kinds of mixes. The last block, the half, the distribution (`blend` 0.2), the pairs as in
-`mixup`, pixels rather than tokens, the labels and equal weights are ours. For vision transformers.
+**Our reading**, hence the name `bfmix-like`: we know only the abstract, which describes the attention scores, the
+split by rank and both kinds of mixes. The last block, the half, the distribution (`blend` 0.2), the pairs as in
+`mixup`, pixels rather than tokens, the labels and equal weights are our choices. For vision transformers.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class BfMixLike(Method):
         if self.chosen_tune == "head" and not config.augment:
             raise ValueError(
                 f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "
-                "are kept; leave --no-augment out, or choose --tune layernorm"
+                "are cached; leave --no-augment out, or choose --tune layernorm"
             )
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        attention_layers(model.backbone)  # refuses what has no attention before the first step
+        attention_layers(model.backbone)  # raises before the first step if there is no attention
         self._backbone = (model.backbone,)
 
     def update(self, step: Step) -> None:
@@ -83,7 +83,7 @@ class BfMixLike(Method):
 
 
 def mix(backbone: Backbone, batch: Batch, alpha: float) -> ThreeBatches:
-    """The batch with both kinds of mixes behind it; draws from torch's own generator."""
+    """The batch followed by both kinds of mixes; uses torch's default generator."""
     partner, share = draw_partners(by_domain(batch, "cpu"), alpha)
     partner, share = send(partner, batch.image.device), send(share.to(batch.image.dtype), batch.image.device)
     front = foreground(patch_attention(backbone, batch.image))  # (B, P)
@@ -101,7 +101,7 @@ def foreground(attention: Tensor) -> Tensor:
 
 
 def blend(images: Tensor, partner: Tensor, share: Tensor, patches: Tensor, size: int) -> Tensor:
-    """Images (B, 3, H, W) that are share * own + (1 - share) * partner's within some patches (B, P)."""
+    """Images (B, 3, H, W), blended as share * own + (1 - share) * partner within the given patches (B, P)."""
     grid = images.shape[2] // size, images.shape[3] // size
     inside = patches.unflatten(1, grid).repeat_interleave(size, 1).repeat_interleave(size, 2).unsqueeze(1)
     weight = share.view(-1, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""Named tensors that a method carries along but never trains: a reference, a moving average."""
+"""Named tensors that a method stores but never trains: a reference, a moving average."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class NamedBuffers(nn.Module):
     """A copy of named tensors that follows its method from device to device.
 
     Args:
-        tensors: Named as the model names them. A buffer's name may not hold a dot, so a slash stands for it.
-        saved: Whether a run's state holds them; what ``setup`` finds again in the same place need not be saved.
+        tensors: Named as in the model. A buffer's name may not contain a dot, so it is replaced by a slash.
+        saved: Whether they are part of a run's saved state; tensors that ``setup`` can restore need not be.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], *, saved: bool) -> None:

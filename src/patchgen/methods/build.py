@@ -1,7 +1,7 @@
 """From settings to a model, and from a model to the tensors that training changed.
 
-A checkpoint holds the trained tensors only, with the backbone's source and digest beside them: LayerNorm tuning of a
-ViT-S is 4 MB instead of 90.
+A checkpoint contains only the trained tensors and the backbone's source and digest: LayerNorm tuning of a ViT-S takes
+4 MB instead of 90.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ def build_model(
     progress: Callable[[str], None] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> Classifier:
-    """The untrained classifier of a run; the same seed gives the same weights whatever was drawn before.
+    """The untrained classifier of a run; its weights depend on the seed alone, not on the random state.
 
     Args:
-        recorded: What the run has recorded of its backbone, where it is continued or used.
+        recorded: The run's record of its backbone, if it is resumed or used.
     """
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     return build_on(backbone, config, method, num_classes)
 
 
 def build_on(backbone: Backbone, config: Config, method: Method, num_classes: int) -> Classifier:
-    """The same on a backbone that is at hand."""
+    """The same with a backbone that is already loaded."""
     if config.normalization == "imagenet":
         backbone.use_imagenet()
     with torch.random.fork_rng(devices=[]):
@@ -56,15 +56,15 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
 
 
 def recompute_activations(backbone: Backbone, method: str, selects_inside: bool = False) -> None:
-    """Keep of each block its input alone and run it again in the backward pass: less memory, and the same gradients.
+    """Activation checkpointing: store only each block's input and recompute the block in the backward pass.
 
-    Call it behind ``Method.setup``, whose hooks it looks for.
+    Saves memory and gives the same gradients. Call it after ``Method.setup``, because it checks for hooks.
 
     Args:
-        selects_inside: A mask acts within the backbone; a block that runs again would not see it.
+        selects_inside: A mask acts inside the backbone; a recomputed block would not see it.
 
     Raises:
-        ValueError: the backbone is convolutional, or a method reads or changes what happens within it.
+        ValueError: the backbone is convolutional, or a method reads or changes its inner activations.
     """
     network = backbone.model
     if backbone.family.convolutional or not getattr(network, "supports_gradient_checkpointing", True):
@@ -74,17 +74,17 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
         )
     if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in network.modules()):
         raise ValueError(
-            f"checkpoint_activations runs each block twice, and method {method!r} reads or changes what happens within "
+            f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
             "the backbone; leave it out, or raise --accumulate to save memory"
         )
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for block in network.get_submodule(backbone.family.blocks):
-        block.training = True  # else it does not act; what is within (dropout) stays in eval mode, as without it
+        block.training = True  # required for checkpointing; submodules (dropout) stay in eval mode
 
 
 @torch.no_grad()
 def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put trained tensors back; every name and shape must fit."""
+    """Load trained tensors into the model; every name and shape must match."""
     own = trained_tensors(model)
     if own.keys() != tensors.keys():
         odd = sorted(own.keys() ^ tensors.keys())
@@ -96,7 +96,7 @@ def load_trained(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def describe(model: Classifier, classes: tuple[str, ...]) -> dict[str, Any]:
-    """The facts that go into a checkpoint's header."""
+    """The metadata of a checkpoint."""
     return {
         "classes": list(classes),
         "pool": model.pool,

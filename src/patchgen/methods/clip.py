@@ -1,14 +1,14 @@
-"""CLIP as it is, and CoOp: the classes are sentences, and an image belongs to the one it is nearest to.
+"""Zero-shot CLIP and CoOp: classes are sentences, and an image is assigned to the nearest one.
 
     clip    zero-shot: "a photo of a <name>." for each class; nothing is trained
-    coop    CoOp: `context` learned vectors, shared by all classes, stand in the place of the words before the name
+    coop    CoOp: `context` learned vectors, shared by all classes, replace the words before the name
 
 Both need a CLIP backbone with its text tower (`--backbone clip-b16`, a hub id, a folder) and the names of the classes,
 in which `_` is read as a space. The head gives exp(scale) * cosine of the projected CLS token and the sentence.
 
-A run of `clip` has no trained tensor: its steps only count the loss of the batch before an evaluation, all evaluations
-say the same, and `--steps 1` is enough. What differs in `coop` from the release: Adam at `--lr` in place of SGD at
-0.002 with a cosine schedule; batches from all source domains; `--tune layernorm` lets the vision tower learn too.
+A run of `clip` trains nothing: its steps only record the loss of the batch before an evaluation, all evaluations give
+the same result, and `--steps 1` is enough. Differences of `coop` from the release: Adam at `--lr` instead of SGD at
+0.002 with a cosine schedule; batches from all source domains; `--tune layernorm` also tunes the vision tower.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 class Sentences(Method):
-    """What all share: a head that compares images with a sentence for each class."""
+    """Common base: a head that compares images with one sentence per class."""
 
     tune = "head"
     compared = False
     needs: ClassVar[tuple[str, ...]] = ("text",)
-    self_contained: ClassVar[bool] = False  # checkpoints hold the whole head: predictions need no text tower
+    self_contained: ClassVar[bool] = False  # checkpoints contain the whole head: predictions need no text tower
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.read: ClipHead | None = None  # a head whose sentences were read before: no text tower is needed then
+        self.read: ClipHead | None = None  # a head with encoded sentences, which needs no text tower
         if config.task != "mdg":
             raise ValueError(
                 f"method {config.method!r} reads the name of every class, and task {config.task!r} hides some"
@@ -62,32 +62,32 @@ class Sentences(Method):
         model.head = self.head(model, load_text(model.backbone), names)  # type: ignore[assignment]
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
-        """What reads the features (B, D) and gives logits (B, C)."""
+        """The module that turns features (B, D) into logits (B, C)."""
         return ClipHead(text, self.sentences(text.tower, names), len(names))
 
     def restored(self, model: Classifier, saved: Mapping[str, Tensor]) -> nn.Module:
-        """The same head without a text tower, of a checkpoint's shapes; its tensors are loaded later."""
+        """The same head without a text tower, with the shapes of a checkpoint; its tensors are loaded later."""
         return ClassVectors.like(saved)
 
     def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        """A module whose call gives the classes' unit vectors."""
+        """A module that returns the classes' unit vectors."""
         raise NotImplementedError
 
 
 class WithoutImages(Sentences):
-    """No step is made on images: their batches are only scored."""
+    """Does not train on images: their batches are only scored."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if "+" in config.method or self.chosen_tune != "head" or config.devices > 1:
             what = "learns from sentences alone" if "source-free" in self.needs else "trains nothing"
             raise ValueError(
-                f"{config.method.split('+')[0]!r} {what}: leave out --tune, --devices and what stands behind '+'; "
+                f"{config.method.split('+')[0]!r} {what}: leave out --tune, --devices and the part after '+'; "
                 "'coop' is the method whose prompt is learned"
             )
 
     def update(self, step: Step) -> None:
-        """No step at all; before an evaluation the batch's loss is counted, for the record."""
+        """Make no step; before an evaluation, record the loss of the batch."""
         if step.number % self.config.eval_every and step.number < self.config.steps - 1:
             return
         for batch in step.batches():
@@ -104,13 +104,13 @@ class ZeroShot(WithoutImages):
 
 
 class SourceFree(WithoutImages):
-    """One vector a class, learned from sentences in the first step; checkpoints hold them, and nothing else learns."""
+    """One vector per class, learned from sentences in the first step and saved in checkpoints; nothing else learns."""
 
     needs = ("text", "source-free")
     self_contained = True
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
-        self._text = (text.tower, names)  # a tuple, so that the tower is no part of the method
+        self._text = (text.tower, names)  # a tuple, so that the tower is not registered as a submodule
         return ClassVectors(text.projection, text.scale, text.tower.read(fill(PHOTO, names)), tuned=False)
 
     def update(self, step: Step) -> None:
@@ -126,11 +126,11 @@ class SourceFree(WithoutImages):
         super().update(step)
 
     def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
-        """The classes' vectors (C, E), and the logarithm of what multiplies their products (None: CLIP's own)."""
+        """The classes' vectors (C, E), and the logarithm of the factor on their products (None: CLIP's)."""
         raise NotImplementedError
 
     def whole(self, *names: str) -> list[int]:
-        """Hyper-parameters that are counts."""
+        """Hyper-parameters that must be whole numbers."""
         for name in names:
             if self.hparams[name] < 1 or self.hparams[name] % 1:
                 raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
@@ -138,7 +138,7 @@ class SourceFree(WithoutImages):
 
 
 class CoOp(Sentences):
-    summary = "CoOp: learned vectors in the place of the words before the class name"
+    summary = "CoOp: learned vectors replace the words before the class name"
     reference = "Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022"
     defaults = {"context": 16}
 

@@ -1,15 +1,15 @@
-"""CLIPCEIL++, our reading: an adapter over several depths of CLIP keeps what tells classes, not domains, apart.
+"""CLIPCEIL++, our reading: an adapter over several depths of CLIP keeps what separates classes, not domains.
 
-    z    = p_L + MLP(transformer layer over p_1 ... p_L),    p_l the projected CLS token behind block l
+    z    = p_L + MLP(transformer layer over p_1 ... p_L),    p_l the projected CLS token after block l
     main = CE of s cos(z, t_c),    t_c the mean of eighty sentences of class c
     L_channel   = channel * sum_j (Var over domains of mu_dj - Var over classes of mu_cj),    mu means of unit z
-    L_direction = direction * mean of 1 - cos(z_i - z_k, t_yi - t_yk) over pairs of other class and other domain
+    L_direction = direction * mean of 1 - cos(z_i - z_k, t_yi - t_yk) over pairs that differ in class and domain
 
-The whole image tower learns ("++"). **Our reading**: there is no released code, and of the publication we had the
-abstract and captions. Known: taps of several depths, one transformer layer and a projector, frozen sentences of eighty
-templates, the three losses. Ours: the taps (the last block of each quarter), the residual form with an MLP that is 0 at
-first (so that training begins with zero-shot CLIP), width and heads, the difference of variances over unit vectors, the
-pooling of templates, and the weights 1, 1, 1.
+The whole image tower is tuned ("++"). **Our reading**: there is no released code, and we had only the abstract and the
+captions of the publication. Known: taps at several depths, one transformer layer and a projector, frozen sentences from
+eighty templates, the three losses. Ours: the taps (the last block of each quarter), the residual form with an MLP that
+is initially 0 (so that training starts from zero-shot CLIP), width and heads, the difference of variances over unit
+vectors, the pooling of templates, and the weights 1, 1, 1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClipCeil(Sentences):
         super().__init__(config)
         if self.chosen_tune == "head":
             raise ValueError(
-                "'clipceil' reads CLIP's image tower at several depths as it is tuned: leave out --tune head"
+                "'clipceil' tunes CLIP's image tower and reads it at several depths: leave out --tune head"
             )
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
@@ -73,12 +73,12 @@ class ClipCeil(Sentences):
 
 
 class FusionHead(nn.Module):
-    """Features (B, D) of the last tap, with what the earlier taps said in the same pass -> logits (B, C).
+    """Features (B, D) of the last tap, with the outputs of the earlier taps in the same pass -> logits (B, C).
 
     Args:
         backbone: CLIP's vision tower, whose blocks are tapped.
-        weight: (E, D) of CLIP's image projection; it learns.
-        scale: Logarithm of what multiplies a cosine.
+        weight: (E, D) of CLIP's image projection; trained.
+        scale: Logarithm of the factor on the cosine.
         vectors: (C, E) unit sentences.
     """
 
@@ -94,7 +94,7 @@ class FusionHead(nn.Module):
         for tensor in self.project[-1].parameters():
             nn.init.zeros_(tensor)
         *earlier, _ = tap_modules(backbone)[1:]
-        self._norm = (backbone.model.get_submodule(backbone.family.final_norm),)  # the backbone's: not registered here
+        self._norm = (backbone.model.get_submodule(backbone.family.final_norm),)  # part of the backbone: not registered
         self._taps: dict[int, Tensor] = {}
         self._image: Tensor | None = None
         for i, block in enumerate(earlier):
@@ -118,7 +118,7 @@ class FusionHead(nn.Module):
             return self.constants["scale"].exp() * F.normalize(image, dim=1) @ self.vectors.T
 
     def take(self) -> Tensor:
-        """z (B, E) of the last pass with gradients, handed over once."""
+        """z (B, E) of the last pass with gradients; can be taken once."""
         image, self._image = self._image, None
         if image is None:
             raise ValueError("the head has seen no training pass; run the model before its losses")
@@ -135,7 +135,7 @@ def group_variance(values: Tensor, group: Tensor) -> Tensor:
 
 
 def direction_loss(image: Tensor, sentences: Tensor, label: Tensor, domain: Tensor) -> Tensor:
-    """Mean of 1 - cos between differences of images (B, E) and of their sentences, over pairs that differ in both."""
+    """Mean of 1 - cos between differences of images (B, E) and of their sentences, over pairs that differ."""
     pairs = (label.unsqueeze(1) != label) & (domain.unsqueeze(1) != domain) & (label >= 0) & (label >= 0).unsqueeze(1)
     i, k = pairs.triu().nonzero(as_tuple=True)
     if not len(i):

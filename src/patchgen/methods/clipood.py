@@ -1,16 +1,16 @@
-"""CLIPood: the image tower is tuned with margins by the meaning of the classes; an average of the way predicts.
+"""CLIPood: tune the image tower with semantic margins; an average of the weights along the way predicts.
 
-    main = CE over c of s (<f, t_c> - margin <t_y, t_c>)         t_c of "a photo of a <name>.", s CLIP's own
+    main = CE over c of s (<f, t_c> - margin <t_y, t_c>)         t_c of "a photo of a <name>.", s CLIP's scale
     theta_mean = sum_i w_i theta_i / sum_i w_i,    i = 0 ... N,  w_i the Beta(beta, beta) density at (i + 1/2) / (N + 1)
 
-Classes whose sentences are near to the true one's get the smaller margin over it. theta_0 are the pretrained weights, N
-is `--steps`; with beta 0.5 both ends of the way count most. The tower with its projection learns, the text tower does
-not. AdamW and a cosine to 0 are the method's own; published for CLIP ViT-B/16: weight decay 0.1, learning rate 5e-6
-(1e-5 on OfficeHome and DomainNet), 12 images a domain, 5000 steps (10000), `--augmentation crop-flip`, the last average
-(`--select last`).
+The closer a class's sentence is to that of the true class, the smaller its margin. theta_0 are the pretrained weights,
+and N is `--steps`; with beta 0.5, both ends of training count most. The image tower and its projection are trained, the
+text tower is not. Defaults of the method: AdamW and a cosine schedule to 0. Published for CLIP ViT-B/16: weight decay
+0.1, learning rate 5e-6 (1e-5 on OfficeHome and DomainNet), 12 images per domain, 5000 steps (10000),
+`--augmentation crop-flip`, the last average (`--select last`).
 
-What differs from the released code: the average is kept in 32 bits. There it is kept in 16, where shares near 1e-4
-vanish in rounding.
+Difference from the released code: the average is stored in 32 bits. There it is stored in 16, where shares near 1e-4
+are lost to rounding.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClipOod(Sentences):
     self_contained = True
     defaults = {"margin": 0.3, "beta": 0.5}
     made: Tensor  # () steps so far
-    shares: Tensor  # (steps + 1,) of the newest weights in the average
+    shares: Tensor  # (steps + 1,) share of the newest weights in the average
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -87,7 +87,7 @@ def with_margins(logits: Tensor, label: Tensor, vectors: Tensor, margin: Tensor)
 
 
 def beta_shares(steps: int, beta: float) -> Tensor:
-    """What the weights behind step i take of the average so far, (steps + 1,) for i = 0 ... steps."""
+    """Share of the weights after step i in the average so far, (steps + 1,) for i = 0 ... steps."""
     place = (torch.arange(steps + 1, dtype=torch.float64) + 0.5) / (steps + 1)
-    weight = (place * (1 - place)) ** (beta - 1)  # the density's constant falls out of the shares
+    weight = (place * (1 - place)) ** (beta - 1)  # the constant of the density cancels
     return (weight / weight.cumsum(0)).float()

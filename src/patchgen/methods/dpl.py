@@ -1,17 +1,17 @@
 """DPL: a small network writes the prompt of a domain from a batch of its images.
 
-    D_e  = mean over the images of domain e of MLP(v),  v the image vector before it is brought to length 1
+    D_e  = mean over the images of domain e of MLP(v),  v the image vector before normalisation
     t_ce = sentence [start] D_e1 ... D_en <class> . [end]
     main = mean over the labelled images of CE of s <f, t_ce>,  e the image's own domain
 
-In training the mean is over what a batch has of the domain. **In prediction it is over the batch that is being
-predicted**: the method is transductive, as `arm`. CLIP stays frozen; the network is `context` x 512 wide at its end and
-`width` before, with dropout 0.1. SGD with momentum 0.1 is the method's own; published: learning rate 1e-3, 32 images a
-domain, 5001 steps, no augmentation (`--no-augment`, with which the image vectors are computed once).
+In training the mean is over the images of the domain in the batch. **In prediction it is over the batch being
+predicted**: the method is transductive, like `arm`. CLIP stays frozen; the network has `width` hidden units and
+`context` x 512 outputs, with dropout 0.1. By default the method uses SGD with momentum 0.1; published: learning rate
+1e-3, 32 images per domain, 5001 steps, no augmentation (`--no-augment`, so that the image vectors are computed once).
 
-What differs from the released code: the objective is the paper's. The release puts the sentences of all domains side by
-side as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first
-domain. Predictions are made for up to 128 images at a time in evaluations, 64 there.
+Differences from the released code: the objective is the paper's. The release concatenates the sentences of all domains
+as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first domain.
+Evaluations use batches of up to 128 images, 64 there.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Dpl(Sentences):
 
 
 class PromptHead(nn.Module):
-    """Features (B, D) -> logits (B, C), against sentences that were written for the image's group.
+    """Features (B, D) -> logits (B, C), compared with sentences generated for the image's group.
 
     Args:
         text: CLIP's text tower, image projection and scale, all frozen.
-        names: Of the classes.
-        count: Vectors of the prompt.
-        width: Of the network that writes them.
+        names: Class names.
+        count: Number of prompt vectors.
+        width: Hidden width of the network that generates them.
     """
 
     def __init__(self, text: ClipText, names: list[str], count: int, width: int) -> None:
@@ -94,7 +94,7 @@ class PromptHead(nn.Module):
         for layer in self.layers:
             nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
             nn.init.constant_(layer.bias, FIRST_BIAS)  # type: ignore[arg-type]
-        self.groups: list[Tensor] | None = None  # positions of the images of a domain; None: all are of one
+        self.groups: list[Tensor] | None = None  # positions of each domain's images; None: a single domain
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
@@ -106,7 +106,7 @@ class PromptHead(nn.Module):
             return torch.cat(logits)[torch.cat(self.groups).argsort()]
 
     def write(self, image: Tensor) -> Tensor:
-        """Image vectors (B, E) -> what each would write, (B, n x dim)."""
+        """Image vectors (B, E) -> one prompt per image, (B, n x dim)."""
         drops = self.training and torch.is_grad_enabled()
         *inner, last = self.layers
         for layer in inner:
@@ -115,7 +115,7 @@ class PromptHead(nn.Module):
         return written
 
     def sentences(self, written: Tensor) -> Tensor:
-        """What the images of a group wrote (B, n x dim) -> the unit sentences of the classes (C, E)."""
+        """The prompts of a group's images (B, n x dim) -> the unit sentences of the classes (C, E)."""
         vectors: Tensor = written.mean(0).view(self.count, -1)
         tower: Any = self.tower
         return tower(self.ids, vectors)

@@ -1,17 +1,17 @@
-"""DUPRG: one representation a class from sentences of many domains, without a single image.
+"""DUPRG: one representation per class from sentences of many domains, without images.
 
     t_cd = sentence "a <domain> photo of a <class>", for every class and every word of a bank
     o_cd = unit output of an autoencoder on t_cd,    o_c = mean over d of o_cd,    logits = s <f, o_c>
 
     L = - mean_cd <t_cd, o_cd> - domains * mean_c |o_c|^2 + classes * mean_d mean_{c != c'} <o_cd, o_c'd>
 
-The sentences are one batch; AdamW at `sentence_lr`, weight decay 1e-4, `sentence_steps` steps, all of it within the
-first step of the run. `bank` is the number of domain words: 1 (none), 11 (the release's default) or 30. Then nothing is
-left to train: `--steps 1` is enough, and every fold has the same model.
+The sentences form one batch; AdamW at `sentence_lr`, weight decay 1e-4, `sentence_steps` steps, all within the first
+step of the run. `bank` is the number of domain words: 1 (none), 11 (the release's default) or 30. Nothing is left to
+train after that: `--steps 1` is enough, and all folds have the same model.
 
-What differs from the released code: the result is that of the last step. There the best accuracy **on the target's test
-images** over all steps is printed. `_` in class names is read as a space. The bank of the data's own domain names is
-left out: it would know the unseen one.
+Differences from the released code: the result is that of the last step. The release prints the best accuracy **on the
+target's test images** over all steps. `_` in class names is read as a space. The bank of the data's own domain names is
+left out, because it would include the unseen one.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Duprg(SourceFree):
             optimizer.zero_grad()
             unified_loss(sentences, network(sentences), self.hparams["domains"], self.hparams["classes"]).backward()
             optimizer.step()
-        return network(sentences).mean(1), None  # not brought to length 1 again
+        return network(sentences).mean(1), None  # not normalised again
 
 
 class Autoencoder(nn.Module):
-    """Sentences (..., E) -> unit vectors (..., E), through E / 2 numbers."""
+    """Sentences (..., E) -> unit vectors (..., E), with a bottleneck of width E / 2."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Autoencoder(nn.Module):
 
 
 def unified_loss(sentences: Tensor, outputs: Tensor, domains: float, classes: float) -> Tensor:
-    """L for sentences and outputs (C, M, E): outputs stay near their sentences, domains meet, classes part."""
+    """L for sentences and outputs (C, M, E): outputs stay near their sentences, domains align, classes separate."""
     near = (sentences * outputs).sum(-1).mean()
     together = outputs.mean(1).square().sum(-1).mean()  # mean_cd <o_cd, o_c>
     count = len(outputs)

@@ -1,4 +1,4 @@
-"""Empirical risk minimisation: cross-entropy alone. The matched baselines differ only in what is tuned."""
+"""Empirical risk minimisation: cross-entropy only. The matched baselines differ only in what is tuned."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ class Full(Method):
 class AllLabels(Method):
     labels = "all"
     compared = False
-    summary = "LP+LN that is given the labels a task hides: an upper bound for mdg_gcd, never a result"
+    summary = "LP+LN with the labels that a task hides: an upper bound for mdg_gcd, not a result"

@@ -1,16 +1,16 @@
-"""GESTUR: a slow average of the weights shows the way out of the source domains, and predicts.
+"""GESTUR: a moving average of the weights estimates the gradient for unseen domains, and predicts.
 
-For the tensors of the backbone that learn, with g_in the gradient of the losses and theta_g the average:
+For the trained tensors of the backbone, with g_in the gradient of the losses and theta_g the average:
 
     g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
     gradient = (g_in + g_out) / 2
-    theta_g  <- decay * theta_g + (1 - decay) * theta      after every step, for all that is trained
+    theta_g  <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
 
-Lengths are over all tensors together. The head, and PatchGen's module, keep their gradients. Validation, SWAD and the
-checkpoints use theta_g.
+Lengths are over all tensors together. The gradients of the head and of PatchGen's module are unchanged. Validation,
+SWAD and the checkpoints use theta_g.
 
-What differs from the released code: the average is kept of trained tensors only. The published command line sets
-`--ld`, which the released code does not read; `gestur` is its `lda`.
+Differences from the released code: only trained tensors are averaged. The published command line sets `--ld`, which the
+released code does not read; `gestur` is its `lda`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GMDG: MIRO, a penalty on what labels explain of the features' covariance, and one Gaussian for all domains.
+"""GMDG: MIRO, a penalty on the feature covariance explained by the labels, and one Gaussian for all domains.
 
     L_shift  = shift * s * mean square of C_xy C_yy^+ C_yx,   s = max |dCE/dx| / max |dpenalty/dx|   (detached)
     L_domain = domain * 1/2 mean[ (c - m)^2 / v + log v ],    c = [x, y] without gradient
@@ -6,16 +6,16 @@
 
 x are the features, y embeds the label (a three-layer network fed with the class id in every input, dropout 0.2 always
 on), m is the mean of the domains' means of [x, y], v a learned variance. Features and embedding are divided by their
-Frobenius norms and centred before the covariances. Samples without a label take their arg-max.
+Frobenius norms and centred before the covariances. Samples without a label use their arg-max.
 
-What differs from the released code:
+Differences from the released code:
 
 - C_xy C_yy^+ C_yx = Xt P X / B with P the projection on the span of Y, so a thin singular value decomposition replaces
   the pseudo-inverse of a D x D matrix; the same small directions are cut off.
-- The maxima in s are of absolute values, and dCE/dx is written out instead of differentiated.
-- The embedding learns in the common optimiser, with the features of the same step, not before them.
+- The maxima in s are of absolute values, and dCE/dx is computed in closed form.
+- The embedding is trained by the common optimiser, in the same step as the features, not before them.
 - m averages the domains' means, so domains may have different numbers of samples; the release averages the i-th samples
-  of all domains. One variance stands for the release's one per domain: they start equal, get equal gradients, and only
+  of all domains. One variance replaces the release's one per domain: those start equal, get equal gradients, and only
   their average is used.
 - As in the release, c carries no gradient and m is an average of the same c: with equally many samples per domain the
   gradient of L_domain in the features is exactly zero. The term trains v and nothing else.
@@ -103,31 +103,31 @@ def explained_covariance(features: Tensor, labels: Tensor) -> Tensor:
     """
     x, y = (centred(matrix) for matrix in (features, labels))
     u, size, _ = torch.linalg.svd(y, full_matrices=False)  # (B, r), (r,)
-    # torch.linalg.pinv's own rule for the D x D covariance, whose eigenvalues are the squares
+    # the cutoff of torch.linalg.pinv for the D x D covariance, whose eigenvalues are the squares
     kept = size.square() > y.shape[1] * torch.finfo(y.dtype).eps * size.max().square()
     inside = (u * kept).T @ x  # (r, D)
     return (inside @ inside.T / len(x)).square().sum() / x.shape[1] ** 2
 
 
 def centred(matrix: Tensor) -> Tensor:
-    """Divided by its Frobenius norm, then without the mean of its rows."""
+    """The matrix divided by its Frobenius norm, minus the mean of its rows."""
     normed = matrix / (matrix.norm() + 1e-12)
     return normed - normed.mean(0)
 
 
 def scaled_penalty(measure: Callable[[Tensor], Tensor], features: Tensor, steepest: Tensor) -> Tensor:
-    """A penalty on features (B, D), scaled so that its largest slope in one of them is ``steepest``."""
+    """A penalty on features (B, D), scaled so that its largest gradient entry is ``steepest``."""
     leaf = features.detach().requires_grad_()
     penalty = measure(leaf)
     (slope,) = torch.autograd.grad(penalty, leaf)
     scale = steepest / slope.abs().max().clamp(min=torch.finfo(slope.dtype).tiny)
-    # the slope is known already: the linear term hands it on, and the penalty is differentiated once instead of twice
+    # the slope is already known: a linear term carries it, so the penalty is differentiated once instead of twice
     return scale * (penalty.detach() + (slope * (features - features.detach())).sum())
 
 
 @torch.no_grad()
 def cross_entropy_slope(logits: Tensor, label: Tensor, weight: Tensor) -> Tensor:
-    """dCE/dx (B, D) of the global batch, for the x that a linear head with this weight (C, D) reads."""
+    """dCE/dx (B, D) of the global batch, for the input x of a linear head with this weight (C, D)."""
     logits, label = gather_over_ranks(logits.float()), gather_over_ranks(label)
     labelled = (label >= 0).float()
     wrong = logits.softmax(1) - F.one_hot(label.clamp(min=0), logits.shape[1])  # (B, C)
@@ -137,7 +137,7 @@ def cross_entropy_slope(logits: Tensor, label: Tensor, weight: Tensor) -> Tensor
 def mean_of_domains(values: Tensor, domain: Tensor) -> Tensor:
     """The average of the domains' means: (B, N) values, (B,) domains -> (N,).
 
-    A sample of a domain with n of the B samples counts 1 / (n K), K being the number of domains.
+    A sample from a domain with n samples has weight 1 / (n K), where K is the number of domains.
     """
-    share = 1 / (domain.unsqueeze(1) == domain).sum(1).to(values.dtype)  # (B,) adds up to K
+    share = 1 / (domain.unsqueeze(1) == domain).sum(1).to(values.dtype)  # (B,), sum K
     return (share / share.sum()) @ values

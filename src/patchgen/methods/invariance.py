@@ -1,19 +1,19 @@
-"""IRM, VREx and GroupDRO: risks of the source domains that should be alike, or of which the worst should count most.
+"""IRM, VREx and GroupDRO: make the risks of the source domains similar, or emphasise the worst one.
 
-L_e is the cross-entropy of source domain e, one of K; it reads the labelled samples.
+L_e is the cross-entropy of the labelled samples of source domain e, one of K.
 
-    irm       L_irm  = w mean_e g_even g_odd,    g = dL_e / ds at s = 1 with logits s l, on either half of the domain
+    irm       L_irm  = w mean_e g_even g_odd,    g = dL_e / ds at s = 1 with logits s l, on each half of the domain
     vrex      L_vrex = w mean_e (L_e - mean L)^2
     groupdro  main   = sum_e q_e L_e,            q_e <- q_e exp(groupdro L_e), sum 1, before it is used
 
-The weight w is 1 for the share `anneal` of the steps, then `irm` or `vrex`; at the change the optimiser's memory is
-emptied, since it would not fit gradients of another size. Both depend on the step's number alone, so a resumed run
-knows them. 0.1 stands for 500 of the field's 5001 steps.
+The weight w is 1 for the share `anneal` of the steps, then `irm` or `vrex`; at the switch the optimiser state is reset,
+because it does not fit gradients of a different scale. Both depend only on the step number, so runs are resumable. The
+default 0.1 corresponds to 500 of the usual 5001 steps.
 
-What differs from DomainBed: g is written out, g = mean_i [ sum_c p_ic l_ic - l_iy ], instead of differentiated;
-`main` is the mean over samples, which equals the mean over domains where all of them have as many labels; halves
-without a label give 0. On several devices the risks are those of the global batch; under accumulation those of a
-micro-batch, and q takes a share of its step with each of them.
+Differences from DomainBed: g is computed in closed form, g = mean_i [ sum_c p_ic l_ic - l_iy ]; `main` is the mean over
+samples, which equals the mean over domains if all have equally many labels; halves without a label give 0. On several
+devices the risks are those of the global batch; with gradient accumulation those of a micro-batch, and each micro-batch
+makes a fraction of the step of q.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Annealed(Method):
-    """A penalty that gets its full weight only when the risks have become small."""
+    """A penalty that gets its full weight only after a share of the steps."""
 
     defaults = {"anneal": 0.1}
 
@@ -99,7 +99,7 @@ class GroupDro(Method):
 
 
 def irm_penalty(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean over the domains of the product of both halves' slopes: an unbiased estimate of the squared slope."""
+    """Mean over domains of the product of both halves' gradients: an unbiased estimate of the squared gradient."""
     halves = [(rows[::2], rows[1::2]) for rows in by_domain(batch)]
     slopes = [[scale_slope(logits[half], batch.label[half]) for half in pair] for pair in halves]
     return torch.stack([even * odd for even, odd in slopes]).mean()

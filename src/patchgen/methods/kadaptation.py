@@ -1,24 +1,24 @@
-"""KAdaptation: the backbone stays frozen, and its attention layers get updates that are sums of Kronecker products.
+"""KAdaptation: updates of the attention layers of a frozen backbone as sums of Kronecker products.
 
     y = W x + b0 + x H + b,    H = sum_{i=1..t} A_i (x) B_i,    A_i = a_i b_i^T (t x t),    B_i = U_i V_i of rank r
 
-t is `rules`. The A_i are shared by the layers, B_i and b are each layer's own. Half of H's elements are dropped in a
-training pass. H is never made of t large products: A_i (x) B_i = (a_i (x) U_i) (b_i (x) V_i)^T, so that H is one
-product of a (d_in, t r) with a (t r, d_out) matrix, as in LoRA.
+t is `rules`. The A_i are shared between layers; each layer has its own B_i and b. Half of H's elements are dropped in a
+training pass. H is not computed from t large products: A_i (x) B_i = (a_i (x) U_i) (b_i (x) V_i)^T, so H is the product
+of a (d_in, t r) and a (t r, d_out) matrix, as in LoRA.
 
     kadaptation        query, key, value and output of every block, rank `rank`; one set of A for each of the four.
-                       **Our reading**: the publication gives 0.14 M parameters, not the layers; ours are 143,360.
+                       **Our reading**: the publication states 0.14 M parameters, not the layers; ours has 143,360.
     kadaptation-moa    the mixture of adapters: the fused query-key-value layer of every second block, four such
-                       updates of rank 1, 2, 4, 8, of which a router picks one for each token
+                       updates of rank 1, 2, 4, 8, of which a router chooses one per token
 
-The router compares a projection of the token (256 numbers) with one direction an expert: cosines times a learned scale,
-softmax, the best expert's output times its probability. In training passes noise (deviation 1/4) is added before the
-softmax, and the loss gets, from each layer,
+The router compares a projection of the token (256 numbers) with one direction per expert: cosines times a learned
+scale, softmax, the best expert's output times its probability. In training, noise with standard deviation 1/4 is added
+before the softmax, and each layer adds to the loss
 
     balance * 1/2 (CV^2 of sum p + CV^2 of sum Phi(4 (p - p_best))),   p without noise, p_best the winner's with noise
 
-Published for OpenCLIP ViT-B/16 (`openclip-b16`): Adam at 5e-5, 32 images a domain, 5001 steps. Text is not used, and
-any ViT will do. What differs from the released code: none of its unused tensors is made.
+Published for OpenCLIP ViT-B/16 (`openclip-b16`): Adam at 5e-5, 32 images per domain, 5001 steps. Text is not used, and
+any ViT is supported. Difference from the released code: its unused tensors are not created.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class KAdaptation(Method):
         rules, dim = int(self.hparams["rules"]), model.backbone.dim
         if dim % rules:
             raise ValueError(
-                f"method {self.config.method!r} cuts the width {dim} of backbone {model.backbone.source!r} into "
-                f"{rules} equal parts, which does not come out even; try --hparams rules {math.gcd(dim, rules)}"
+                f"method {self.config.method!r} cannot cut the width {dim} of backbone {model.backbone.source!r} into "
+                f"{rules} equal parts; try --hparams rules {math.gcd(dim, rules)}"
             )
         model.backbone.adapters = self.adapters(model.backbone, rules)
 
     def adapters(self, backbone: Backbone, size: int) -> nn.Module:
-        """The updates, each hooked to its layer; they stand beside the network, whose digest stays what it was."""
+        """The updates, each hooked to its layer; the network itself, and so its digest, does not change."""
         found, rank = nn.ModuleList(), int(self.hparams["rank"])
         layers = [[*block.inputs, block.out] for block in attention_layers(backbone)]
         rules = [Rules(size) for _ in layers[0]]  # of query, key, value, output
@@ -96,7 +96,7 @@ class KAdaptationMoa(KAdaptation):
             for i, layer in enumerate(block.inputs):
                 layer.register_forward_hook(partial(mixture.add, i, len(block.inputs)))
             found.append(mixture)
-        self._mixtures = (found,)  # in a tuple: they are the model's
+        self._mixtures = (found,)  # in a tuple: they are registered in the model
         return found
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class KroneckerUpdate(nn.Module):
         return left.flatten(2).flatten(0, 1), right.flatten(2).flatten(0, 1)
 
     def matrix(self) -> Tensor:
-        """H (d_in, d_out): W + H^T, with b0 + b, is a plain layer that says the same."""
+        """H (d_in, d_out): W + H^T, with bias b0 + b, is an equivalent plain layer."""
         left, right = self.factors()
         return left @ right
 
@@ -146,7 +146,7 @@ class KroneckerUpdate(nn.Module):
 
 
 class Mixture(nn.Module):
-    """x (B, T, d_in) -> (B, T, d_out): for each token the update that the router picks."""
+    """x (B, T, d_in) -> (B, T, d_out): for each token, the update that the router chooses."""
 
     def __init__(self, rules: Rules, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Mixture(nn.Module):
         self.owner: Tensor  # (15 t,) the expert of each column of the left factors, side by side
         self.register_buffer("owner", torch.tensor(columns), persistent=False)
         self._imbalance: Tensor | None = None
-        self._said: tuple[Tensor, Tensor, int] | None = None  # input and output of this pass, and how often it was used
+        self._said: tuple[Tensor, Tensor, int] | None = None  # input, output and number of uses in this pass
 
     def route(self, x: Tensor) -> Tensor:
         """Logits of the experts (..., 4), without noise."""
@@ -177,28 +177,28 @@ class Mixture(nn.Module):
         return mixed.unflatten(0, x.shape[:-1]) + self.bias
 
     def _dropped(self, tokens: Tensor, best: Tensor, choice: Tensor) -> Tensor:
-        """Expert after expert, on its tokens alone: the elements that are dropped are those of a whole H."""
+        """One expert after another, each on its own tokens: dropout acts on the elements of the full H."""
         parts, rows = [], [(choice == i).nonzero().squeeze(1) for i in range(len(RANKS))]
         for expert, mine in zip(self.experts, rows, strict=True):
             parts.append(best[mine].unsqueeze(1) * expert(tokens[mine]))
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
     def _whole(self, tokens: Tensor, best: Tensor, choice: Tensor) -> Tensor:
-        """All experts as one product, in which a token passes its own expert's columns alone: of fixed shapes."""
+        """All experts in one product of fixed shape, in which each token uses only its expert's columns."""
         lefts, rights = zip(*(expert.factors() for expert in self.experts), strict=True)  # type: ignore[operator]
         inner = tokens @ torch.cat(lefts, 1) * (choice.unsqueeze(1) == self.owner)
         return best.unsqueeze(1) * (inner @ torch.cat(rights))
 
     def add(self, part: int, parts: int, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """The hook on the layers of query, key and value, or on the one that makes all three."""
+        """The hook on the query, key and value layers, or on the fused one."""
         if self._said is None or self._said[0] is not inputs[0]:
             self._said = inputs[0], self(inputs[0]), 0
         x, y, used = self._said
-        self._said = (x, y, used + 1) if used + 1 < parts else None  # or the graph would live on
+        self._said = (x, y, used + 1) if used + 1 < parts else None  # lets the graph be freed
         return output + y.chunk(parts, -1)[part].to(output.dtype)
 
     def take_imbalance(self) -> Tensor:
-        """That of the last pass with gradients, handed over once."""
+        """The imbalance in the last pass with gradients; can be taken once."""
         found, self._imbalance = self._imbalance, None
         if found is None:
             raise ValueError("the mixture has seen no training pass; run the model before its losses")
@@ -206,7 +206,7 @@ class Mixture(nn.Module):
 
 
 def imbalance(shares: Tensor, best: Tensor) -> Tensor:
-    """Half of CV^2 of importance + CV^2 of load, for probabilities (N, 4) and the noisy winner's (N,)."""
+    """1/2 (CV^2 of importance + CV^2 of load), for probabilities (N, 4) and the noisy winner's (N,)."""
     load = torch.special.ndtr((shares - best.unsqueeze(1)) / NOISE).sum(0)
     return (squared_variation(shares.sum(0)) + squared_variation(load)) / 2
 
@@ -221,5 +221,5 @@ def _glorot(rows: int, columns: int) -> Tensor:
 
 
 def _drops(module: nn.Module) -> bool:
-    """A training pass: evaluations keep no gradients."""
+    """Whether dropout acts: only in training passes, those with gradients."""
     return module.training and torch.is_grad_enabled()

@@ -1,11 +1,11 @@
-"""L-Reg: each class leans on few feature dimensions, and the classes together on many.
+"""L-Reg: each class relies on few feature dimensions, and all classes together on many.
 
     A     = softmax over j of (logits^T features)_cj          (C, D), from the whole batch, labelled or not
     L_reg = lreg * ( sum_j A_j log A_j + mean_c[ -sum_j A_cj log A_cj ] ),   A_j the mean over classes
-    L_ortho = ortho * mean square of (F^T F - 1)              F features of unit length; off unless asked for
+    L_ortho = ortho * mean square of (F^T F - 1)              F features of unit length; off by default
 
-What differs from the released code: on several devices the product spans the global batch; under accumulation it is
-that of a micro-batch. The published weight is 0.1, with 0.5 for VLCS (`presets.py`).
+Difference from the released code: on several devices the product spans the global batch; with gradient accumulation,
+a micro-batch. The published weight is 0.1, and 0.5 for VLCS (`presets.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST = 1e-12  # inside the logarithms
 
 
 class LReg(Method):
-    summary = "L-Reg: few feature dimensions a class, many for all classes together"
+    summary = "L-Reg: few feature dimensions per class, many for all classes together"
     reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
     addable = True
     defaults = {"lreg": 0.1, "ortho": 0.0}
@@ -46,7 +46,7 @@ def logical_regularisation(logits: Tensor, features: Tensor) -> Tensor:
 
 
 def orthogonality(features: Tensor) -> Tensor:
-    """How far the dimensions of unit-length features (B, D) are from orthonormal."""
+    """Deviation of the dimensions of unit-length features (B, D) from orthonormality."""
     unit = F.normalize(features.float(), dim=1)
     products = sum_over_ranks(unit.T @ unit)  # (D, D)
     return (products - torch.eye(len(products), device=products.device)).square().mean()

@@ -1,28 +1,28 @@
-"""mDSDI: one part of the features forgets the domain, another remembers it, and the head reads both.
+"""mDSDI: one part of the features is domain-invariant, another domain-specific, and the head reads both.
 
     i = P x, s = Q x,   logits = W [i, s] + b                              (P, Q orthogonal at the start)
-    L_invariant  = CE of the domain from i (three layers),   reversed on its way back, times `invariant`, for P and x
+    L_invariant  = CE of the domain from i (three layers),   gradient reversed, times `invariant`, for P and x
     L_specific   = specific * CE of the domain from s (one layer)
     L_covariance = covariance * mean square of Cov(i, s)
     L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the other domains
 
-The step of L_meta is a plain gradient step at `--lr`, taken as a constant (first order); what L_meta teaches goes to Q,
-W and b alone. The model's head is made of P, Q, W and b, so checkpoints, predictions and maps know it, and behind a `+`
-x is PatchGen's z+.
+The inner step of L_meta is a plain gradient step at `--lr`, treated as a constant (first order); the gradient of L_meta
+reaches only Q, W and b. P, Q, W and b form the model's head, so checkpoints, predictions and maps include them; in
+`patchgen+mdsdi`, x is z+.
 
-What differs from the released code:
+Differences from the released code:
 
-- It has two backbones, for i and for s. Here both are projections of one: a second backbone would double what every
-  other method costs. With linear projections the head stays a linear function of x, of a form that can be split.
+- It has two backbones, for i and for s. Here both are projections of one: a second backbone would double the cost of
+  every other method. With linear projections the head remains a linear function of x that can be split.
 - It squares each image's products i_a s_b before it averages over images, which equals |i|^2 |s|^2 / D^2 and makes both
   short, whatever their covariance. Here the average comes first, so that the term is the covariance's.
-- Its meta step is a second Adam step with the sum of both sides' gradients. Here it is a term of the one step, and
-  `main` stands for the side that the inner step is made on.
-- Its inner step is the first one of a fresh Adam, as long for a tiny gradient as for a large one: at `--lr` 0.01 an
-  easy problem was learned and then unlearned with it. Here the step shrinks with the gradient.
-- The domain network has width 256, as DANN's.
+- Its meta step is a second Adam step with the gradients of meta-train and meta-test. Here it is a term of the single
+  step, and `main` takes the role of meta-train.
+- Its inner step is the first step of a fresh Adam, equally large for tiny and large gradients: at `--lr` 0.01, an easy
+  problem was learned and then unlearned. Here the step shrinks with the gradient.
+- The domain network has width 256, like DANN's.
 
-On several devices the covariance spans the global batch, and the inner step sees this device's part.
+On several devices the covariance spans the global batch, and the inner step uses this device's part.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mdsdi(Method):
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
-        require_linear_head(self, model)  # another one would be lost
+        require_linear_head(self, model)  # any other head would be lost
         model.add_module("head", TwoPartHead(model.backbone.dim, model.head.out_features))
 
     def setup(self, model: Classifier) -> None:
@@ -77,7 +77,7 @@ class Mdsdi(Method):
 
 
 class TwoPartHead(nn.Module):
-    """Features (B, D) -> logits (B, C) through two projections; `weight` and `bias` are those of the whole."""
+    """Features (B, D) -> logits (B, C) through two projections; `weight` and `bias` are those of the composition."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TwoPartHead(nn.Module):
         self.joint = nn.Linear(2 * dim, num_classes, bias=False)
         self.bias = nn.Parameter(torch.zeros(num_classes))
         for projection in (self.invariant, self.specific):
-            nn.init.orthogonal_(projection.weight)  # the parts are as long as the pretrained features
+            nn.init.orthogonal_(projection.weight)  # keeps the norm of the pretrained features
 
     @property
     def weight(self) -> Tensor:
@@ -104,13 +104,13 @@ def squared_covariance(one: Tensor, other: Tensor) -> Tensor:
 
 
 def risk_after_a_step(head: TwoPartHead, features: Tensor, batch: Batch, rate: float) -> Tensor:
-    """Mean over domains of a domain's CE, by a head that made a step on the others.
+    """Mean over domains of a domain's CE, with a head that made a gradient step on the others.
 
     Args:
-        head: Its invariant projection stays as it is.
+        head: Its invariant projection is not changed.
         features: (B, D) without gradient.
         batch: Labels and domains.
-        rate: Of the inner step.
+        rate: Learning rate of the inner step.
     """
     fixed = {"invariant.weight": head.invariant.weight.detach()}
     start = {name: tensor for name, tensor in head.named_parameters() if name not in fixed}

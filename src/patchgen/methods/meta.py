@@ -1,22 +1,22 @@
-"""MLDG and Fish: steps that are tried on some source domains, and judged by others.
+"""MLDG and Fish: inner steps on some source domains, evaluated on others.
 
-`mldg`, for each meta-train domain i with a meta-test domain j, out of a random division of the K source domains:
+`mldg`, for each meta-train domain i paired with a meta-test domain j, in a random split of the K source domains:
 
     theta' = theta after one fresh Adam step on L_i
     g      = sum over the pairs of (dL_i/dtheta at theta + mldg dL_j/dtheta at theta') / K        (first order)
 
-`meta_test` of the domains test, at least one is left to train on; where there are more of the one than of the other,
-test domains are used again, or left out. g is what the optimiser then uses.
+`meta_test` domains are used for meta-test, and at least one remains for meta-train; if the numbers differ, meta-test
+domains are reused or left out. The optimiser then uses g.
 
 `fish`: theta' = theta after one optimiser step on each domain in turn,  theta <- theta + fish (theta' - theta)
 
-L_e are all losses of the host method, on the samples of one domain: `patchgen+mldg` takes PatchGen's terms so. As
-other terms may compare domains, which they could not here, no method with terms or steps of its own can be added.
+L_e is the sum of all losses of the host method on the samples of one domain; in `patchgen+mldg` these are PatchGen's.
+Other terms may compare domains, which is impossible here, so methods with their own terms or steps cannot be added.
 
-What differs from DomainBed: weights are tried in place and put back, only trained tensors are kept meanwhile, and
-`meta_test` gives way where there are too few domains. In Fish the optimiser of the run is the inner one, whose memory
-lasts from step to step, as there. Several devices share each domain's samples and exchange the gradients of every
-pass, so they make the steps of one. Accumulation is refused: an inner step needs all samples of its domain.
+Differences from DomainBed: weights are changed in place and restored, only trained tensors are copied, and `meta_test`
+is reduced if there are too few domains. In Fish the run's optimiser makes the inner steps and keeps its state between
+steps, as in DomainBed. On several devices, each domain's samples are divided and the gradients of every pass are
+averaged, so the steps equal those of one device. Accumulation is rejected: an inner step needs all samples of a domain.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class DomainByDomain(Method):
         odd = [part.__name__ for part in type(self).__mro__ if _has_terms(part)]
         if len(odd) > 1:
             raise ValueError(
-                f"method {config.method!r}: {' and '.join(odd)} cannot be added to each other, since one of them goes "
-                "domain by domain and the other has terms or steps of its own; leave one out"
+                f"method {config.method!r}: {' and '.join(odd)} cannot be combined, since one of them works "
+                "domain by domain and the other has its own terms or steps; leave one out"
             )
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         if len(self.sources) == 1:
-            raise ValueError(f"method {self.config.method!r} needs two source domains at least, and there is one")
+            raise ValueError(f"method {self.config.method!r} needs at least two source domains, and there is one")
 
     def gradients(self, step: Step, batch: Batch, prefix: str = "", weight: float = 1.0) -> None:
-        """Put those of the weighted losses into the trained tensors, and the values under their names in the record."""
+        """Compute the gradients of the weighted losses for the trained tensors, and record the values by name."""
         step.optimizer.zero_grad()
         out = step.forward(batch)
         losses = {prefix + name: weight * value for name, value in self.losses(out, batch).items()}
@@ -94,7 +94,7 @@ class Mldg(DomainByDomain):
         self.after_step(step.model)
 
     def _add_pair(self, step: Step, train: Batch, test: Batch, total: dict[str, Tensor]) -> None:
-        """Add the gradient on ``train``, and that on ``test`` behind a step that follows the first."""
+        """Add the gradient on ``train``, and the gradient on ``test`` after an inner step."""
         start = copies(step.model)
         self.gradients(step, train)
         add_gradients(step.model, total)
@@ -105,7 +105,7 @@ class Mldg(DomainByDomain):
 
 
 class Fish(DomainByDomain):
-    summary = "Fish: part of the way that one step on each domain in turn would go"
+    summary = "Fish: moves part of the way towards the result of one step on each domain in turn"
     reference = "Shi et al., Gradient Matching for Domain Generalization, ICLR 2022"
     addable = True
     defaults = {"fish": 0.5}
@@ -126,20 +126,20 @@ def _has_terms(part: type) -> bool:
 
 
 def meta_pairs(count: int, num_test: int, random: np.random.Generator) -> list[tuple[int, int]]:
-    """Each domain of a random division that trains, with one that tests."""
+    """A random split of the domains: each meta-train domain with a meta-test domain."""
     order = random.permutation(count).tolist()
     test = order[-min(num_test, count - 1) :]
     return list(zip(order[: -len(test)], itertools.cycle(test), strict=False))
 
 
 def rows_of(batch: Batch, rows: Tensor) -> Batch:
-    """Some samples of a batch, at positions that are on the CPU."""
+    """The samples of a batch at these positions, which are on the CPU."""
     there = send(rows, batch.image.device)
     return Batch(batch.image[there], batch.label[there], batch.domain[there], batch.index[rows])
 
 
 def copies(model: Classifier) -> dict[str, Tensor]:
-    """The trained tensors as they are now."""
+    """Copies of the trained tensors."""
     return {name: tensor.detach().clone() for name, tensor in trained_tensors(model).items()}
 
 
@@ -151,6 +151,6 @@ def add_gradients(model: Classifier, total: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def move(model: Classifier, start: dict[str, Tensor], share: float) -> None:
-    """Set the trained tensors to ``start`` and that share of the way to where they are now."""
+    """Set the trained tensors to start + share * (current - start)."""
     for name, tensor in trained_tensors(model).items():
         tensor.copy_(start[name].lerp(tensor, share))

@@ -1,20 +1,20 @@
-"""The contract: what a method decides, what it sees, and where it may step in.
+"""The interface of a method: what it defines, what it receives, and which hooks it can override.
 
-A method is a class with one verb, ``losses``. Everything else has a default:
+A method is a class with one main function, ``losses``. Everything else has a default:
 
-    losses(out, batch)        named, weighted terms; their sum is what a step minimises
-    weights(out, batch)       how much each labelled image counts in the main loss
+    losses(out, batch)        named, weighted terms; a step minimises their sum
+    weights(out, batch)       weight of each labelled image in the main loss
     watch(out, batch)         named values to log
-    extend(model)             change what predicts: another head, a part within the backbone
-    setup(model)              make own parameters (they are attributes: a method is a module)
+    extend(model)             change the model that predicts: another head, a module inside the backbone
+    setup(model)              create the method's parameters (as attributes: a method is a module)
     rates()                   learning rates of those parameters
-    adjust_gradients(model)   between backward and the optimiser's step
-    after_step(model)         after it, for moving averages
-    predicting(model)         the tensors that predict, where they are not the ones that are trained
-    update(step)              the whole step, where none of the above is enough
+    adjust_gradients(model)   called between backward and the optimiser's step
+    after_step(model)         called after it, for moving averages
+    predicting(model)         the tensors used for predictions, if they are not the trained ones
+    update(step)              the whole step, if none of the above is enough
 
-``out`` has the logits, the features that the head read and, with PatchGen, the mask; ``batch`` has the images, labels
-(-1 where there is none), domains and rows. Terms call ``super().losses``, so ``patchgen+miro`` is a class with both.
+``out`` has the logits, the input features of the head and, with PatchGen, the mask; ``batch`` has the images, labels
+(-1 for none), domains and rows. Terms call ``super().losses``, so ``patchgen+miro`` is a class with both.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 NEEDS = {
-    "text": "a CLIP backbone with its text tower, and class names that mean something",
-    "source-free": "sentences alone: no image is trained on, and all folds have the same model",
+    "text": "a CLIP backbone with its text tower, and meaningful class names",
+    "source-free": "sentences only: no training images, and all folds have the same model",
     "transductive": "images to predict together: a prediction depends on the batch",
 }
 
 
 class Rates(NamedTuple):
-    """Learning rates; what is None learns at the head's."""
+    """Learning rates; None means the rate of the head."""
 
     head: float
     backbone: float | None = None
@@ -51,41 +51,41 @@ class Rates(NamedTuple):
 
 
 class Method(nn.Module):
-    """Cross-entropy on the labelled samples; what other methods start from."""
+    """Cross-entropy on the labelled samples; the base class of all methods."""
 
     pool: ClassVar[str] = "cls"  # what the head reads
-    attend: ClassVar[str] = "all"  # with the pool "patchgen": what its attention reads
-    start: ClassVar[str] = "xavier"  # and how its scores begin
-    tune: ClassVar[str] = "layernorm"  # what of the backbone learns
+    attend: ClassVar[str] = "all"  # with the pool "patchgen": what its patches attend to
+    start: ClassVar[str] = "xavier"  # with the pool "patchgen": its initial scores
+    tune: ClassVar[str] = "layernorm"  # trained part of the backbone
     optimizer: ClassVar[str] = "adam"  # `--optimizer` changes it
-    momentum: ClassVar[float] = 0.9  # where the optimiser is "sgd"
+    momentum: ClassVar[float] = 0.9  # for the optimiser "sgd"
     lr_schedule: ClassVar[str] = "constant"  # `--lr-schedule` changes it
-    small_rates: ClassVar[Rates] = Rates(3e-3)  # of the preset `small`: docs/decisions.md
-    mask: ClassVar[str] = "learned"  # or "true": the known predictive patches take the mask's place
+    small_rates: ClassVar[Rates] = Rates(3e-3)  # for the preset `small`: docs/decisions.md
+    mask: ClassVar[str] = "learned"  # or "true": the known predictive patches replace the mask
     labels: ClassVar[str] = "given"  # or "all": an upper bound that sees the labels a task hides
     summary: ClassVar[str] = ""  # one line for `patchgen methods`
     reference: ClassVar[str] = ""  # the paper it comes from
     needs: ClassVar[tuple[str, ...]] = ()  # words of `NEEDS`, for `patchgen methods --needs`
-    addable: ClassVar[bool] = False  # a term that may stand behind a "+"; every other method may stand before one
-    replaces_main: ClassVar[bool] = False  # "main" is another loss than the mean cross-entropy of the labelled
-    compared: ClassVar[bool] = True  # one of `--methods all`: not an upper bound, a variant, or for one backbone alone
+    addable: ClassVar[bool] = False  # a term that can follow a "+"; all other methods can precede one
+    replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
+    compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.hparams = self._hparams(config.hparams)
-        self.class_names: tuple[str, ...] = ()  # names of the outputs, known from `extend` on
-        self.saved: Mapping[str, Tensor] | None = None  # a checkpoint's tensors, where a model is built to predict
-        self.sources: tuple[int, ...] = ()  # ids of the source domains, known from `setup` on
+        self.class_names: tuple[str, ...] = ()  # names of the outputs, set before `extend`
+        self.saved: Mapping[str, Tensor] | None = None  # a checkpoint's tensors, if the model is built for predictions
+        self.sources: tuple[int, ...] = ()  # ids of the source domains, set before `setup`
         self.chosen_pool = config.pool or self.pool
         self.chosen_tune = config.tune or self.tune
-        self.class_weights: Tensor | None  # (C,) of the main loss, set by the trainer where the settings ask for them
+        self.class_weights: Tensor | None  # (C,) for the main loss, set by the trainer if the settings ask for it
         self.register_buffer("class_weights", None)
         if config.class_weights and (self.replaces_main or "source-free" in self.needs):
             raise ValueError(
-                f"class_weights weigh the classes of a cross-entropy over images, and the main loss of method "
-                f"{config.method!r} is another; leave --class-weights out"
+                f"class_weights apply to a cross-entropy over images, which is not the main loss of method "
+                f"{config.method!r}; leave --class-weights out"
             )
         if self.chosen_tune == "lora":
             require_peft()
@@ -97,13 +97,13 @@ class Method(nn.Module):
 
     @classmethod
     def all_defaults(cls) -> dict[str, float]:
-        """The hyper-parameters of this method and of all it is made of."""
+        """The default hyper-parameters of this method and of all its base classes."""
         return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).get("defaults", {}).items()}
 
     def _hparams(self, given: Mapping[str, float]) -> dict[str, float]:
         own = self.all_defaults()
         rates = [name for name in own if name.endswith("lr_mult")]
-        if rates and "lr_mult" in given:  # the common name: for each part that has no value under its own
+        if rates and "lr_mult" in given:  # applies to each part without a specific value
             others = {name: value for name, value in given.items() if name != "lr_mult"}
             given = dict.fromkeys(rates, given["lr_mult"]) | others
         for name, value in given.items():
@@ -113,24 +113,25 @@ class Method(nn.Module):
                     f"method {self.config.method!r} has no hyper-parameter {name!r}{did_you_mean(name, own)} ({known})"
                 )
             if not 0 <= value < float("inf"):
-                raise ValueError(f"hyper-parameter {name} must be a number that is not negative, not {value}")
+                raise ValueError(f"hyper-parameter {name} must be a non-negative number, not {value}")
         return {**own, **given}
 
     def extend(self, model: Classifier) -> None:
-        """Change the model itself, wherever it is built: for training, for predictions, for maps.
+        """Change the model itself, wherever it is built: for training, predictions or maps.
 
-        What it adds to the model is saved in checkpoints and predicts; what only helps to train belongs to ``setup``.
+        Modules added here are saved in checkpoints and used for predictions; modules needed only for training belong
+        in ``setup``.
         """
 
     def setup(self, model: Classifier) -> None:
-        """Make own parameters; the model has its pretrained weights and no step has been made."""
+        """Create the method's parameters; the model has its pretrained weights, before the first step."""
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        """Named terms, already weighted: their sum is what the step minimises."""
+        """Named terms, already weighted: a step minimises their sum."""
         return {"main": cross_entropy(out.logits, batch.label, self.image_weights(out, batch))}
 
     def image_weights(self, out: Output, batch: Batch) -> Tensor | None:
-        """``weights`` (B,), times those of the classes where the settings ask for them."""
+        """``weights`` (B,), times the class weights if the settings ask for them."""
         weights = self.weights(out, batch)
         if self.class_weights is None:
             return weights
@@ -138,25 +139,25 @@ class Method(nn.Module):
         return own if weights is None else own * weights
 
     def weights(self, out: Output, batch: Batch) -> Tensor | None:
-        """(B,) with a mean near 1, without gradient; None counts all labelled images alike."""
+        """(B,) with a mean near 1, without gradient; None weights all labelled images equally."""
         return None
 
     def watch(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        """Named values to log beside the losses; nothing is trained by them."""
+        """Named values to log in addition to the losses; they are not trained on."""
         return {}
 
     def rates(self) -> list[tuple[nn.Module, float]]:
-        """Own modules with their learning rates; all own parameters must be in one of them."""
+        """The method's modules with their learning rates; they must cover all of its parameters."""
         return []
 
     def adjust_gradients(self, model: Classifier) -> None:
-        """Change the gradients of a whole batch before the optimiser uses them."""
+        """Change the gradients of the whole batch before the optimiser uses them."""
 
     def after_step(self, model: Classifier) -> None:
-        """Follow the weights that a step has made."""
+        """Called after each step, for example to update a moving average."""
 
     def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
-        """Tensors to predict with and to save, named as the model's trained ones; None means those themselves."""
+        """Tensors for predictions and checkpoints, named like the trained ones; None means the trained ones."""
         return None
 
     def update(self, step: Step) -> None:
@@ -170,7 +171,7 @@ class Method(nn.Module):
 
 
 def refuse_fixed_features(method: Method) -> None:
-    """A term on the features alone changes nothing where neither the backbone nor a mask in front of them learns."""
+    """ValueError if neither the backbone nor a mask is trained, so that a term on the features has no effect."""
     if method.chosen_tune == "head" and method.chosen_pool not in MASKED:
         raise ValueError(
             f"{method.config.method!r} moves the features of the source domains, but with tune 'head' and pool "
@@ -179,9 +180,9 @@ def refuse_fixed_features(method: Method) -> None:
 
 
 def require_linear_head(method: Method, model: Classifier) -> None:
-    """For what is computed from the head's weight (C, D) and bias (C,)."""
+    """ValueError unless the head has a weight (C, D) and a bias (C,)."""
     if not (hasattr(model.head, "weight") and hasattr(model.head, "bias")):
         raise ValueError(
-            f"method {method.config.method!r} needs a linear head, and the first part has brought "
+            f"method {method.config.method!r} needs a linear head, and the first part uses "
             f"{type(model.head).__name__}; add it to a method with a linear one, such as lp-ln or patchgen"
         )

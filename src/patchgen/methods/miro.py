@@ -1,14 +1,14 @@
-"""MIRO: features at several depths stay near those of the pretrained backbone, each channel with its own tolerance.
+"""MIRO: features at several depths stay near those of the pretrained backbone, with one learned variance per channel.
 
     L_miro = miro * sum_l 1/2 mean[ (z_l - z0_l)^2 / v_l + log v_l ]
 
-z_l is what tap l says while training, z0_l what it says with the pretrained weights, and v_l a learned variance per
-channel, 0.1 at the start. Taps: the stem (the patch convolution of a ViT) and four evenly spaced blocks.
+z_l is the output of tap l in training, z0_l its output with the pretrained weights, and v_l a learned variance per
+channel, initially 0.1. Taps: the stem (the patch convolution of a ViT) and four evenly spaced blocks.
 
-What differs from the released code: the pretrained network is no second copy. The tensors that learn are kept as they
-were, and the same backbone runs once more with them. A tap that no trained tensor stands in front of (the stem, under
-LayerNorm tuning) cannot drift and is left out: its term would be a constant for the model. With `miro` 0 nothing of
-this is computed.
+Differences from the released code: there is no second copy of the pretrained network. Only the pretrained values of the
+trained tensors are stored, and the same backbone runs a second time with them. A tap without trained tensors before it
+(the stem, with LayerNorm tuning) cannot drift and is left out: its term would be constant for the model. With `miro` 0
+none of this is computed.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Miro(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self._backbone = (model.backbone,)  # in a tuple, so that the model is no part of its method
+        self._backbone = (model.backbone,)  # in a tuple, so that the model is not registered as a submodule
         self.variances = nn.ModuleList()
         if not self.hparams["miro"]:
             return
         learned = {name: tensor for name, tensor in model.backbone.named_parameters() if tensor.requires_grad}
-        self.pretrained = NamedBuffers(learned, saved=False)  # a resumed run finds them in the backbone
+        self.pretrained = NamedBuffers(learned, saved=False)  # a resumed run gets them from the backbone
         side = model.backbone.patch_size
         found = drifting_taps(model.backbone, (model.grid[0] * side, model.grid[1] * side))
         self._taps = Taps([module for module, _ in found])
@@ -79,11 +79,11 @@ class Miro(Method):
 
 
 class ChannelVariance(nn.Module):
-    """One learned variance a channel, shared by all samples and positions."""
+    """One learned variance per channel, shared by all samples and positions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        start = math.log(math.expm1(FIRST_VARIANCE - LEAST_VARIANCE))  # softplus of it is the first variance
+        start = math.log(math.expm1(FIRST_VARIANCE - LEAST_VARIANCE))  # its softplus is the initial variance
         self.bias = nn.Parameter(torch.full((channels,), start))
 
     def forward(self) -> Tensor:
@@ -96,7 +96,7 @@ def gaussian_nll(z: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
     Args:
         z: (B, T, D) tokens, (B, D) vectors, or (B, D, h, w) maps.
-        mean: Of the same shape, or one that broadcasts to it.
+        mean: Same shape, or broadcastable to it.
         variance: (D,).
     """
     of_channel = variance.view(-1, 1, 1) if z.ndim == 4 else variance
@@ -107,7 +107,7 @@ def gaussian_nll(z: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 
 def tap_modules(backbone: Backbone) -> list[nn.Module]:
-    """The stem, and the last block of each quarter; fewer where there are fewer blocks."""
+    """The stem, and the last block of each quarter; fewer if there are fewer blocks."""
     blocks = backbone.model.get_submodule(backbone.family.blocks)
     if hasattr(backbone.model, "embedder"):  # ResNet, RegNet
         stem = backbone.model.get_submodule("embedder")
@@ -118,7 +118,7 @@ def tap_modules(backbone: Backbone) -> list[nn.Module]:
 
 
 def drifting_taps(backbone: Backbone, image_size: tuple[int, int]) -> list[tuple[nn.Module, int]]:
-    """The taps that something trained stands in front of, with their channels: one black image tells both."""
+    """The taps that depend on trained tensors, and their channels; both are determined with one black image."""
     modules = tap_modules(backbone)
     taps = Taps(modules)
     device = next(backbone.parameters()).device
@@ -130,15 +130,15 @@ def drifting_taps(backbone: Backbone, image_size: tuple[int, int]) -> list[tuple
 
 
 class Taps:
-    """Reads what modules say: in training passes (those with gradients), and in a reference pass when asked.
+    """Records the outputs of modules in training passes (those with gradients), and in a reference pass on request.
 
-    Evaluation passes have no gradients and leave nothing behind.
+    Nothing is recorded in evaluation passes, which have no gradients.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._seen: dict[int, Tensor] = {}
-        self._compared: dict[int, Tensor] | None = None  # a reference pass is under way
-        self._half: torch.dtype | None = None  # number format of the training pass, where it is not its weights' own
+        self._compared: dict[int, Tensor] | None = None  # outputs of a reference pass in progress
+        self._half: torch.dtype | None = None  # dtype of the training pass, if it differs from the weights'
         self._handles = [on_tensor(module, self._note(i)) for i, module in enumerate(modules)]
 
     def _note(self, i: int) -> Callable[[Tensor], None]:
@@ -153,13 +153,13 @@ class Taps:
         return note
 
     def take(self) -> list[Tensor]:
-        """Outputs of the last training pass, handed over once so that its graph can be freed."""
+        """Outputs of the last training pass; can be taken once, so that its graph is freed."""
         seen, self._seen = self._seen, {}
         return [seen[i] for i in range(len(self._handles))]
 
     @torch.no_grad()
     def reference(self, backbone: Backbone, weights: dict[str, Tensor], images: Tensor) -> list[Tensor]:
-        """Outputs for the same images with other weights, in the number format of the training pass."""
+        """Outputs for the same images with other weights, in the dtype of the training pass."""
         self._compared = {}
         try:
             with torch.autocast(images.device.type, self._half) if self._half else nullcontext():

@@ -1,17 +1,17 @@
-"""Mixup between domains: images of two source domains are blended, and so is what they should be called.
+"""Mixup between domains: images of two source domains are blended, and so are their labels.
 
-The source domains are put in a random circle; each image x_i of a domain meets one, x_j, of the next, with one
-share lambda ~ Beta(mixup_alpha, mixup_alpha) for all images of that pair of domains:
+The source domains are arranged in a random circle; each image x_i of a domain is paired with an image x_j of the next,
+with one lambda ~ Beta(mixup_alpha, mixup_alpha) for all images of that pair of domains:
 
     x    = lambda x_i + (1 - lambda) x_j
     main = mean of lambda CE(x, y_i) + (1 - lambda) CE(x, y_j)
 
 Terms of other methods (`patchgen+mixup`) see the blended images, with the label of the larger share and the domain of
-x_i: a term is one number for the whole batch, so it cannot be weighted pair by pair. Where lambda is near 0 or 1, as
-0.2 makes it mostly, the difference is small.
+x_i: a term is one number for the whole batch, so it cannot be weighted per pair. With the default 0.2, lambda is mostly
+near 0 or 1, and the difference is small.
 
-What differs from DomainBed: all pairs go through the model in one pass; an image without a label counts with its
-partner's share alone. Each device, and each micro-batch under accumulation, blends its own part of the batch.
+Differences from DomainBed: all pairs are processed in one pass; if an image has no label, only its partner's share
+counts. Each device, and each micro-batch with gradient accumulation, blends its own part of the batch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Mixup(Method):
         if self.chosen_tune == "head" and not config.augment:
             raise ValueError(
                 f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "
-                "are kept; leave --no-augment out, or choose --tune layernorm"
+                "are cached; leave --no-augment out, or choose --tune layernorm"
             )
 
     def update(self, step: Step) -> None:
@@ -74,7 +74,7 @@ class Mixup(Method):
 
 
 def mix(batch: Batch, alpha: float) -> MixedBatch:
-    """Blend every domain with its neighbour in a random circle; draws from torch's own generator."""
+    """Blend every domain with its neighbour in a random circle; uses torch's default generator."""
     partner, share = draw_partners(by_domain(batch, "cpu"), alpha)
     partner, share = send(partner, batch.image.device), send(share.to(batch.image.dtype), batch.image.device)
     of_image = share.view(-1, *[1] * (batch.image.ndim - 1))
@@ -87,7 +87,7 @@ def mix(batch: Batch, alpha: float) -> MixedBatch:
 def draw_partners(groups: list[Tensor], alpha: float) -> tuple[Tensor, Tensor]:
     """For rows in equal groups: the row (B,) that each is blended with, and its own share (B,)."""
     order = torch.randperm(len(groups)).tolist()
-    shares = torch.distributions.Beta(alpha, alpha).sample((len(groups),))  # one a pair
+    shares = torch.distributions.Beta(alpha, alpha).sample((len(groups),))  # one per pair
     partner = torch.empty_like(torch.cat(groups))
     share = torch.empty(len(partner))
     for own, other, value in zip(order, [*order[1:], order[0]], shares, strict=True):
@@ -97,7 +97,7 @@ def draw_partners(groups: list[Tensor], alpha: float) -> tuple[Tensor, Tensor]:
 
 
 def mixed_cross_entropy(logits: Tensor, batch: MixedBatch) -> Tensor:
-    """Mean cross-entropy to both labels by their shares, over the global batch."""
+    """Mean cross-entropy with both labels, weighted by their shares, over the global batch."""
     shares = torch.stack([batch.share, 1 - batch.share])  # (2, B)
     each = [F.cross_entropy(logits.float(), label, ignore_index=-1, reduction="none") for label in batch.labels]
     return mean_over_ranks((shares * torch.stack(each)).sum(), (shares * (batch.labels >= 0)).sum())

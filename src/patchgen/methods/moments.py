@@ -1,14 +1,14 @@
-"""Domain invariance without labels: the two unconditional terms of the lineage's code, which the paper leaves at 0.
+"""Domain invariance without labels: the two unconditional terms in L-Reg's code, whose weights the paper sets to 0.
 
     domain-moments    L_moments = moments * s * mean over domains and entries of (C_e - C)^2,   C_e = X_e^T X_e / B_e
     domain-gaussian   L_gaussian = gaussian * 1/2 mean[ (c - m)^2 / v + log v ],   c = [x, x] without gradient
 
 X are the features, divided by the batch's Frobenius norm and **not centred**; C is the mean of the C_e; s scales the
 penalty's largest slope to that of the cross-entropy, as in `gmdg`. m is the mean of the domains' means of [x, x], v a
-learned variance. Of the two only the first moves features: with equally many samples a domain the gradient of the
-second in the features is exactly zero, as that of `gmdg`'s L_domain, and it trains v alone.
+learned variance. Only the first affects the features: with equally many samples per domain, the gradient of the second
+with respect to the features is exactly zero, as for `gmdg`'s L_domain, and it trains only v.
 
-These are L-Reg's `shift` with `use_condition1` and `d_shift` with `use_condition2` set to false. What differs: the
+These are L-Reg's `shift` with `use_condition1` and `d_shift` with `use_condition2` set to false. Differences: the
 maxima in s are of absolute values, and domains may have different numbers of samples.
 """
 
@@ -28,7 +28,7 @@ REFERENCE = "Tan et al., Interpret Your Decision: Logical Reasoning Regularizati
 
 
 class DomainMoments(Method):
-    summary = "second moments of the features alike in all domains, without labels"
+    summary = "equal second moments of the features in all domains, without labels"
     reference = REFERENCE
     addable = True
     defaults = {"moments": 0.1}
@@ -50,7 +50,7 @@ class DomainMoments(Method):
 
 
 class DomainGaussian(Method):
-    summary = "one Gaussian for the features of all domains, without labels (trains its variance alone)"
+    summary = "one Gaussian for the features of all domains, without labels (trains only its variance)"
     reference = REFERENCE
     addable = True
     defaults = {"gaussian": 0.1, "gaussian_lr_mult": 10.0}
@@ -72,11 +72,11 @@ class DomainGaussian(Method):
 def moment_distance(features: Tensor, domain: Tensor) -> Tensor:
     """Mean squared distance of the domains' second moments (D, D) from their mean, for features (B, D).
 
-    <C_e, C_f> is the sum of (x_i x_j)^2 / (B_e B_f) over i in e and j in f, so that no D x D matrix is made.
+    <C_e, C_f> is the sum of (x_i x_j)^2 / (B_e B_f) over i in e and j in f, so no D x D matrix is needed.
     """
     x = features / (features.norm() + 1e-12)
     same = (domain.unsqueeze(1) == domain).to(x.dtype)  # (B, B)
-    weight = 1 / same.sum(1)  # (B,) adds up to K, the number of domains
+    weight = 1 / same.sum(1)  # (B,), sum K, the number of domains
     count = weight.sum()
     products = (x @ x.T).square() * weight * weight.unsqueeze(1)
     return (products * (same - 1 / count)).sum() / count / x.shape[1] ** 2

@@ -1,16 +1,16 @@
-"""MTL: the head reads the features beside an embedding of their domain, its mean feature.
+"""MTL: the head reads the features together with an embedding of their domain, its mean feature.
 
     logits = W x + b + W_2 e_d,   e_d <- ema * e_d + (1 - ema) * mean of the batch's features of domain d
 
-The head is linear, so reading [x, e] is a shift of the logits: W and b are the model's head, W_2 is the method's, 0 at
-the start. The embeddings carry no gradient; the first batch's mean counts in full, as Adam corrects its averages. An
-unseen domain has no embedding. It gets the mean of the sources', so what predicts is the same model with the bias
-b + W_2 mean(e). The source domains are validated with that bias as well: it is the model that is chosen and shipped.
+The head is linear, so reading [x, e] shifts the logits: W and b belong to the model's head, W_2 (initially 0) to the
+method. The embeddings have no gradient; the moving averages are bias-corrected, as in Adam. An unseen domain gets the
+mean of the sources' embeddings, so predictions use the same model with the bias b + W_2 mean(e). Source validation uses
+that bias as well, because this is the model that is selected and deployed.
 
-What differs from DomainBed's code: there the embedding is overwritten by noise before the head reads it, so that the
-head can only learn to ignore it; this follows the paper. There 0.99 is the weight of the newest batch, here that of the
-past. There an unseen domain is embedded by the batch at hand, as in the paper; here a prediction depends on its own
-image alone. On several devices the means are those of the global batch; under accumulation each micro-batch moves them.
+Differences from DomainBed's code: there the embedding is overwritten by noise before the head reads it, so the head can
+only learn to ignore it; this follows the paper. There 0.99 is the weight of the newest batch, here that of the past.
+There an unseen domain is embedded by the current batch, as in the paper; here a prediction depends only on its own
+image. On several devices the means span the global batch; with gradient accumulation each micro-batch updates them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Mtl(Method):
     addable = True
     defaults = {"ema": 0.99}
     sums: Tensor  # (K, D) moving sums of the domains' mean features
-    mass: Tensor  # () of their weights; sums / mass are the embeddings
+    mass: Tensor  # () sum of their weights; the embeddings are sums / mass
     ids: Tensor  # (K,)
 
     def __init__(self, config: Config) -> None:

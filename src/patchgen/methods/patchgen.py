@@ -38,7 +38,7 @@ class PatchGenMethod(PatchGenWithoutLosses):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         c, mask = self.config, out.selection()
-        target = pseudo_labels(out.logits, batch.label)  # B-bar of Eq. 5: images without a label take their arg-max
+        target = pseudo_labels(out.logits, batch.label)  # B-bar of Eq. 5: unlabelled images use their arg-max
         return super().losses(out, batch) | {
             "L_ms": c.lambda_ms * mask_suppression(mask, c.tau),
             "L_conf": c.lambda_conf * selected_confidence(out.logits, target),
@@ -53,5 +53,5 @@ class PatchGenTrueMask(PatchGenMethod):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         terms = super().losses(out, batch)
-        del terms["L_ms"]  # a mask that is given has no gradient
+        del terms["L_ms"]  # the true mask has no gradient
         return terms

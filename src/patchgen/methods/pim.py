@@ -1,4 +1,4 @@
-"""PIM and its relatives: what unlabelled images may say about the classes.
+"""PIM and related losses on unlabelled images.
 
     pim       L_pim = pim * mean over unlabelled of H(p),   L_marginal = -marginal * H(mean of p over all)
     entropy   L_marginal alone
@@ -6,14 +6,14 @@
               L_error  = mean square of (predicted - true squared error) on the labelled, for the predictor alone
 
 `pim` is the published objective on mini-batches. The release optimises a bias-free head on frozen features with the
-whole data in one batch, starts it at k-means centres, multiplies its logits by 25, and finds the weight of the
-conditional entropy in {0.05, 0.10, ..., 1.0} by trial runs; here the head, features and batches are the host's, and the
-default weight 0.5 is the middle of that grid: 1 would be plain mutual information, and less holds back confidence in
-predictions that nobody has checked. It is not a tuned value.
+whole data in one batch, initialises it with k-means centres, multiplies its logits by 25, and chooses the weight of the
+conditional entropy from {0.05, 0.10, ..., 1.0} by trial runs. Here the head, features and batches are the host's, and
+the default weight 0.5 is the middle of that grid: 1 would be plain mutual information, and smaller values limit the
+confidence in unverified predictions. It is not a tuned value.
 
 `pim-lreg` is what L-Reg's code calls PIM, a different objective: a small network C -> C -> C (ReLU, at most 1) reads
-the logits and learns the squared errors of the labelled samples. What differs from that release: the predictor learns
-in the common optimiser, after it was used in the step and not before; without unlabelled samples the term is 0, not
+the logits and learns the squared errors of the labelled samples. Differences from that release: the predictor is
+trained by the common optimiser, after its use in the step and not before; without unlabelled samples the term is 0, not
 undefined.
 """
 
@@ -32,10 +32,10 @@ LEAST = 1e-12  # inside the logarithm
 
 
 class MarginalEntropy(Method):
-    summary = "the mean prediction is kept spread over all classes"
+    summary = "keeps the mean prediction spread over all classes"
     reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
     addable = True
-    compared = False  # of unlabelled images
+    compared = False  # needs unlabelled images
     defaults = {"marginal": 1.0}
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ class PimLReg(Method):
 
 
 class ErrorPredictor(nn.Module):
-    """Logits (B, C) -> the squared error to expect of each class's probability, in [0, 1]."""
+    """Logits (B, C) -> the expected squared error of each class's probability, in [0, 1]."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -89,21 +89,21 @@ class ErrorPredictor(nn.Module):
 
 
 def marginal_entropy(logits: Tensor) -> Tensor:
-    """H of the mean prediction of the global batch."""
+    """Entropy H of the mean prediction over the global batch."""
     probability = logits.float().softmax(1)
     mean = mean_over_ranks(probability.sum(0), torch.full((), len(logits), device=logits.device))  # (C,)
     return -(mean * (mean + LEAST).log()).sum()
 
 
 def conditional_entropy(logits: Tensor, chosen: Tensor) -> Tensor:
-    """Mean H(p) of the chosen samples of the global batch; 0 where there are none."""
+    """Mean H(p) over the chosen samples of the global batch; 0 if there are none."""
     log_p = logits.float().log_softmax(1)
     entropy = -(log_p.exp() * log_p).sum(1)  # (B,)
     return mean_over_ranks((entropy * chosen).sum(), chosen.sum())
 
 
 def weighted_pseudo_loss(logits: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-    """Mean over the chosen samples of weight (B,) times the cross-entropy to their own arg-max."""
+    """Mean over the chosen samples of weight (B,) times the cross-entropy with their own arg-max."""
     own = F.cross_entropy(logits.float(), logits.detach().argmax(1), reduction="none")
     return mean_over_ranks((own * weight * chosen).sum(), chosen.sum())
 

@@ -1,18 +1,18 @@
-"""What a preset sets for a method and its data, and what the hosts published for theirs.
+"""The settings of a preset for a method and its data, and the published settings of the host methods.
 
     preset_settings("paper", data="domain_net")       # {..., "steps": 15001, "eval_every": 500}
     host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": {}}
     host_settings("gmdg", "pacs", "dinov2-large")     # {"hparams": ...}
 
 Sources: the tables and commands in the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood,
-DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no values of its own for CLIP;
-the batch is MIRO's, which its author asked for. Where a command leaves out the learning rate, weight decay or dropout,
-the values are the lineage's defaults (5e-5, 0, 0); where a release states a weight alone, so does the entry here.
+DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no separate values for CLIP; the
+batch is MIRO's, as its author requested. If a command leaves out the learning rate, weight decay or dropout, the values
+are the common defaults of these code bases (5e-5, 0, 0); if a release states only a loss weight, so does the entry.
 `regnety-16gf` means the SWAG weights (docs/mdg.md).
 
-Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its own weights (`hparams`) of
-the nearest published backbone, and no learning rate, decay, dropout or batch: those stay the ones that all rows share,
-as in the paper's matched comparison.
+Nothing is published for other backbones, nor for LayerNorm tuning. In these cases a method gets its loss weights
+(`hparams`) from the nearest published backbone, but no learning rate, decay, dropout or batch size: those remain the
+same for all rows, as in the paper's matched comparison.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
 
-ORDER = ("pacs", "vlcs", "officehome", "terraincognita", "domainnet")  # of every row below
+ORDER = ("pacs", "vlcs", "officehome", "terraincognita", "domainnet")  # column order of every row below
 DEFAULT = {"lr": 5e-5, "weight_decay": 0.0, "dropout": 0.0}
 
 
 def preset_settings(preset: str, method: str = "", data: str = "", benchmark: str | None = None) -> Settings:
-    """What a preset sets: with `small` the method's own learning rates, with `paper` the benchmark's own protocol."""
+    """The settings of a preset: with `small` the method's learning rates, with `paper` the benchmark's protocol."""
     settings = dict(PRESETS.get(preset, {}))
     if preset == "paper" and (entry := _benchmark(data, benchmark)):
         settings |= {"steps": entry.steps, "eval_every": entry.checkpoint_every}
@@ -46,7 +46,7 @@ def preset_settings(preset: str, method: str = "", data: str = "", benchmark: st
 
 
 def preset_for(arguments: Any) -> Settings:
-    """What the preset of a command's arguments sets."""
+    """The settings of the preset in a command's arguments."""
     if arguments.task == "ccd":
         return stream_preset(arguments.preset, arguments.data)
     a = arguments
@@ -72,17 +72,17 @@ def method_settings(label: str) -> dict[str, str]:
 
 
 def own_hparams(given: Mapping[str, float], method: str) -> dict[str, float]:
-    """Of the hyper-parameters given to several methods, those that this one has."""
+    """The hyper-parameters that this method has, from those given for several methods."""
     from patchgen.methods import method_class
 
     known = set(method_class(method).all_defaults())
     if any(name.endswith("lr_mult") for name in known):
-        known.add("lr_mult")  # the common name of all of them
+        known.add("lr_mult")  # the common name for all of them
     return {name: value for name, value in given.items() if name in known}
 
 
 def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) -> dict[str, Settings]:
-    """One row a field, one column a benchmark; names that are no fields of Config are hyper-parameters."""
+    """One row per field, one column per benchmark; names that are not fields of Config are hyper-parameters."""
     entries: dict[str, Settings] = {}
     for i, benchmark in enumerate(ORDER):
         values = {name: row[i] for name, row in columns.items()}
@@ -92,8 +92,8 @@ def _by_benchmark(common: Settings | None = None, **columns: tuple[float, ...]) 
 
 
 _CLIP_BATCH = (32, 32, 32, 32, 24)
-_CLIP_PIXELS: Settings = {"normalization": "backbone"}  # CLIP's own mean and deviation
-_REGNET_BATCH = (16, 16, 16, 16, 14)  # of GMDG; MIRO has 16 for DomainNet too
+_CLIP_PIXELS: Settings = {"normalization": "backbone"}  # CLIP's mean and std
+_REGNET_BATCH = (16, 16, 16, 16, 14)  # GMDG's; MIRO uses 16 for DomainNet too
 _GESTUR: dict[str, Any] = {
     "lr": (5e-5,) * 5,
     "weight_decay": (0.0, 1e-4, 1e-6, 0.0, 1e-4),
@@ -193,21 +193,21 @@ HOST_PRESETS: Mapping[str, Mapping[str, Mapping[str, Settings]]] = {
 }
 
 
-NEAREST = ("clip-b16", "regnety-16gf", "resnet50")  # in this order, for a backbone that no release has: a ViT if any
+NEAREST = ("clip-b16", "regnety-16gf", "resnet50")  # in this order, for backbones without published values: a ViT first
 
 
 def host_settings(
     method: str, benchmark: str | None, backbone_kind: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
-    """What the method's authors published for this benchmark: fields of Config; empty where nothing is.
+    """The published settings of a method for this benchmark, as fields of Config; empty if there are none.
 
     Args:
-        method: A name of ``METHODS``; of ``patchgen+miro`` ask for ``miro``.
+        method: A name of ``METHODS``; for ``patchgen+miro``, pass ``miro``.
         benchmark: A name of ``BENCHMARKS``; None for other data.
-        backbone_kind: A name of ``BACKBONES``; published ones are resnet50, regnety-16gf and clip-b16, and of any other
-            the answer has the method's own weights alone, those of the nearest of these.
+        backbone_kind: A name of ``BACKBONES``; resnet50, regnety-16gf and clip-b16 have published settings, and any
+            other gets only the loss weights of the nearest of these.
         task: ``mdg`` or ``mdg_gcd``.
-        swad: Prefer the values published with SWAD where they are others.
+        swad: Prefer the values published with SWAD, if they differ.
     """
     variants = HOST_PRESETS.get(method, {}).get(benchmark or "", {})
     exact = _variant(variants, backbone_kind, task, swad)
@@ -227,7 +227,7 @@ def _variant(variants: Mapping[str, Settings], kind: str, task: str, swad: bool)
 def published(
     data: str, benchmark: str | None, method: str, backbone: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
-    """``host_settings`` for data that is recognised by its folder's name; of ``a+b`` the last part that has any."""
+    """``host_settings`` for data recognised by its folder's name; for ``a+b``, of the last part that has any."""
     entry = _benchmark(data, benchmark)
     name = entry.name if entry else None
     parts = (host_settings(part, name, backbone, task=task, swad=swad) for part in reversed(method.split("+")))
@@ -235,7 +235,7 @@ def published(
 
 
 def _benchmark(data: str, benchmark: str | None) -> Benchmark | None:
-    """The benchmark that is named, or that the data's folder is called after."""
+    """The named benchmark, or the one that matches the name of the data folder."""
     if benchmark:
         return get_benchmark(benchmark)
     return match_benchmark(Path(data)) if data and Path(data).is_dir() else None

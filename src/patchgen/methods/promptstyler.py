@@ -1,17 +1,18 @@
-"""PromptStyler: style words are learned, then a classifier on sentences in all of these styles; no images.
+"""PromptStyler: learn style words, then a classifier on sentences in all of these styles; no images.
 
-    stage 1, style i after style:  mean_{j<i} |cos(T("a S_i style of a"), T("a S_j style of a"))|
+    stage 1, one style at a time:  mean_{j<i} |cos(T("a S_i style of a"), T("a S_j style of a"))|
                                    + mean_m CE over n of cos(T("a S_i style of a <class m>"), T("<class n>"))
     stage 2:  ArcFace of a linear layer without bias on the sentences of all styles and classes
 
-S_i is one word vector, drawn from N(0, 0.02^2): `style_steps` steps of SGD at 0.002 with momentum 0.9, which begins
-anew with each style; earlier styles are constants. The cosines of stage 1 are not scaled. Stage 2: scale 5, margin 0.5
-rad, `epochs` epochs of 128 sentences, SGD at 0.005 with momentum 0.9. Predictions compare unit image vectors with the
-unit rows of the layer. All of it happens within the first step of the run: `--steps 1` is enough, and every fold has
-the same model. `--hparams styles 20 style_steps 20` is the cheap form, which the paper finds decent.
+S_i is one word vector, drawn from N(0, 0.02^2) and trained for `style_steps` steps of SGD at 0.002 with momentum 0.9,
+which restarts for each style; earlier styles are constants. The cosines of stage 1 are not scaled. Stage 2: scale 5,
+margin 0.5 rad, `epochs` epochs in batches of 128 sentences, SGD at 0.005 with momentum 0.9. Predictions compare unit
+image vectors with the unit rows of the layer. Everything happens within the first step of the run: `--steps 1` is
+enough, and all folds have the same model. `--hparams styles 20 style_steps 20` is a cheaper variant, which works
+decently according to the paper.
 
-There is no released code. What the paper leaves open is ours: the layer begins with Xavier's uniform values, and
-predictions use cosines, as ArcFace does.
+There is no released code. Our choices where the paper leaves details open: Xavier uniform initialisation of the layer,
+and predictions by cosines, as in ArcFace.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from patchgen.model.text import TextTower
 
 STYLE_RATE, LAYER_RATE, MOMENTUM = 0.002, 0.005, 0.9
 SCALE, MARGIN, BATCH = 5.0, 0.5, 128
-PLACE = 2  # of the style's word: behind the start and "a"
+PLACE = 2  # position of the style word: after the start token and "a"
 
 
 class PromptStyler(SourceFree):
@@ -50,7 +51,7 @@ class PromptStyler(SourceFree):
 
 def learn_styles(tower: TextTower, names: list[str], count: int, steps: int) -> Tensor:
     """Stage 1: the sentences of all classes in each learned style (S, C, E)."""
-    words = STYLE.format("a")  # any word of one token holds the place
+    words = STYLE.format("a")  # placeholder: any word of one token
     alone, styled = (tower.tokens(texts).to(tower.device) for texts in ([words], [f"{words} {n}" for n in names]))
     content = tower.read(names)  # (C, E)
     earlier, sentences = content.new_zeros(0, content.shape[1]), []
@@ -68,7 +69,7 @@ def learn_styles(tower: TextTower, names: list[str], count: int, steps: int) -> 
 
 
 def style_loss(style: Tensor, styled: Tensor, earlier: Tensor, content: Tensor) -> Tensor:
-    """A style (1, E) unlike the earlier ones (i - 1, E), whose sentences (C, E) keep to their contents (C, E)."""
+    """Loss for a style (1, E): unlike the earlier ones (i - 1, E), with sentences (C, E) near their content (C, E)."""
     unlike = (style @ earlier.T).abs().mean() if len(earlier) else style.sum() * 0
     return unlike + F.cross_entropy(styled @ content.T, torch.arange(len(content), device=content.device))
 
@@ -90,7 +91,7 @@ def learn_classes(sentences: Tensor, epochs: int) -> Tensor:
 
 def arcface(cosines: Tensor, label: Tensor, scale: float, margin: float) -> Tensor:
     """scale * cosines (B, C), with ``margin`` rad added to the angle of the true class."""
-    # away from -1 and 1, where the arc cosine has no slope
+    # away from -1 and 1, where the arc cosine is not differentiable
     angle = cosines.clamp(-1 + 1e-6, 1 - 1e-6).acos()
     own = F.one_hot(label, cosines.shape[1])
     return scale * (angle + margin * own).cos()

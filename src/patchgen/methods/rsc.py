@@ -1,14 +1,14 @@
-"""RSC: the head must do without the feature dimensions that it leans on most.
+"""RSC: mute the feature dimensions that the head relies on most.
 
-For each image, the share `rsc_features` of dimensions with the largest slope of the own class's logit is set to 0. This
-is kept for the share `rsc_samples` of images whose probability of the own class falls most by it; the other images stay
-whole. What the head says of these features takes the place of the logits in all terms: in CE, and behind a `+` in those
-of the other method (PatchGen's z+ is muted like any features; L_sim still sees it whole).
+For each image, the share `rsc_features` of dimensions with the largest gradient of the target logit is set to 0. This
+is applied to the share `rsc_samples` of images whose target probability drops most; the other images are unchanged. The
+resulting logits replace the original ones in all terms: in CE, and in those of a method it is added to (PatchGen's z+
+is muted like any features; L_sim still sees it unmuted).
 
-What differs from DomainBed's code: the head is linear, so the slope is its weight and is not differentiated for; shares
-are whole numbers of dimensions and images, rounded, not percentiles; the fall is measured without dropout. Images
-without a label take their arg-max as their class. The images are ranked over this device's part of the batch, and of it
-over a micro-batch under accumulation; DomainBed knows one device, and ranks the whole batch.
+Differences from DomainBed's code: the head is linear, so its weight is the gradient; shares are rounded to whole
+numbers of dimensions and images, not percentiles; the drop is measured without dropout. Images without a label use
+their arg-max as their class. Images are ranked within this device's part of the batch, or within a micro-batch with
+gradient accumulation; DomainBed supports one device, and ranks the whole batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from patchgen.model.losses import pseudo_labels
 
 
 class Rsc(Method):
-    summary = "RSC: the feature dimensions that a decision leans on most are muted"
+    summary = "RSC: mutes the feature dimensions that a decision relies on most"
     reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     addable = True
     defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
@@ -52,14 +52,14 @@ class Rsc(Method):
 def kept_features(
     features: Tensor, target: Tensor, head: nn.Linear, share_features: float, share_samples: float
 ) -> Tensor:
-    """1 where a feature stays and 0 where it is muted, (B, D).
+    """(B, D): 1 for features that are kept, 0 for muted ones.
 
     Args:
         features: (B, D).
         target: (B,) class ids.
-        head: What reads the features.
-        share_features: Of an image's dimensions, those to mute.
-        share_samples: Of the images, those to mute them in.
+        head: The head that reads the features.
+        share_features: Share of an image's dimensions to mute.
+        share_samples: Share of the images in which to mute them.
     """
     steepest = head.weight[target].topk(round(share_features * features.shape[1]), 1).indices  # dlogit_y / dx
     kept = torch.ones_like(features).scatter(1, steepest, 0)

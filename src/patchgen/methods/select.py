@@ -1,9 +1,9 @@
-"""patchgen-select: the class token reads what an early mask selects, and contradicting images have their share.
+"""patchgen-select: the class token reads what an early mask selects, trained with balanced cross-entropy.
 
-    patchgen-select      `model/selector.py` trained by balanced cross-entropy
-    patchgen-attend      the published module behind the backbone, whose attention reads the selection; a variant
+    patchgen-select      `model/selector.py` with the loss of `methods/balance.py`
+    patchgen-attend      a variant: the published module after the backbone, with attention to the selected patches
 
-What the published mask lacks and how these were chosen: docs/results/selection.md.
+See docs/results/selection.md for what the published mask lacks and how these were chosen.
 """
 
 from __future__ import annotations

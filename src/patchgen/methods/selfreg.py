@@ -1,16 +1,16 @@
-"""SelfReg: images of a class have the same logits, and the same features after a projection.
+"""SelfReg: pull together the logits, and the projected features, of images of the same class.
 
     L_selfreg = min(CE, 1) * [ lambda * d(a) + (1 - lambda) * d(lambda a + (1 - lambda) b) ],   lambda ~ Beta(1/2, 1/2)
     d(a)      = mean (logits - logits_a)^2 + 0.3 mean (x - P(x)_a)^2
 
-a and b are random orders of the batch that keep each image's class, P a projector of three linear layers with batch
-normalisation, and the factor in front (detached, the method's `main`) keeps the pull small once images are classified.
-Images without a label take their arg-max as their class.
+a and b are random permutations of the batch within classes, P is a projector of three linear layers with batch
+normalisation, and the first factor (detached, the method's `main`) weakens the pull once images are classified.
+Images without a label use their arg-max as their class.
 
-What differs from DomainBed's code: the projector learns, at `--lr` (there its weights are in no optimiser); its batch
-normalisation has no running statistics, which nothing would use; its hidden width is twice the features', at most
-2,048. The original also averages weights and lowers the rate; here `--swad` is for any method. Orders and batch
-statistics are over this device's part of the batch.
+Differences from DomainBed's code: the projector is trained, at `--lr` (there its weights are in no optimiser); its
+batch normalisation has no running statistics, which would not be used; its hidden width is twice that of the features,
+at most 2,048. The original also averages weights and decays the learning rate; here `--swad` is available for every
+method. Permutations and batch statistics are over this device's part of the batch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def projector(dim: int) -> nn.Sequential:
 
 
 def shuffle_within_classes(target: Tensor) -> Tensor:
-    """For each image a random one of its class, each taken once: (B,) class ids -> (B,) positions."""
+    """A random permutation within each class: (B,) class ids -> (B,) positions."""
     drawn = torch.randperm(len(target), device=target.device)
     by_class = target.argsort(stable=True)
     result = torch.empty_like(drawn)
@@ -78,8 +78,8 @@ def contrast(logits: Tensor, features: Tensor, projected: Tensor, one: Tensor, o
         logits: (B, C).
         features: (B, D).
         projected: (B, D), P of the features.
-        one: (B,) order a.
-        other: (B,) order b.
+        one: (B,) permutation a.
+        other: (B,) permutation b.
         share: lambda.
     """
 

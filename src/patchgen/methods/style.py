@@ -1,26 +1,25 @@
-"""MixStyle and SagNet: channel statistics are an image's style, and the content should do without them.
+"""MixStyle and SagNet: channel statistics represent an image's style, which the class should not depend on.
 
-With mu, sigma the mean and deviation of each channel over the positions of one sample, and pi a shuffle of the batch:
+With mu, sigma the mean and std of each channel over the positions of one sample, and pi a permutation of the batch:
 
     mixstyle  with probability `mixstyle`, at each place:   x <- (x - mu) / sigma * sigma' + mu'
-              mu' = l mu + (1 - l) mu_pi,  sigma' likewise,  l ~ Beta(a, a) a sample, a = `mixstyle_alpha`
-    sagnet    the head reads features whose style was mixed so, always, with l ~ U(0, 1) and the variances mixed:
+              mu' = l mu + (1 - l) mu_pi,  sigma' likewise,  l ~ Beta(a, a) per sample, a = `mixstyle_alpha`
+    sagnet    the head always reads features with mixed styles, with l ~ U(0, 1) and variances mixed:
               sigma'^2 = l sigma^2 + (1 - l) sigma_pi^2
-              L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, another one's content
+              L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, content of another sample
               L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
 
-Places. Convolutional backbones, as published: MixStyle behind stages 1, 2 and 3, SagNet behind stage 2. A ViT has no
-maps; both work behind the last block of its first quarter, on the patch tokens: positions are patches, and the prefix
-tokens (CLS, registers) pass as they are. This form is ours, and neither release has it.
+Where they act: in convolutional backbones, as published, MixStyle after stages 1, 2 and 3, SagNet after stage 2. A ViT
+has no feature maps; both act after the last block of its first quarter, on the patch tokens: positions are patches, and
+the prefix tokens (CLS, registers) are unchanged. This variant is ours; neither release has it.
 
-Styles are mixed in training passes alone, those with gradients: hooks are set by `setup`, which only a trainer calls,
-and are silent where no gradients are kept. Kept features (`--tune head --no-augment`) would never pass them: refused.
+Styles are mixed only in training passes, those with gradients: `setup`, which only a trainer calls, registers hooks
+that do nothing without gradients. Cached features (`--tune head --no-augment`) would bypass them and are rejected.
 
-What differs from the released code: SagNet's style head is small (a linear map and ReLU at each position, their mean, a
-linear map), not a copy of the later stages, and its loss, the adversarial one and the main one are minimised in one
-step of one optimiser: the style head sees features without gradient, the backbone a style head that is held. What
-learns of the backbone is the tuning mode's choice; SagNet's own adversary moves norms alone, as `--tune layernorm`
-does.
+Differences from the released code: SagNet's style head is small (a linear map and ReLU at each position, their mean, a
+linear map), not a copy of the later stages. Its loss, the adversarial loss and the main loss are minimised in one step
+of one optimiser: the style head sees features without gradient, the backbone a fixed style head. The tuning mode
+determines which part of the backbone is trained; SagNet's own adversary changes only norms, as `--tune layernorm` does.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class SagNet(Method):
         return mix_variances(x, torch.randperm(len(x), device=x.device), share)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        x, self._seen = self._seen, None  # handed over once, so that its graph can be freed
+        x, self._seen = self._seen, None  # taken once, so that its graph can be freed
         if x is None:
             raise ValueError("SagNet's losses follow a training pass: call the model, with gradients, before them")
         mixed = swap_content(x, torch.randperm(len(x), device=x.device))  # (B, N, C)
@@ -117,7 +116,7 @@ class SagNet(Method):
 
 
 class StyleHead(nn.Module):
-    """Positions (B, N, C) -> logits; not linear before the mean, which would leave it the channel means alone."""
+    """Positions (B, N, C) -> logits; nonlinear before the mean, else it could only use the channel means."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -133,19 +132,19 @@ class StyleHead(nn.Module):
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each channel over the positions: (B, N, C) -> (B, 1, C) twice; a variance of N - 1."""
+    """Mean and unbiased variance of each channel over the positions: (B, N, C) -> (B, 1, C) twice."""
     return x.mean(1, keepdim=True), x.var(1, keepdim=True, correction=min(1, x.shape[1] - 1))
 
 
 def mix_deviations(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
-    """MixStyle: each sample's content with means and deviations between its own and those of another.
+    """MixStyle: each sample's content, with means and stds interpolated between its own and those of another.
 
     No gradient passes through the statistics.
 
     Args:
         x: (B, N, C).
-        order: (B,) the sample that each one's style is mixed with.
-        share: (B,) of its own style.
+        order: (B,) index of the sample whose style is mixed in.
+        share: (B,) share of the sample's own style.
     """
     mean, variance = statistics(x.detach())
     deviation = (variance + LEAST_VARIANCE).sqrt()
@@ -153,7 +152,7 @@ def mix_deviations(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
 
 
 def mix_variances(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
-    """SagNet: likewise with means and variances, and gradients pass through them; arguments as above."""
+    """SagNet: the same with means and variances, and with gradients through them; arguments as above."""
     mean, variance = statistics(x)
     content = (x - mean) / (variance + SAGNET_LEAST).sqrt()
     return content * (_between(variance, order, share) + SAGNET_LEAST).sqrt() + _between(mean, order, share)
@@ -175,22 +174,22 @@ def swap_content(x: Tensor, order: Tensor) -> Tensor:
 
 
 def check_passes(method: Method) -> None:
-    """Styles are mixed in passes through the backbone: there must be some in training."""
+    """ValueError if training would never run the backbone, in which styles are mixed."""
     if method.chosen_tune == "head" and not method.config.augment:
         raise ValueError(
             f"{method.config.method!r} mixes styles within the backbone, but with tune 'head' and --no-augment its "
-            "features are computed once and kept; leave out --no-augment, or choose --tune layernorm"
+            "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
         )
 
 
 def style_places(backbone: Backbone, stages: tuple[int, ...]) -> list[nn.Module]:
-    """The given stages of a convolutional net; of a ViT, the last block of the first quarter."""
+    """The given stages of a convolutional network; for a ViT, the last block of the first quarter."""
     blocks = backbone.model.get_submodule(backbone.family.blocks)
     return [blocks[i] for i in stages or (max(len(blocks) // 4, 1) - 1,)]
 
 
 def channels_at(place: nn.Module, model: Classifier) -> int:
-    """How many channels a place has: one black image tells."""
+    """Number of channels of a module's output, determined with one black image."""
     found: list[Tensor] = []
     handle = on_tensor(place, found.append)
     side = model.backbone.patch_size
@@ -205,7 +204,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[Tensor], Tensor]) -> None:
-    """Let ``change`` work on the positions (B, N, C), in float32, of what a place says while gradients are kept."""
+    """Apply ``change`` to the output of a module, as positions (B, N, C) in float32, in passes with gradients."""
     prefix = backbone.num_prefix_tokens
 
     def act(output: Tensor) -> Tensor | None:

@@ -1,11 +1,11 @@
-"""A model of others as numbers alone: its architecture by an allow-list of fields, its weights as tensors in memory.
+"""Load third-party models without running their code: allow-listed config fields, and weights as plain tensors.
 
     config, kind = folder_config(folder)                   # a transformers config, built here
     state = folder_tensors(folder)
     model, info = fill(ViTModel, config, state)
 
 A config.json can name code (`auto_map`), kernels to download (`_attn_implementation`), adapters and quantisers. None of
-it reaches a loader: taken are the fields that the model type's own config class declares, with plain values.
+these reach a loader: only fields that the model type's own config class declares are used, and only plain values.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from patchgen.common.reading import read_json
 from patchgen.common.tensors import read_tensors
 
 INDEX, PICKLE = "model.safetensors.index.json", "pytorch_model.bin"
-LONGEST = 1000  # members of a list in a config
+LONGEST = 1000  # maximum length of a list in a config
 
 
 def allowed(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What of `given` the config class `kind` declares beyond what all of its relatives have, if its value is plain."""
+    """The fields of `given` with plain values that the config class `kind` declares itself, not its base class."""
     from transformers import PreTrainedConfig
 
     shared = {f.name for f in dataclasses.fields(PreTrainedConfig)}  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def config_of(model_type: Any, given: Mapping[str, Any], **more: Any) -> Any:
-    """The transformers config of a model type, from the fields that are allowed."""
+    """The transformers config of a model type, built from the allowed fields."""
     from transformers import CONFIG_MAPPING
 
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -55,7 +55,7 @@ def config_of(model_type: Any, given: Mapping[str, Any], **more: Any) -> Any:
 
 
 def vision_part(about: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Model type and fields of the vision model; of two towers the one for images."""
+    """Model type and config fields of the vision model; for a two-tower model, those of the image tower."""
     from transformers import CONFIG_MAPPING
 
     model_type, inner = about.get("model_type"), about.get("vision_config")
@@ -69,7 +69,7 @@ def vision_part(about: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 
 
 def fill(model: Any, config: Any, state: dict[str, Tensor], **more: Any) -> tuple[nn.Module, dict[str, Any]]:
-    """A model with these tensors, under whatever names an earlier transformers gave them; and what is missing."""
+    """A model with these tensors, including names of earlier transformers versions; also returns what is missing."""
     found = model.from_pretrained(
         None,
         config=config,
@@ -83,7 +83,7 @@ def fill(model: Any, config: Any, state: dict[str, Tensor], **more: Any) -> tupl
 
 
 def folder_tensors(folder: Path) -> dict[str, Tensor]:
-    """The weights of a transformers folder: one file, several with an index, or an older PyTorch file."""
+    """The weights of a transformers folder: a single file, shards with an index, or an older PyTorch file."""
     files = [folder / "model.safetensors"]
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")

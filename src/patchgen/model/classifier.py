@@ -1,7 +1,7 @@
 """A backbone, a way to turn its tokens into one vector, and a linear head: what every method trains.
 
-The ways ("pools") are ``cls`` and ``mean`` for the baselines, ``patchgen`` for the published module behind the backbone
-and ``select`` for the selection inside it, so that methods differ in nothing else.
+The "pools" are ``cls`` and ``mean`` for the baselines, ``patchgen`` for the published module after the backbone, and
+``select`` for the selection inside it; everything else is the same for all methods.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
 
 POOLS = ("cls", "mean", "patchgen", "select")
-MASKED = ("patchgen", "select")  # those that make a mask
+MASKED = ("patchgen", "select")  # pools with a mask
 
 
 class Saved(nn.Module):
-    """Named constants that predictions need: no step changes them, and checkpoints hold them."""
+    """Named constants that predictions need: saved in checkpoints, never trained."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class Saved(nn.Module):
 
 class Output(NamedTuple):
     logits: Tensor  # (B, C)
-    features: Tensor  # (B, D)  what the head reads, behind dropout as in the releases: z+ for PatchGen
+    features: Tensor  # (B, D)  the input of the head, after dropout as in the releases: z+ for PatchGen
     mask: Tensor | None = None  # (B, P)
-    complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: only ever a reference
-    own_mask: Tensor | None = None  # (B, P)  the mask as the classifier reads it, where another level of it is shown
+    complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: for reference only
+    own_mask: Tensor | None = None  # (B, P)  the mask that the classifier uses, if `mask` is calibrated for display
     context: Tensor | None = None  # (B, D)  the mean early token, without gradient: the image before any selection
     complementary: Tensor | None = None  # (B, D)  z-, with its gradient: `model.head` on it gives logits that train
 
@@ -51,12 +51,12 @@ class Output(NamedTuple):
 class Classifier(nn.Module):
     """Images in, logits (and a mask) out.
 
-    The forward pass has two stages, ``read`` (backbone and what the pool keeps of its tokens) and ``classify``
-    (everything behind it): where the backbone is frozen the first is computed once per image and kept. A selection
-    inside the backbone is one stage: what is read depends on the mask.
+    The forward pass has two stages, ``read`` (the backbone, and the tokens that the pool needs) and ``classify``
+    (everything after it). If the backbone is frozen, the first is computed once per image and cached. A selection
+    inside the backbone has a single stage, because the tokens depend on the mask.
 
     Attributes:
-        context: Whether outputs have the mean early token, for a method that asks what can be told without selecting.
+        context: Whether outputs include the mean early token, for methods that compare with an unselective reader.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Classifier(nn.Module):
 
     @property
     def reads_frozen(self) -> bool:
-        """Whether nothing in front of ``classify`` can change, so that what is read may be kept."""
+        """Whether nothing before ``classify`` is trained, so that the result of ``read`` can be cached."""
         return self.backbone.frozen and self.pool != "select"
 
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
-        """Give the mask its start on normalised source images (B, 3, H, W), before the first step."""
+        """Initialise the mask on normalised source images (B, 3, H, W), before the first step."""
         if isinstance(self.select, PatchGen):
             self.select.calibrate(self.read(images).float())
         elif self.select is not None:
@@ -122,7 +122,7 @@ class Classifier(nn.Module):
         return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches
 
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
-        """What ``read`` returned -> output; a mask (B, P) to use in place of the learned one, if given."""
+        """The result of ``read`` -> output; ``mask`` (B, P) replaces the learned one, if given."""
         context = read[:, -1].detach() if self.context else None  # (B, D)
         if self.context:
             read = read[:, :-1] if self.pool == "patchgen" else read[:, 0]
@@ -135,7 +135,7 @@ class Classifier(nn.Module):
         return Output(self.head(z), z, chosen.mask, rest, context=context, complementary=chosen.complementary)
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
-        """Images (four dimensions), or what ``read`` made of them earlier (two or three); a mask to use, if given."""
+        """Images (four dimensions), or their cached ``read`` (two or three); ``mask`` replaces the learned one."""
         if isinstance(self.select, Selector):
             (_, cls, _), own, shown, early = self.select(self.backbone, inputs, mask)
             context = early.detach().mean(1) if self.context else None
@@ -150,7 +150,7 @@ def _context(early: Tensor) -> Tensor:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, by name: parameters that learn, the level of a selection, ``Saved``."""
+    """The tensors in a checkpoint, by name: trainable parameters, the level of a selection, ``Saved``."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     places = [f"{name}." for name, module in model.named_modules() if isinstance(module, Saved)]
     return trained | {

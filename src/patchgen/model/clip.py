@@ -1,11 +1,11 @@
-"""Heads that compare images with sentences, or with vectors that were made of sentences.
+"""Heads that compare images with sentences, or with vectors computed from sentences.
 
     text = load_text(backbone)
     model.head = ClipHead(text, Written(text.tower.read(["a photo of a dog.", "a photo of a cat."])), 2)
 
     logits = exp(scale) * cos(projection(x), t_c),    x the CLS token after the final norm, t_c the sentence of class c
 
-The vision tower is the classifier's backbone and follows its tuning mode; the text tower never learns.
+The vision tower is the classifier's backbone and follows its tuning mode; the text tower is always frozen.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from patchgen.model.classifier import Saved
 from patchgen.model.text import ClipText, TextTower
 
-FIRST_DEVIATION = 0.02  # of learned prompt vectors, as in CoOp
+FIRST_DEVIATION = 0.02  # initial standard deviation of learned prompt vectors, as in CoOp
 
 
 class Written(nn.Module):
-    """Sentences that stay as they are: read once, and their tower is not kept."""
+    """Fixed sentences: encoded once, after which the text tower is not needed."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -44,10 +44,10 @@ class Learned(nn.Module):
         self.vectors = nn.Parameter(FIRST_DEVIATION * torch.randn(count, tower.dim))
         self.ids: Tensor
         self.register_buffer("ids", tower.tokens([f"{name}." for name in names], room=count), persistent=False)
-        self._read: tuple[Tensor, Tensor] | None = None  # the vectors of the last reading without gradients, its result
+        self._read: tuple[Tensor, Tensor] | None = None  # last vectors encoded without gradients, and the result
 
     def forward(self) -> Tensor:
-        """(C, E); without gradients the tower is run only where the vectors have changed."""
+        """(C, E); without gradients, the tower runs only if the vectors have changed."""
         if torch.is_grad_enabled() and self.vectors.requires_grad:
             return self._texts()
         if self._read is None or not torch.equal(self._read[0], self.vectors):
@@ -60,15 +60,15 @@ class Learned(nn.Module):
 
 
 class ClassVectors(nn.Module):
-    """Features (B, D) -> exp(scale) * <f, v_c> (B, C), f the unit image vector, v_c a vector for each class.
+    """Features (B, D) -> exp(scale) * <f, v_c> (B, C), with f the unit image vector and v_c one vector per class.
 
-    All of it is saved in checkpoints, so that a trained run predicts without the text tower.
+    Checkpoints contain the whole head, so a trained run predicts without the text tower.
 
     Args:
         projection: Of images, D -> E.
-        scale: Logarithm of what multiplies the products.
-        vectors: (C, E), of whatever length.
-        tuned: Whether the projection learns.
+        scale: Logarithm of the factor on the products.
+        vectors: (C, E), of any length.
+        tuned: Whether the projection is trained.
     """
 
     def __init__(self, projection: nn.Linear, scale: Tensor, vectors: Tensor, *, tuned: bool) -> None:
@@ -81,7 +81,7 @@ class ClassVectors(nn.Module):
 
     @classmethod
     def like(cls, saved: Mapping[str, Tensor]) -> ClassVectors:
-        """A head of the shapes that a checkpoint's tensors have; they are loaded into it like any others."""
+        """A head with the shapes of a checkpoint's tensors, into which they are then loaded like any others."""
         tuned = "head.weight" in saved
         weight = saved["head.weight" if tuned else "head.constants.weight"]
         projection = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
@@ -94,7 +94,7 @@ class ClassVectors(nn.Module):
 
     @property
     def scale(self) -> Tensor:
-        """Logarithm of what multiplies the products."""
+        """Logarithm of the factor on the products."""
         return self.constants["scale"]
 
     def forward(self, features: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class ClipHead(nn.Module):
     """Features (B, D) -> exp(scale) * cosine with each class's sentence (B, C).
 
     Args:
-        text: Whose projection and scale are used.
-        sentences: A module that gives the unit vectors (C, E).
+        text: Provides the projection and the scale.
+        sentences: A module that returns the unit vectors (C, E).
         num_classes: C.
     """
 
@@ -123,6 +123,6 @@ class ClipHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         sentences = self.sentences().float()
-        with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half digits would show
+        with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half precision would show
             image = F.normalize(self.projection(features.float()), dim=-1)
             return self.scale.exp() * image @ sentences.T

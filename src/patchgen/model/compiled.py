@@ -16,7 +16,7 @@ BACKEND = "inductor"
 def compile_blocks(
     backbone: Backbone, images: Tensor, say: Callable[[str], None], *, backend: str | None = None
 ) -> bool:
-    """Compile each block and try it on images (B, 3, H, W) of a training pass; where that fails, nothing changes.
+    """Compile each block and try it on images (B, 3, H, W) of a training pass; if that fails, nothing changes.
 
     Call it before `Method.setup`, whose hooks should not see the trial.
     """
@@ -30,10 +30,10 @@ def compile_blocks(
             if learned:
                 torch.autograd.grad(loss, learned, allow_unused=True)
         return True
-    except Exception as error:  # no compiler, an operation it lacks: each library has exception types of its own
+    except Exception as error:  # no compiler, an unsupported operation: each library raises its own types
         for block in blocks:
             block._compiled_call_impl = None
-        reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause, and adds pages to it
+        reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause in a long report
         say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; continuing without it")
         return False
 
@@ -43,7 +43,7 @@ def _training_call(block: nn.Module, backend: str) -> Callable[..., Any]:
     compiled = torch.compile(plain, backend=backend, dynamic=False)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        hooked = block._forward_hooks or block._forward_pre_hooks  # registered later, compiled code would skip them
+        hooked = block._forward_hooks or block._forward_pre_hooks  # compiled code would skip hooks registered later
         return (compiled if torch.is_grad_enabled() and not hooked else plain)(*args, **kwargs)
 
     return call

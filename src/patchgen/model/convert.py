@@ -1,9 +1,9 @@
-"""Files -> transformers models: folders with a config.json, and single weight files under other people's names.
+"""Files -> transformers models: folders with a config.json, and single weight files with third-party tensor names.
 
-Three layouts of single files are read: plain ViTs with a fused qkv matrix under the names of timm
-(`vit_tiny_patch16_224` and its like) or of Meta's DINOv2 (LayerScale as `ls1.gamma`, optionally `register_tokens`), and
-RegNetY under the names of torchvision or of SWAG. The architecture is read from the tensors. Nothing is ever left at
-random values: a file that does not fill its model is refused.
+Three layouts of single files are supported: plain ViTs with a fused qkv matrix under the names of timm (such as
+`vit_tiny_patch16_224`) or of Meta's DINOv2 (LayerScale as `ls1.gamma`, optionally `register_tokens`), and RegNetY under
+the names of torchvision or SWAG. The architecture is inferred from the tensors. No tensor is ever left at random
+values: a file that does not provide all weights is rejected.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
 
     model: nn.Module
     normalisation: Normalisation | Pixels | None = None
-    earlier: Pixels | None = None  # those of runs that recorded none, where they were read by another rule
+    earlier: Pixels | None = None  # for runs from before pixels were recorded, if another rule applied then
     licence: str = ""
 
 
@@ -66,7 +66,7 @@ def build(family: str, config: dict[str, Any]) -> nn.Module:
 
 
 def read_folder(folder: Path) -> Loaded:
-    """A folder of transformers or timm: config.json, weights, and what it says of its pixels."""
+    """A folder of transformers or timm: config.json, weights and pixel settings."""
     import transformers
 
     if not (folder / "config.json").is_file() or not has_weights(folder):
@@ -85,9 +85,9 @@ def read_folder(folder: Path) -> Loaded:
             model, info = fill(
                 getattr(transformers, family.model), config, folder_tensors(folder), **_attention(family)
             )
-    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
+    except Exception as error:  # transformers raises many types on damaged files
         raise ValueError(f"{folder} cannot be read as a {family.model}: {first_line(error)}") from error
-    # transformers fills what is missing with random numbers: only parts that are dropped may be missing
+    # transformers initialises missing tensors at random: only parts that are dropped may be missing
     missing = sorted(name for name in info["missing_keys"] if not any(name.startswith(part) for part in family.unused))
     if missing or info["mismatched_keys"]:
         wrong = [*missing, *map(str, info["mismatched_keys"])]
@@ -122,13 +122,13 @@ def _with_pixels(model: nn.Module, folder: Path) -> Loaded:
 def _read_timm(folder: Path, about: dict[str, Any]) -> Loaded:
     """A plain ViT in timm's layout, as a DINOv2 of transformers."""
     if not any(folder.glob("model*.safetensors")):
-        raise ValueError(f"{folder} holds a model of timm as a pickle, which can run code when it is read. {PICKLED}")
+        raise ValueError(f"{folder} holds a timm model as a pickle, which can run code when it is loaded. {PICKLED}")
     vit = read_timm(folder, about, folder_tensors(folder))
     return Loaded(_filled("dinov2_with_registers", vit.config, vit.state, folder), vit.pixels, licence=vit.licence)
 
 
 def read_file(path: Path) -> Loaded:
-    """A ViT or RegNetY under other people's names in a .safetensors file; half precision is widened to float32."""
+    """A ViT or RegNetY with third-party tensor names in a .safetensors file; half precision becomes float32."""
     try:
         state = {name: tensor.float() for name, tensor in read_tensors(path)[0].items()}
     except FileNotFoundError as error:
@@ -151,7 +151,7 @@ def read_file(path: Path) -> Loaded:
 
 
 def _filled(family: str, config: dict[str, Any], state: State, path: Path) -> nn.Module:
-    """A model of a family with these tensors, and with no other."""
+    """A model of a family with exactly these tensors."""
     with torch.random.fork_rng(devices=[]):
         model = build(family, config)
     try:
@@ -173,7 +173,7 @@ def _strip(model: nn.Module, family: Family) -> nn.Module:
 
 
 def first_line(error: Exception) -> str:
-    """What another library's error says, short enough for a sentence of ours."""
+    """The first line of another library's error, shortened to fit into a message."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
 
 
@@ -256,7 +256,7 @@ def _rename(state: State, blocks: str, names: Mapping[str, str]) -> dict[str, Te
 _REGNET_BLOCK = re.compile(r"trunk_output\.block(\d+)\.block\d+-(\d+)\.(.+)\.(\w+)$")
 _REGNET_STEM = re.compile(r"stem\.(?:stem\.)?([01])\.(\w+)$")
 _CONV, _NORM = "convolution", "normalization"
-_REGNET_LAYER = {  # torchvision's name, SWAG's where it is another -> transformers'
+_REGNET_LAYER = {  # torchvision's name, SWAG's where it differs -> transformers'
     "proj.0": f"shortcut.{_CONV}", "proj": f"shortcut.{_CONV}", "proj.1": f"shortcut.{_NORM}",
     "bn": f"shortcut.{_NORM}", "f.a.0": f"layer.0.{_CONV}", "f.a.1": f"layer.0.{_NORM}", "f.b.0": f"layer.1.{_CONV}",
     "f.b.1": f"layer.1.{_NORM}", "f.se.fc1": "layer.2.attention.0", "f.se.excitation.0": "layer.2.attention.0",
@@ -280,13 +280,13 @@ def convert_regnety(state: State) -> dict[str, Tensor]:
                 f"tensor {name!r} is not part of a RegNetY under torchvision's or SWAG's names; known in a block: "
                 f"{', '.join(_REGNET_LAYER)}. Give a transformers folder (config.json + safetensors) for other models."
             )
-    # a count of batches, which only training statistics would use and some files leave out
+    # the number of batches, which only training statistics use and some files leave out
     counted = {name.replace("running_mean", "num_batches_tracked") for name in renamed if name.endswith("running_mean")}
     return {name: torch.tensor(0) for name in counted} | {k: v for k, v in renamed.items() if k not in counted}
 
 
 def regnety_architecture(state: State) -> dict[str, Any]:
-    """Widths, depths and width of a group of a RegNetY, read from its tensors."""
+    """Widths, depths and group width of a RegNetY, read from its tensors."""
     first = {int(match[1]): tensor for name, tensor in state.items()
              if (match := _REGNET_BLOCK.match(name)) and (match[2], match[3]) == ("0", "f.b.0")}  # fmt: skip
     places = {(int(match[1]), int(match[2])) for name in state if (match := _REGNET_BLOCK.match(name))}

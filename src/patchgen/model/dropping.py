@@ -1,10 +1,10 @@
-"""Predictions without the patches that a selection leaves out: they leave the pass behind the early block, or later.
+"""Faster predictions: patches that are not selected are removed after the early block, or a later one.
 
-    drop_unselected(model)             # from now on; ValueError where a model cannot do without them
-    drop_unselected(model, after=8)    # they pass eight blocks first: slower, and closer to the whole pass
+    drop_unselected(model)             # from now on; ValueError if the model needs all patches
+    drop_unselected(model, after=8)    # removed after eight blocks: slower, and closer to the full pass
 
-Blocks of most vision transformers treat patches as a set: position is in the tokens from the first block on. Where a
-block adds positions of its own (rotary embeddings, a relative bias), it would take the patches that stay for others.
+The blocks of most vision transformers treat patches as a set, because positions are added before the first block. A
+block that adds positions itself (rotary embeddings, a relative bias) would give the remaining patches wrong positions.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from patchgen.model.classifier import Classifier
 from patchgen.model.hooks import on_input
 from patchgen.model.selector import Selector
 
-KEPT = [2, 3, 7, 8, 13]  # of the 16 patches of the small image that is tried
-ROUNDINGS = 100  # by which sums in another order may differ
+KEPT = [2, 3, 7, 8, 13]  # of the 16 patches of the small test image
+ROUNDINGS = 100  # tolerance, in rounding errors, for sums in a different order
 
 
 def drop_unselected(model: Classifier, after: int | None = None) -> None:
-    """Let patches whose mask is shown below 0.5 leave the pass.
+    """Remove patches whose displayed mask is below 0.5 during the forward pass.
 
     Args:
-        after: How many blocks they pass first; None: those up to the early one, where the mask is scored.
+        after: Number of blocks before they are removed; None: up to the early block, where the mask is computed.
 
     Raises:
-        ValueError: they cannot leave there, or the model has no selection inside its backbone, no calibrated level, or
-            a backbone that needs all patches.
+        ValueError: they cannot be removed there, or the model has no selection inside its backbone, no calibrated
+            level, or a backbone that needs all patches.
     """
     selector = model.select
     if not isinstance(selector, Selector):
@@ -39,7 +39,7 @@ def drop_unselected(model: Classifier, after: int | None = None) -> None:
         )
     if not selector.level[0] > 0:
         raise ValueError(
-            "this model's mask has no calibrated level, so that 0.5 does not tell what is selected; unselected patches "
+            "this model's mask has no calibrated level, so 0.5 does not separate selected patches; unselected patches "
             "can be dropped only by models of the tasks mdg and mdg_gcd"
         )
     require_sets(model.backbone)
@@ -47,15 +47,15 @@ def drop_unselected(model: Classifier, after: int | None = None) -> None:
     after = early if after is None else after
     if not early <= after < blocks:
         raise ValueError(
-            f"unselected patches can leave after {early} to {blocks - 1} of the {blocks} blocks, not {after}; the "
-            f"mask is scored after {early}"
+            f"unselected patches can be dropped after {early} to {blocks - 1} of the {blocks} blocks, not {after}; the "
+            f"mask is computed after {early}"
         )
     selector.drop = after
 
 
 @torch.no_grad()
 def require_sets(backbone: Backbone) -> None:
-    """ValueError unless the blocks behind the early one take any patches, in any order, to the same class token."""
+    """ValueError unless the later blocks accept any subset of patches, and the class token ignores their order."""
     reason = "it is convolutional" if backbone.family.convolutional else _reason(backbone)
     if reason:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""Vision transformers of any other kind: where their parts are is found by looking at the model at work.
+"""Support for other vision transformers: their parts are detected by observing a forward pass.
 
-    traits = adopt(model)     # a transformers model, or what patchgen.model.timm makes of timm's
+    traits = adopt(model)     # a transformers model, or a timm model wrapped by patchgen.model.timm
     hidden = last_hidden(model, images)
 
-A model fits whose config has hidden_size, patch_size and num_hidden_layers and whose `last_hidden_state` is (B, prefix
-+ P, D), with the same number of prefix tokens whatever P is. Two small passes tell the rest: the final LayerNorm,
-whether the tokens have passed it (where a model norms its pooled vector alone, the tokens get the same norm, as with
-CLIP; where it has none, they are taken as they are), and the parts that never reach the tokens.
+A model is supported if its config has hidden_size, patch_size and num_hidden_layers, and its `last_hidden_state` is
+(B, prefix + P, D) with the same number of prefix tokens for every P. Two small passes determine the rest: the final
+LayerNorm, whether it was applied to the tokens (if a model normalises only its pooled vector, the tokens get the same
+norm, as with CLIP; if it has none, they are used unchanged), and the parts that do not affect the tokens.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch import Tensor, nn
 
 from patchgen.model.architecture import config_of, fill, folder_tensors, vision_part
 
-NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # what a final norm is called
-PROBES = ((4, 4), (4, 6))  # grids of the looks: two, because a pyramid shows itself by the length of its last level
+NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # names of a final norm
+PROBES = ((4, 4), (4, 6))  # grids of the test passes: two, to detect pyramids by the length of their last level
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where one model type keeps the parts we rely on."""
+    """Where to find the relevant parts of a model type."""
 
     model: str
     blocks: str
     final_norm: str = ""
-    unused: tuple[str, ...] = ()  # never reach the tokens: dropped, so that no trainable tensor goes without gradient
+    unused: tuple[str, ...] = ()  # do not affect the tokens: dropped, so that every trainable tensor has a gradient
     convolutional: bool = False
-    norm_tokens: bool = False  # the model norms its pooled vector alone; here the tokens get the same final norm
+    norm_tokens: bool = False  # the model normalises only its pooled vector; here the tokens get the same final norm
 
     @property
     def config(self) -> str:
@@ -46,7 +46,7 @@ class Family:
 
 
 class Traits(NamedTuple):
-    """What a look at a model tells."""
+    """What was detected about a model."""
 
     family: Family
     dim: int
@@ -55,7 +55,7 @@ class Traits(NamedTuple):
 
 
 def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
-    """The model's last hidden state (B, T, D); position embeddings are resized where the model does so on request."""
+    """The model's last hidden state (B, T, D), with resized position embeddings if the model offers that option."""
     kind: Any = type(model)
     request = {"interpolate_pos_encoding": True} if _resizes(kind) else {}
     hidden: Tensor = model(images, **request).last_hidden_state
@@ -69,7 +69,7 @@ def _resizes(kind: type[nn.Module]) -> bool:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No bars and reports of transformers meanwhile: what is missing or does not fit, we say in words of our own."""
+    """Silence progress bars and load reports of transformers; missing tensors are reported by our own messages."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -84,7 +84,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def open_folder(folder: Path, about: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The vision model in a transformers folder (of two towers, the one for images), and what loading says of it."""
+    """The vision model in a transformers folder (the image tower if it has two), and the loading report."""
     config = config_of(*vision_part(about))
     _sizes(config)
     with quiet_loading(), torch.random.fork_rng(devices=[]):
@@ -101,7 +101,7 @@ def _model_class(config: Any) -> Any:
 
 
 def build_generic(model_type: str, config: dict[str, Any]) -> nn.Module:
-    """A randomly initialised model of any type that transformers knows, without its unused parts."""
+    """A randomly initialised model of any type known to transformers, without its unused parts."""
     settings = config_of(model_type, config)
     _sizes(settings)
     model: nn.Module = _model_class(settings)._from_config(settings)
@@ -110,10 +110,10 @@ def build_generic(model_type: str, config: dict[str, Any]) -> nn.Module:
 
 
 def adopt(model: nn.Module) -> Traits:
-    """Find the parts of a model and drop those that never reach its tokens.
+    """Detect the parts of a model and drop those that do not affect its tokens.
 
     Raises:
-        ValueError: it is no vision transformer of one resolution.
+        ValueError: it is not a vision transformer with a single resolution.
     """
     dim, patch_size, depth = _sizes(model.config)
     model.requires_grad_(True).eval()
@@ -123,7 +123,7 @@ def adopt(model: nn.Module) -> Traits:
     prefix = _prefix(model, hidden, PROBES[0], dim)
     wider, _ = _look(model, norms, patch_size, PROBES[1])
     if _prefix(model, wider, PROBES[1], dim) != prefix:
-        raise ValueError(f"{_name(model)} has another number of prefix tokens for each image size; it cannot be used")
+        raise ValueError(f"the number of prefix tokens of {_name(model)} varies with the image size; it cannot be used")
     passed = [name for name in norms if hidden.shape in said[name]]
     final = passed or [name for name in norms if said[name]] or list(norms)
     family = Family(_name(model), blocks, final[-1] if final else "", norm_tokens=bool(final) and not passed)
@@ -136,7 +136,7 @@ def _name(model: nn.Module) -> str:
 
 
 def _sizes(config: Any) -> tuple[int, int, int]:
-    """hidden_size, patch_size and num_hidden_layers; a square patch may be given by both of its sides."""
+    """hidden_size, patch_size and num_hidden_layers; a square patch size may be given as a pair."""
     found = {name: getattr(config, name, None) for name in ("hidden_size", "patch_size", "num_hidden_layers")}
     sides = found["patch_size"]
     if isinstance(sides, (list, tuple)) and len(set(sides)) == 1:
@@ -151,7 +151,7 @@ def _sizes(config: Any) -> tuple[int, int, int]:
 
 
 def _blocks(model: nn.Module, depth: int) -> str:
-    """The name of the list of blocks: as many as there are layers, all of one class."""
+    """The name of the list of blocks: as many as there are layers, all of the same class."""
     for name, part in model.named_modules():
         alike = isinstance(part, (nn.ModuleList, nn.Sequential)) and len({type(block) for block in part}) == 1
         if alike and len(part) == depth and any(True for _ in part.parameters()):  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def _is_final_norm(name: str, part: nn.Module, blocks: str, dim: int) -> bool:
 def _look(
     model: nn.Module, norms: dict[str, nn.Module], patch_size: int, grid: tuple[int, int]
 ) -> tuple[Tensor, dict[str, list[torch.Size]]]:
-    """The last hidden state of two images, and the shapes of what each norm made meanwhile."""
+    """The last hidden state of two images, and the shapes of each norm's outputs."""
     said: dict[str, list[torch.Size]] = {name: [] for name in norms}
     hooks = [
         part.register_forward_hook(lambda module, inputs, output, name=name: said[name].append(output.shape))
@@ -176,9 +176,9 @@ def _look(
     ]
     try:
         return last_hidden(model, _images(model, patch_size, grid)), said
-    except Exception as error:  # whatever a library raises on images that it does not take, it means this
+    except Exception as error:  # libraries raise many types on image sizes they do not support
         text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ValueError(f"{_name(model)} does not take images of any size, as a backbone has to ({text})") from error
+        raise ValueError(f"{_name(model)} does not accept images of any size, as a backbone must ({text})") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -187,7 +187,7 @@ def _look(
 def _images(model: nn.Module, patch_size: int, grid: tuple[int, int]) -> Tensor:
     device = next(model.parameters()).device
     count = 2 * 3 * patch_size**2 * grid[0] * grid[1]
-    ramp = torch.arange(count, device=device).sin()  # no random numbers: the caller's generator is not moved
+    ramp = torch.arange(count, device=device).sin()  # no random numbers: the caller's generator is not advanced
     return ramp.view(2, 3, patch_size * grid[0], patch_size * grid[1])
 
 

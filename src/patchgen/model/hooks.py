@@ -1,4 +1,4 @@
-"""Hooks on the tensor that a module hands on or is given: most blocks return it alone, data2vec's in a tuple."""
+"""Hooks on a module's output or input tensor: most blocks return a tensor, those of data2vec a tuple."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Show ``act`` what a module says, pass after pass; a tensor that it returns goes on in its place."""
+    """Call ``act`` with a module's output in every pass; a tensor that it returns replaces the output."""
 
     def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
         several = isinstance(output, tuple)
@@ -21,7 +21,7 @@ def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> Remo
 
 
 def on_input(module: nn.Module, act: Callable[[Tensor], Tensor]) -> RemovableHandle:
-    """Let a module read what ``act`` makes of its first argument, pass after pass."""
+    """Replace a module's first argument by ``act`` of it in every pass."""
 
     def hook(module: nn.Module, inputs: Any, named: Any) -> Any:
         if inputs:

@@ -1,9 +1,9 @@
-"""A backbone of local files: where it lies, and a digest of what is in it, whatever its path.
+"""Backbones in local files: their path, and a digest of their content that does not depend on the path.
 
-    local_path("weights/vit")                     # the folder; None for a name such as "auto", or where nothing is
+    local_path("weights/vit")                     # the folder; None for a name such as "auto", or if it does not exist
     content("weights/vit")                        # "sha256:...", the same after a move and for an exact copy
 
-It is asked for the name of each run of a sweep, so a file is read once a process, until its size or time changes.
+The name of every run of a sweep needs it, so each file is read once per process, until its size or time changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from patchgen.model.pixels import NESTED, is_nested
 
-# of a folder what is read for a model: weights, architecture, mean and deviation, and CLIP's tokenizer
+# the files of a folder that define a model: weights, architecture, mean and std, and CLIP's tokenizer
 READ = ("config.json", "preprocessor_config.json", "model*.safetensors*", "pytorch_model.bin", "*token*.json",
         "vocab.json", "merges.txt")  # fmt: skip
 
@@ -33,7 +33,7 @@ def local_path(source: str) -> Path | None:
 
 
 def content(source: str) -> str | None:
-    """A digest of a local backbone's files; None where there is none, or it cannot be read (which loading will say)."""
+    """A digest of a local backbone's files; None if there are none or they cannot be read (loading reports that)."""
     path = local_path(source)
     if path is None:
         return None
@@ -55,6 +55,6 @@ def _digest(file: Path) -> str:
 
 @cache
 def _read(file: str, size: int, modified: int) -> str:
-    """sha256 of a file; size and time stand in the cache's key alone."""
+    """sha256 of a file; size and time are only part of the cache key."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

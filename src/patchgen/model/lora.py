@@ -1,7 +1,7 @@
 """LoRA: low-rank updates of the attention layers of a frozen vision transformer, by peft.
 
     add_lora(backbone, rank=8)        # query, key and value of every block; called by set_tuning(backbone, "lora")
-    plain = merged(model)             # a copy whose layers have taken the updates in, for export
+    plain = merged(model)             # a copy with the updates merged into its layers, for export
 
 y = W x + 2 B A x, with A (r, d_in) random and B (d_out, r) zero at the start: the first step sees the pretrained
 network. Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
@@ -24,13 +24,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def require_peft() -> None:
-    """ValueError where the package of the extra `lora` is missing."""
+    """ValueError if the package of the extra `lora` is missing."""
     if find_spec("peft") is None:
         raise ValueError("tune 'lora' needs peft: install it with `pip install 'patchgen[lora]'`")
 
 
 def add_lora(backbone: Backbone, rank: int) -> list[nn.Module]:
-    """Give the attention inputs of every block an update of this rank, and return what shall learn."""
+    """Add updates of this rank to query, key and value of every block; returns the trainable modules."""
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -43,12 +43,12 @@ def add_lora(backbone: Backbone, rank: int) -> list[nn.Module]:
 
 
 def plain_name(name: str) -> str | None:
-    """The name that a tensor of the network has without LoRA; None for what LoRA has added."""
+    """The name of a tensor without LoRA; None for tensors that LoRA has added."""
     return None if ADDED in name else name.replace(WRAPPED, "")
 
 
 def merged(model: M) -> M:
-    """A copy whose layers have taken their updates in; the model itself where it has none."""
+    """A copy with the updates merged into its layers; the model itself if it has none."""
     if find_spec("peft") is None:
         return model
     from peft.tuners.lora import LoraLayer

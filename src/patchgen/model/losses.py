@@ -1,8 +1,8 @@
-"""Cross-entropy and the three losses of PatchGen, each a mean over a set that spans the global batch.
+"""Cross-entropy and the three losses of PatchGen, each a mean over the global batch.
 
-Targets are class ids; -1 means "no label and no pseudo-label" and is left out. Where nothing is left the loss is a
-differentiable zero. Under several devices sums and counts are gathered with gradients, so that every rank holds the
-loss of the global batch and the averaged gradient is that of one big device.
+Targets are class ids; -1 means "no label and no pseudo-label", and such samples are ignored. If no samples remain, the
+loss is a differentiable zero. On several devices, sums and counts are reduced with gradients: every rank computes the
+loss of the global batch, and the averaged gradient equals that of a single device with the whole batch.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from patchgen.model.ranks import max_over_ranks, mean_over_ranks, sum_over_ranks
 def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
     """L_ms (Eq. 4): the mean of the weak mask entries, those below ``tau``.
 
-    It pushes weak responses to zero and leaves the others alone, so no share of patches is ever forced.
+    It pushes weak entries towards zero and leaves the others unchanged, so no fixed share of patches is imposed.
 
     Args:
         mask: (B, P) in (0, 1).
-        tau: What counts as weak.
+        tau: Entries below this value are weak.
 
     Example:
         >>> mask_suppression(torch.tensor([[0.1, 0.2, 0.9]]))
@@ -32,12 +32,12 @@ def mask_suppression(mask: Tensor, tau: float = 0.25) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
-    """The main loss of classification: mean of -log p(y | z) over the labelled samples of the global batch.
+    """The main classification loss: mean of -log p(y | z) over the labelled samples of the global batch.
 
     Args:
         logits: (B, C).
         target: (B,) class ids, -1 for none.
-        weight: (B,) factors of the samples, where they do not all count alike.
+        weight: (B,) optional weights of the samples.
     """
     if weight is None:
         total = F.cross_entropy(logits.float(), target, ignore_index=-1, reduction="sum")
@@ -49,7 +49,7 @@ def cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None = None) 
 def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float) -> Tensor:
     """Mean of (1 - p_y^q) / q over the labelled samples: cross-entropy for q -> 0, 1 - p_y for q = 1.
 
-    The larger q, the less a sample counts that the classifier gets wrong (Zhang & Sabuncu 2018).
+    The larger q, the less weight misclassified samples have (Zhang & Sabuncu 2018).
     """
     labelled = target >= 0
     probability = logits.float().softmax(-1).gather(1, target.clamp(min=0).unsqueeze(1)).squeeze(1)  # (B,)
@@ -58,12 +58,12 @@ def generalized_cross_entropy(logits: Tensor, target: Tensor, q: float) -> Tenso
 
 
 def pseudo_labels(logits: Tensor, target: Tensor) -> Tensor:
-    """The targets, with the arg-max of the logits (detached) where there is none."""
+    """The targets, with missing ones (-1) replaced by the arg-max of the detached logits."""
     return torch.where(target >= 0, target, logits.detach().argmax(1))
 
 
 def selected_confidence(logits: Tensor, target: Tensor) -> Tensor:
-    """L_conf (Eq. 5): minus the mean probability that the selected representation gives its own label.
+    """L_conf (Eq. 5): minus the mean probability of the target class given the selected representation.
 
     Args:
         logits: (B, C) of z+.
@@ -80,15 +80,15 @@ def label_probability(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def class_similarity(features: Tensor, target: Tensor, num_classes: int | None = None) -> Tensor:
-    """L_sim: one minus the mean cosine similarity of all pairs of a class, averaged over the classes present.
+    """L_sim: one minus the mean cosine similarity of all pairs within a class, averaged over the classes present.
 
-    The double sum over pairs (self-pairs included) is the squared length of the mean unit vector, so a class costs
-    O(B D) and a singleton contributes zero.
+    The mean over pairs (self-pairs included) is the squared length of the mean unit vector, so the cost is O(B D)
+    and a class with a single sample contributes zero.
 
     Args:
         features: (B, D) selected representations z+.
         target: (B,) class ids, -1 for none.
-        num_classes: Saves a look at the targets, which on a GPU would make the step wait.
+        num_classes: If given, the targets need not be inspected, which would synchronise a GPU.
     """
     if num_classes is None:
         num_classes = max_over_ranks(target) + 1
@@ -103,7 +103,7 @@ def class_similarity(features: Tensor, target: Tensor, num_classes: int | None =
 
 
 def mask_health(mask: Tensor) -> dict[str, Tensor]:
-    """What a mask looks like, one value an image (B,): a healthy one is neither all 0 nor all 1 nor flat."""
+    """Statistics of a mask, one value per image (B,): a healthy mask is neither all 0, nor all 1, nor uniform."""
     mask = mask.float()
     return {
         "mean": mask.mean(1),

@@ -1,7 +1,7 @@
-"""Backbones that have a name: where their weights are, under which licence, and their architecture.
+"""Named backbones: the source of their weights, their licence and their architecture.
 
-Licences are those of the weights. "gated" in a note: the hub asks for consent to the terms first; whoever has the files
-gives their folder as the backbone instead.
+Licences are those of the weights. "gated" in a note means that the hub asks for consent to the terms first; if you
+already have the files, pass their folder as the backbone.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from patchgen.model.pixels import HALF, IMAGENET, Pixels
 
 @dataclass(frozen=True)
 class Spec:
-    """A named backbone: where its weights are, and its architecture for `pretrained=False`."""
+    """A named backbone: the source of its weights, and its architecture for `pretrained=False`."""
 
     hub_id: str
     family: str
     licence: str
     config: dict[str, Any]
     note: str = ""
-    make: Callable[[], Loaded] | None = None  # builds it with its weights, where a plug-in does that itself
-    pixels: Pixels | None = None  # of its model card, for files that leave them out
+    make: Callable[[], Loaded] | None = None  # builds it with its weights, if a plug-in does that itself
+    pixels: Pixels | None = None  # from its model card, for files that leave them out
 
 
 def _vit(dim: int, depth: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ _BIOPTIMUS = Pixels((0.707223, 0.578729, 0.703617), (0.211883, 0.230117, 0.17751
 def _tissue(
     hub_id: str, licence: str, dims: tuple[int, int, int], registers: int, note: str, pixels: Pixels, **more: Any
 ) -> Spec:
-    """An encoder of tissue in timm's layout, which is read as a DINOv2."""
+    """A pathology encoder in timm's layout, loaded as a DINOv2."""
     config = _vit(*dims, num_register_tokens=registers, **(_TILE | more))
     return Spec(hub_id, "dinov2_with_registers", licence, config, f"tissue; gated, {note}", pixels=pixels)
 
@@ -114,7 +114,7 @@ plugins.open_table("backbones", BACKBONES)
 
 
 def card_of(folder: str, config: Any) -> Spec | None:
-    """The named backbone that a copied folder holds: it has the name that it has on the hub, and its architecture."""
+    """The named backbone in a copied folder, recognised by its name on the hub and its architecture."""
     for spec in BACKBONES.values():
         sizes = ("hidden_size", "num_hidden_layers", "patch_size")
         same = bool(spec.config) and all(getattr(config, size, None) == spec.config.get(size) for size in sizes)

@@ -1,4 +1,4 @@
-"""PatchGen: learn, per image, a soft mask over the patches that suffice for the label.
+"""PatchGen: learn, for each image, a soft mask over the patches that suffice to predict its label.
 
     module = PatchGen(dim=384, num_patches=256)
     out = module(tokens)                       # tokens (B, P, D): patch tokens of any vision transformer
@@ -6,19 +6,19 @@
 
 The whole method in five lines (section 4 of the paper; Eq. 3 is the mask):
 
-    m = sigmoid(mean over heads and targets of <q, k> / sqrt(d_k))       which patches
-    U = softmax(<q, k> / (sqrt(d_k) exp(t))) v                           what they say, in context
-    r+ = sum_p rho_p m_p u_p            r- = sum_p rho_p (1 - m_p) u_p   selected, and the rest
-    z+ = F(g(r+) * r+)                  z- = F(g(r+) * r-)               one gate, one refinement for both
+    m = sigmoid(mean over heads and targets of <q, k> / sqrt(d_k))       the mask: which patches are selected
+    U = softmax(<q, k> / (sqrt(d_k) exp(t))) v                           patch features, in context
+    r+ = sum_p rho_p m_p u_p            r- = sum_p rho_p (1 - m_p) u_p   the selected patches, and the rest
+    z+ = F(g(r+) * r+)                  z- = F(g(r+) * r-)               one gate and one refinement for both
     label = head(z+)
 
-Nothing here is P x P: the mask needs only the mean key, and the context runs through fused attention.
+No P x P matrix is stored: the mask needs only the mean key, and the context uses fused attention.
 
-As published, attention mixes all patches before the mask acts, and a patch that resembles the rest of its image begins
-with the highest score. Two options change that, one line each:
+As published, attention mixes all patches before the mask acts, and the patches most similar to the rest of their image
+start with the highest scores. Two options change that, one line each:
 
-    attend="selected"    U = softmax(<q, k> / (sqrt(d_k) exp(t)) + log m) v       each patch reads the selected ones
-    start="contrast"     W_q = -W_k                                               unlike the image's mean: high score
+    attend="selected"    U = softmax(<q, k> / (sqrt(d_k) exp(t)) + log m) v     patches attend to selected patches
+    start="contrast"     W_q = -W_k                                             patches unlike the image mean score high
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from torch.nn import functional as F
 REFINE = ("linear", "ln-linear", "linear-ln")
 ATTEND = ("all", "selected")
 START = ("xavier", "contrast")
-LEAST = 1e-6  # of a mask entry within attention: a patch that is left out altogether keeps e^-14 of its weight
-WIDTH = 8  # fused kernels want a head width that is a multiple of this
-MODERATE = (0.2, 0.8)  # where the mean mask may start
+LEAST = 1e-6  # smallest mask value inside attention: a patch with mask 0 keeps e^-14 of its weight
+WIDTH = 8  # fused kernels require a head width that is a multiple of this
+MODERATE = (0.2, 0.8)  # range in which the mean mask may start
 
 
 class PatchGenOutput(NamedTuple):
     mask: Tensor  # (B, P)  m, in (0, 1)
     selected: Tensor  # (B, D)  z+, what the classifier reads
-    complementary: Tensor  # (B, D)  z-, what the mask left out
+    complementary: Tensor  # (B, D)  z-, what the mask leaves out
 
 
 class PatchGen(nn.Module):
@@ -49,14 +49,14 @@ class PatchGen(nn.Module):
 
     Args:
         dim: Width D of the patch tokens.
-        num_patches: How many patches P an image has; the aggregator has one weight per channel and patch.
-        grid: Their layout (h, w); a square when left out.
-        num_heads: Attention heads H; D / 64 when left out.
+        num_patches: Number of patches P per image; the aggregator has one weight per channel and patch.
+        grid: Patch layout (h, w); square by default.
+        num_heads: Attention heads H; D / 64 by default.
         gate_reduction: Bottleneck of the channel gate, D -> D / gate_reduction -> D.
         refine: The map F: "linear", "ln-linear" (LayerNorm first) or "linear-ln" (LayerNorm last).
-        attend: What a patch reads: "all" others as published, or the "selected" ones. z- then reads what is left out,
-            without gradient unless ``rest_gradient`` is set.
-        start: How scores begin: "xavier" as published, or "contrast", minus the similarity to the image's mean.
+        attend: What a patch attends to: "all" patches, as published, or the "selected" ones. In that case z- attends to
+            the unselected ones, without gradient unless ``rest_gradient`` is set.
+        start: Initial scores: "xavier", as published, or "contrast", minus the similarity to the image mean.
     """
 
     rest_gradient = False
@@ -94,9 +94,9 @@ class PatchGen(nn.Module):
         self._init_attention()
 
     def _init_attention(self) -> None:
-        """Xavier for q, k and v each: moderate scores that differ from patch to patch.
+        """Xavier initialisation of q, k and v separately: moderate scores that differ between patches.
 
-        A much smaller start would make attention uniform and all u_p equal; the mask could then only move as a whole.
+        With much smaller weights, attention would be uniform and all u_p equal, so the mask could only move as a whole.
         """
         for block in self.qkv.weight.chunk(3):
             nn.init.xavier_uniform_(block)
@@ -106,12 +106,13 @@ class PatchGen(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, tokens: Tensor, spread: float = 0.35) -> None:
-        """Scale the queries and keys so that the mask's scores start with this standard deviation on real tokens.
+        """Scale queries and keys so that the mask scores start with standard deviation ``spread`` on real tokens.
 
-        Backbones differ in the scale of their final LayerNorm; without this the same Xavier start gives DINOv2 masks
-        of 0.35 to 0.65 and a supervised ViT-Ti masks that are saturated before the first step. Tokens that are nearly
-        the same everywhere have nearly the same score, which that scale can make large: where the mean mask would
-        start outside ``MODERATE``, the queries' bias takes the mean token away, and the scores have a mean near 0.
+        Backbones differ in the scale of their final LayerNorm. Without calibration, the same Xavier initialisation
+        gives masks from 0.35 to 0.65 on DINOv2, and masks that are saturated before the first step on a supervised
+        ViT-Ti. If the tokens are nearly the same everywhere, so are their scores, and scaling can make them all large:
+        if the mean mask would start outside ``MODERATE``, the query bias subtracts the mean token, which centres the
+        scores near 0.
         """
         dim = tokens.shape[-1]
         if self.start == "contrast":
@@ -122,14 +123,14 @@ class PatchGen(nn.Module):
             self._scale_scores(tokens, spread)
 
     def _start_with_contrast(self, tokens: Tensor) -> None:
-        """W_q = -W_k, and biases that take the mean token away: what is like the mean of its image scores low."""
+        """Set W_q = -W_k and biases that subtract the mean token: patches similar to their image's mean score low."""
         dim, centre = tokens.shape[-1], tokens.flatten(0, 1).mean(0)
         key = self.qkv.weight[dim : 2 * dim]
         self.qkv.weight[:dim] = -key
         self.qkv.bias[:dim], self.qkv.bias[dim : 2 * dim] = key @ centre, -key @ centre
 
     def _scale_scores(self, tokens: Tensor, spread: float) -> float:
-        """Give the scores this deviation, unless the images are blank, which say nothing of it; the mean mask then."""
+        """Scale the scores to standard deviation ``spread`` and return the mean mask; blank images change nothing."""
         q, k, _ = self._heads(tokens)
         score = self._score(q, k)
         found = score.std()
@@ -142,12 +143,12 @@ class PatchGen(nn.Module):
     def forward(
         self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
     ) -> PatchGenOutput:
-        """Select.
+        """Compute the mask and the selected and complementary representations.
 
         Args:
             tokens: (B, P, D).
-            grid: Needed only for images whose patch layout is neither the trained one nor a square.
-            mask: (B, P) to use instead of the learned one, such as the truth where it is known.
+            grid: Patch layout (h, w); needed only where it is neither the trained layout nor square.
+            mask: (B, P), replaces the learned mask, for example with the ground truth.
         """
         rho = self.rho_on(grid or self._grid_of(tokens.shape[1]))  # (D, P)
         q, k, v = self._heads(tokens)  # each (B, H, P, d_k)
@@ -166,16 +167,17 @@ class PatchGen(nn.Module):
         return q, k, v
 
     def _score(self, q: Tensor, k: Tensor) -> Tensor:
-        """What Eq. 3 puts into the sigmoid. The mean over targets of <q_p, k_q> is <q_p, mean k>: nothing is P x P."""
+        """The argument of the sigmoid in Eq. 3, (B, P). The mean of <q_p, k_q> over q is <q_p, mean k>: no P x P."""
         mean_key = _wide(k).mean(2, keepdim=True)  # (B, H, 1, d_k)
         score = (_wide(q) * mean_key).sum(-1) / math.sqrt(q.shape[-1])  # (B, H, P)
         return score.mean(1)  # (B, P)
 
     def _context(self, q: Tensor, k: Tensor, v: Tensor, weight: Tensor | None = None) -> Tensor:
-        """U (B, P, D): attention whose temperature sits in the query, where the learned scalar t gets its gradient.
+        """U (B, P, D): attention with a learned temperature, applied to the query so that t receives a gradient.
 
-        With a ``weight`` (B, P) every key counts that much: log weight is one more channel of the keys, which a
-        constant channel of the queries adds to each score. So it stays fused, linear in P, and has a gradient.
+        An optional ``weight`` (B, P) multiplies the attention to each key. Its logarithm becomes one extra channel of
+        the keys, and a constant extra channel of the queries adds it to every score: attention stays fused and
+        linear in P, and the weight receives a gradient.
         """
         q, width = q * torch.exp(-self.log_temperature).to(q.dtype), q.shape[-1]
         if weight is not None:
@@ -187,14 +189,14 @@ class PatchGen(nn.Module):
         return self.out(u.transpose(1, 2).flatten(2))
 
     def _aggregate(self, context: Tensor, mask: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
-        """A_rho for m and for 1 - m at once: linear in the mask, so the rest is the whole less the selected."""
-        with torch.autocast(context.device.type, enabled=False):  # half precision is not for sums over P
+        """Aggregate A_rho for m and 1 - m together: it is linear in the mask, so r- is the full sum minus r+."""
+        with torch.autocast(context.device.type, enabled=False):  # half precision is too coarse for sums over P
             weighted = _wide(context) * _wide(rho).T  # (B, P, D)
             selected = (mask.to(weighted.dtype).unsqueeze(1) @ weighted).squeeze(1)
             return selected.to(rho.dtype), (weighted.sum(1) - selected).to(rho.dtype)
 
     def _represent(self, mask: Tensor, selected: Tensor, rest: Tensor) -> PatchGenOutput:
-        """z+ and z- of the aggregates r+ and r-, (B, D) each: both pass the gate that r+ opens."""
+        """z+ and z- from the aggregates r+ and r-, (B, D) each; r+ computes the gate for both."""
         gate = self.gate(selected)  # (B, D)
         return PatchGenOutput(mask, self.refine(gate * selected), self.refine(gate * rest))
 
@@ -202,7 +204,7 @@ class PatchGen(nn.Module):
         return self.grid if num_patches == self.rho.shape[1] else square_grid(num_patches)
 
     def rho_on(self, grid: tuple[int, int]) -> Tensor:
-        """The aggregator on another patch grid: (D, h * w), bicubic, and scaled so that a sum stays a sum."""
+        """The aggregator resized to another patch grid, (D, h * w): bicubic, rescaled so that sums keep their size."""
         if tuple(grid) == self.grid:
             return self.rho
         image = self.rho.unflatten(1, self.grid).unsqueeze(0)  # (1, D, h, w)
@@ -211,7 +213,7 @@ class PatchGen(nn.Module):
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:
-    """The square layout of P patches; an error that names the nearest squares where there is none."""
+    """The square layout (h, w) of P patches; raises ValueError with the nearest squares if P is not a square."""
     side = math.isqrt(max(num_patches, 0))
     if side * side != num_patches or side == 0:
         near = f"{max(side, 1) ** 2} or {(side + 1) ** 2}"
@@ -220,12 +222,12 @@ def square_grid(num_patches: int) -> tuple[int, int]:
 
 
 def default_heads(dim: int) -> int:
-    """H = D / 64, or else the fewest heads whose width d_k divides D and is at most 64."""
+    """H = D / 64, or the smallest number of heads that divides D into widths d_k of at most 64."""
     return next(heads for heads in range(math.ceil(dim / 64), dim + 1) if dim % heads == 0)
 
 
 def _wide(value: Tensor) -> Tensor:
-    """At least float32: half precision is for the matrix products, not for sums over patches."""
+    """Cast to at least float32: half precision is fine for matrix products but too coarse for sums over patches."""
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 

@@ -1,11 +1,11 @@
-"""What an encoder expects of its pixels: mean, standard deviation and interpolation, as its folder says.
+"""How an encoder expects its pixels: mean, standard deviation and interpolation, as given in its folder.
 
     pixels = folder_pixels(folder, "siglip_vision_model")
     images = (resized / 255 - pixels.mean) / pixels.std           # resized with pixels.interpolation
 
-Two layouts are read, as transformers does: `processor_config.json` with the image processor nested in it comes before
-a flat `preprocessor_config.json`. timm says the same in `pretrained_cfg` of its config.json. Whatever a folder leaves
-out gets a default, and `Pixels.assumed` names it.
+Two layouts are supported, as in transformers: `processor_config.json` with a nested image processor takes precedence
+over a flat `preprocessor_config.json`. timm stores the same in `pretrained_cfg` of its config.json. Values that a
+folder leaves out get a default, and `Pixels.assumed` names them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 CLIP: Normalisation = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 RAW: Normalisation = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))  # pixels in [0, 1] as they are
-# what the published weights of a model type were trained with; ImageNet's for all others
+# normalisation that the published weights of a model type were trained with; ImageNet's for all others
 USUAL = {"clip_vision_model": CLIP, "siglip_vision_model": HALF, "siglip2_vision_model": HALF, "beit": HALF,
          "data2vec-vision": HALF, "radio": RAW, "tipsv2_vision_model": RAW}  # fmt: skip
 NAMES = {IMAGENET: "ImageNet's mean and std", HALF: "mean and std 0.5", CLIP: "CLIP's mean and std", RAW: "no mean"}
@@ -33,12 +33,12 @@ NESTED, FLAT = "processor_config.json", "preprocessor_config.json"
 
 
 class Pixels(NamedTuple):
-    """How images become the input of an encoder."""
+    """How images are turned into the input of an encoder."""
 
     mean: Triple  # of pixels in [0, 1]
     std: Triple
     interpolation: str = BILINEAR
-    assumed: str = ""  # what nothing said and was therefore taken by default, in words
+    assumed: str = ""  # description of the values that were set by default
 
     def facts(self) -> dict[str, Any]:
         """As a run records them."""
@@ -46,13 +46,13 @@ class Pixels(NamedTuple):
 
 
 def default_pixels(model_type: str) -> Pixels:
-    """For a model of which only its type is known."""
+    """The defaults for a model type."""
     usual = USUAL.get(model_type, IMAGENET)
     return Pixels(*usual, assumed=f"{NAMES[usual]} and {BILINEAR} resizing by default")
 
 
 def recorded_pixels(facts: Mapping[str, Any]) -> Pixels | None:
-    """What a run or model folder recorded of its backbone; None where an earlier version recorded nothing."""
+    """The pixels that a run or model folder recorded; None if an earlier version recorded nothing."""
     if "mean" not in facts:
         return None
     interpolation = facts.get("interpolation", BILINEAR)
@@ -63,7 +63,7 @@ def recorded_pixels(facts: Mapping[str, Any]) -> Pixels | None:
 
 
 def earlier_pixels(folder: Path, model_type: str) -> Pixels:
-    """What was taken before runs recorded it: the mean and std of a flat file, whatever else it says; bilinear."""
+    """What earlier versions used, before runs recorded it: mean and std of a flat file, and bilinear resizing."""
     said = read_json(folder / FLAT) if (folder / FLAT).is_file() else {}
     if "image_mean" in said and "image_std" in said:
         return Pixels(*_normalisation(folder / FLAT, said))
@@ -71,10 +71,10 @@ def earlier_pixels(folder: Path, model_type: str) -> Pixels:
 
 
 def folder_pixels(folder: Path, model_type: str) -> Pixels:
-    """What a transformers folder says of its pixels.
+    """The pixels that a transformers folder specifies.
 
     Raises:
-        ValueError: the file and the field that cannot be followed.
+        ValueError: a field has an unsupported value; the message names the file and the field.
     """
     file, said = _processor(folder)
     if said is None:
@@ -100,7 +100,7 @@ def folder_pixels(folder: Path, model_type: str) -> Pixels:
 
 
 def timm_pixels(file: Path, said: Mapping[str, Any]) -> Pixels:
-    """What timm's `pretrained_cfg` says of its pixels."""
+    """The pixels that timm's `pretrained_cfg` specifies."""
     known = isinstance(said.get("mean"), list) and isinstance(said.get("std"), list)
     mean, std = _normalisation(file, {"image_mean": said["mean"], "image_std": said["std"]}) if known else IMAGENET
     interpolation = said.get("interpolation")
@@ -113,7 +113,7 @@ def timm_pixels(file: Path, said: Mapping[str, Any]) -> Pixels:
 
 
 def is_nested(folder: Path) -> bool:
-    """Whether a folder's image processor is in its `processor_config.json`; loading names a damaged file."""
+    """Whether a folder's image processor is in its `processor_config.json`; damaged files are reported on loading."""
     try:
         return isinstance(read_json(folder / NESTED).get("image_processor"), dict)
     except (OSError, ValueError):
@@ -121,7 +121,7 @@ def is_nested(folder: Path) -> bool:
 
 
 def _processor(folder: Path) -> tuple[Path, dict[str, Any] | None]:
-    """The image processor's settings and the file they are in; None where there is none."""
+    """The image processor's settings and the file they are in; None if there is none."""
     for name in (NESTED, FLAT):
         said = read_json(folder / name) if (folder / name).is_file() else {}
         if isinstance(said.get("image_processor"), dict):
@@ -132,7 +132,7 @@ def _processor(folder: Path) -> tuple[Path, dict[str, Any] | None]:
 
 
 def _scale(file: Path, said: Mapping[str, Any]) -> float:
-    """By how much an encoder's pixels are larger than those in [0, 1]."""
+    """The factor between an encoder's pixels and pixels in [0, 1]."""
     factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
         raise ValueError(f"{file}: rescale_factor must be a number above 0, not {shortly(factor)}")

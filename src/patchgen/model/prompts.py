@@ -1,4 +1,4 @@
-"""Sentences: how a class name is put into words, in which ways, and with which words for a domain.
+"""Sentence templates for class names, and words for domains.
 
 spoken("traffic_light")                        # "traffic light"
 fill(PHOTO, ["dog", "traffic light"])          # ["a photo of a dog.", "a photo of a traffic light."]
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PHOTO = "a photo of a {}."
-STYLE = "a {} style of a"  # PromptStyler: the braces hold one learned word
+STYLE = "a {} style of a"  # PromptStyler: the braces stand for one learned word
 
 # DUPRG's domain words; the empty one leaves "a photo of a ..."
 DOMAINS = ("", "photo", "art", "cartoon", "sketch", "clipart", "infograph", "painting", "quickdraw", "real", "product")
@@ -48,12 +48,12 @@ IMAGENET = (
 
 
 def spoken(name: str) -> str:
-    """A class name as it is said: `_` is a space."""
+    """A class name in words: `_` becomes a space."""
     return name.replace("_", " ")
 
 
 def fill(template: str, names: Sequence[str]) -> list[str]:
-    """One sentence a name."""
+    """One sentence per name."""
     return [template.format(name) for name in names]
 
 

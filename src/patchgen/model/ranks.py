@@ -1,7 +1,7 @@
-"""The global batch of several devices, for whatever is no plain mean over its own samples.
+"""Reductions over the global batch of several devices, for losses that are not a plain mean over local samples.
 
-A rank that needs the samples of the others sees them through a sum with gradient; together with the averaging of
-gradients that equals one big device. On one device nothing happens.
+A rank that needs the samples of the others gets them through a sum with gradient; together with the averaging of
+gradients, that equals one device with the whole batch. On a single device these functions do nothing.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from torch import distributed as dist
 
 
 def mean_over_ranks(total: Tensor, count: Tensor) -> Tensor:
-    """Of sums and counts of each rank, the mean over all of them, with gradient; 0 where nothing was counted."""
+    """The mean over all ranks from each rank's sum and count, with gradient; 0 if the count is 0."""
     return sum_over_ranks(total) / sum_over_ranks(count.to(total.dtype)).clamp(min=1)
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:
-    """Sum over all ranks, with gradient: together with DDP's mean of gradients it equals one device."""
+    """Sum over all ranks, with gradient: together with DDP's averaging it equals a single device."""
     if not _many_ranks():
         return value
     from torch.distributed.nn.functional import all_reduce
@@ -26,7 +26,7 @@ def sum_over_ranks(value: Tensor) -> Tensor:
 
 
 def max_over_ranks(target: Tensor) -> int:
-    """The largest id on any rank, -1 where there is none."""
+    """The largest id on any rank; -1 if there is none."""
     largest = target.max() if target.numel() else target.new_tensor(-1)
     if _many_ranks():
         largest = largest.clone()

@@ -1,21 +1,22 @@
 """Selection inside the backbone: the class token reads only the patches that the mask selects.
 
     selector = Selector(backbone)
-    tokens, mask, shown, early = selector(backbone, images)       # tokens as backbone(images), but CLS is selective
+    tokens, mask, shown, early = selector(backbone, images)       # as backbone(images), but CLS is selective
 
-By the last layer every patch token has read every other one, so leaving patches out there leaves little out. Here the
-mask is scored a third of the way up, where a token still tells of its own patch, and acts from there on:
+In the last layer every patch token has attended to every other one, so removing patches there removes little
+information. Here the mask is computed after a third of the blocks, where a token still describes mostly its own patch,
+and it acts in all later blocks:
 
     e = LayerNorm(patch tokens of the early block)
     m = sigmoid(mean over heads of <W_q e_p, mean W_k e> / sqrt(d_k) + b)           which patches (Eq. 3)
-    r = m^2 / mean m^2                                                              how much of each is read
+    r = m^2 / mean m^2                                                              relative weight of each patch
     CLS attends with softmax_p(<q_CLS, k_p> / sqrt(d) + log r_p)                    what the classifier reads
 
-Patches attend to each other as they were trained to. Where m is the same everywhere nothing changes: the classifier is
-then LayerNorm tuning with a linear head, bit for bit. Nothing is P x P: only the rows of CLS and registers have a bias.
+Attention between patches is unchanged. A uniform m changes nothing: the classifier is then, bit for bit, LayerNorm
+tuning with a linear head. No P x P bias is stored: only the rows of CLS and the registers have one.
 
-With ``drop``, for predictions, patches that are shown below 0.5 leave the pass behind the early block or a later one.
-The others keep their proportions and share what is read of all P patches, as if m were 0 for those that left.
+With ``drop``, for predictions, patches whose displayed mask is below 0.5 are removed after the early block or a later
+one. The weights of the others are renormalised, as if m were 0 for the removed patches.
 """
 
 from __future__ import annotations
@@ -35,36 +36,36 @@ from patchgen.model.hooks import on_input
 from patchgen.model.patchgen import LEAST, default_heads
 
 SPREAD = 1.0  # standard deviation of the scores at the start
-GAIN = 2.0  # exponent of m in what is read: lets one patch outweigh the rest
-SELECTED = 0.5  # of the mask that is shown
+GAIN = 2.0  # exponent of m in the weight r: lets one patch outweigh the rest
+SELECTED = 0.5  # threshold on the displayed mask
 
 
-Read = Callable[[Tensor, Callable[[Tensor], None]], Tokens]  # images, and what is shown their early tokens
+Read = Callable[[Tensor, Callable[[Tensor], None]], Tokens]  # takes images and a callback for their early tokens
 
 
 class Selected(NamedTuple):
-    tokens: Tokens  # cls has read the selected patches alone; patches (B, K, D) where others were dropped
-    mask: Tensor  # (B, P)  m, or the mask that was given
-    shown: Tensor  # (B, P)  the same on its calibrated level
-    early: Tensor  # (B, P, D)  what the mask was scored on
+    tokens: Tokens  # cls reads the patches by their weight r; patches is (B, K, D) if unselected ones were dropped
+    mask: Tensor  # (B, P)  m, or the mask passed by the caller
+    shown: Tensor  # (B, P)  the mask to display, calibrated to `level`
+    early: Tensor  # (B, P, D)  the tokens from which the mask was computed
 
 
 class Selector(nn.Module):
-    """A mask over the patches for the class token of a vision transformer.
+    """A mask over the patches that the class token of a vision transformer attends to.
 
-    A network without class token (SigLIP, ResNet) is read by the mean of its last tokens, weighted by the mask.
+    A network without a class token (SigLIP, ResNet) is pooled by the mean of its last tokens, weighted by r.
 
     Attributes:
-        gain: The power of m that is read.
-        spread: Deviation of the scores at the start.
-        contrast: Whether scores begin with contrast; otherwise at random, as published.
-        everywhere: Whether patches read the selection too, not CLS and the registers alone.
-        drop: How many blocks unselected patches pass before they leave, at least those up to the early one; None keeps
-            them to the end (`patchgen.model.dropping`).
-        sharpen: Changes log m (B, P) in a training pass, for methods that want it other than it is.
-        level: (scale, shift) of log r for the mask that is shown, sigmoid(scale * log r + shift), so that 0.5 separates
-            what is selected; set after training (`patchgen.train.level`). While the scale is 0, m itself is shown. It
-            does not touch what the classifier reads.
+        gain: Exponent of m in the weight r.
+        spread: Standard deviation of the scores at the start.
+        contrast: Whether patches unlike their image's mean start with high scores; otherwise random, as published.
+        everywhere: Whether the bias also applies to the patches' attention, not only to CLS and the registers.
+        drop: Number of blocks after which unselected patches are removed, at least those up to the early one; None
+            keeps all patches (`patchgen.model.dropping`).
+        sharpen: Optional function that a method applies to log m (B, P) in training passes.
+        level: (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that
+            patches above 0.5 are the selected ones (`patchgen.train.level`). While the scale is 0, m itself is
+            displayed. The level does not affect what the classifier reads.
     """
 
     level: Tensor
@@ -84,9 +85,9 @@ class Selector(nn.Module):
             _require_fused_attention(backbone)
 
     def score(self, early: Tensor) -> Tensor:
-        """What goes into the sigmoid, (B, P). The mean over targets of <q_p, k_q> is <q_p, k of the mean target>.
+        """The argument of the sigmoid, (B, P). The mean of <q_p, k_q> over q is <q_p, key of the mean token>.
 
-        <W_q e_p + b_q, k> is <e_p, W_q^T k> + <b_q, k>, so no patch is projected: P x D products, not P x D^2.
+        <W_q e_p + b_q, k> is <e_p, W_q^T k> + <b_q, k>, so patches are not projected: P x D products, not P x D^2.
         """
         key = self.key(early.mean(1))  # (B, D)
         scores = torch.einsum("bpd,bd->bp", early, key @ self.query.weight) + (key @ self.query.bias).unsqueeze(1)
@@ -94,10 +95,10 @@ class Selector(nn.Module):
 
     @torch.no_grad()
     def start(self, early: Tensor) -> None:
-        """Begin with contrast: a patch scores high where it is unlike the mean of its image.
+        """Initialise with contrast: patches unlike the mean of their image score high.
 
-        W_q = -W_k, and the biases take the mean source token away. The scores then get the deviation ``spread`` and the
-        mean 0. Everything stays free to learn.
+        W_q = -W_k, and the biases subtract the mean source token. The scores are then scaled to standard deviation
+        ``spread`` and shifted to mean 0. All of these parameters remain trainable.
         """
         centre = early.flatten(0, 1).mean(0)  # (D,)
         if self.contrast:
@@ -105,7 +106,7 @@ class Selector(nn.Module):
         self.key.bias.copy_(-self.key.weight @ centre)
         self.query.bias.copy_(-self.query.weight @ centre)
         spread = self.score(early).std()
-        if spread > 1e-6:  # blank images say nothing of it
+        if spread > 1e-6:  # not on blank images
             for part in (self.query, self.key):  # scores are bilinear in the two
                 part.weight.mul_((self.spread / spread).sqrt())
                 part.bias.mul_((self.spread / spread).sqrt())
@@ -114,12 +115,12 @@ class Selector(nn.Module):
     def forward(
         self, backbone: Backbone, images: Tensor, mask: Tensor | None = None, read: Read | None = None
     ) -> Selected:
-        """Read images.
+        """Run the backbone with selective attention.
 
         Args:
             images: (B, 3, H, W), normalised.
-            mask: (B, P) to use in place of the learned one, such as the truth where it is known.
-            read: A pass of the backbone that is other than the plain one, such as one with prompts.
+            mask: (B, P), replaces the learned mask, for example with the ground truth.
+            read: Replaces the plain forward pass of the backbone, for example by one with prompts.
         """
         reading = _Reading(self, mask)
         with reading, self._dropping(backbone, reading):
@@ -137,13 +138,13 @@ class Selector(nn.Module):
 
 
 class _Reading(TorchFunctionMode):
-    """One pass: once the early tokens are seen, the rows of the prefix tokens attend with the mask's bias."""
+    """One forward pass: after the early block, the prefix tokens attend to the patches with the bias log r."""
 
     early: Tensor
     mask: Tensor
     shown: Tensor
-    bias: Tensor  # (B, P) log r; (B, K) of the patches that stay where others are dropped
-    padding: Tensor | None = None  # (B, K) 0, and -inf for places of images that keep fewer than K patches
+    bias: Tensor  # (B, P) log r; (B, K) for the remaining patches if others were dropped
+    padding: Tensor | None = None  # (B, K) 0, and -inf to pad images that keep fewer than K patches
 
     def __init__(self, selector: Selector, given: Tensor | None) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class _Reading(TorchFunctionMode):
         self.mask = log_mask.exp() if given is None else given
         self.bias = relative(selector.gain * (selector.sharpen(log_mask) if selector.sharpen else log_mask))  # log r
         self.shown = self._shown()
-        self.acts = given is None or bool((given != given[:, :1]).any())  # else all is read alike
+        self.acts = given is None or bool((given != given[:, :1]).any())  # a uniform mask changes nothing
 
     def _shown(self) -> Tensor:
         if self.given is not None:
@@ -165,8 +166,8 @@ class _Reading(TorchFunctionMode):
         return torch.where(level[0] > 0, (level[0] * self.bias + level[1]).sigmoid(), self.mask)
 
     def keep(self, hidden: Tensor) -> Tensor:
-        """Tokens (B, T, D) without unselected patches: (B, T - P + K, D), K the most that any image has selected."""
-        keep = (self.shown >= SELECTED) | (self.shown == self.shown.amax(1, keepdim=True))  # never none
+        """Drop unselected patches: (B, T, D) -> (B, T - P + K, D), K the largest number selected in any image."""
+        keep = (self.shown >= SELECTED) | (self.shown == self.shown.amax(1, keepdim=True))  # at least one per image
         if bool(keep.all()):
             return hidden
         before, most = hidden.shape[1] - keep.shape[1], int(keep.sum(1).max())
@@ -181,7 +182,7 @@ class _Reading(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is F.scaled_dot_product_attention and self.acts:
-            self.acts = False  # its own calls are plain, also where an exporter asks every mode again
+            self.acts = False  # calls made by _attend itself pass through, even if an exporter re-enters this mode
             try:
                 return self._attend(*args, **(kwargs or {}))
             finally:
@@ -189,16 +190,16 @@ class _Reading(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Attention (B, H, T, d) in which the T - P queries before the patches see the patch keys with the bias."""
+        """Attention (B, H, T, d) in which the T - P prefix queries see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
-        if not before and self.padding is None:  # no class token to read for
+        if not before and self.padding is None:  # no class token
             return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
 
         def on_keys(values: Tensor) -> Tensor:  # (B, 1, 1, T): 0 on the keys before the patches
             return F.pad(values, (before, 0))[:, None, None].to(q.dtype)
 
         bias, padding = on_keys(self.bias), None if self.padding is None else on_keys(self.padding)
-        if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers makes one of ones for an exporter
+        if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers passes all ones during export
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
 
@@ -214,18 +215,18 @@ class _Reading(TorchFunctionMode):
 
 
 def log_of(mask: Tensor) -> Tensor:
-    """log m (B, P) of a mask that may hold zeros."""
+    """log m (B, P) for a mask that may contain zeros."""
     return mask.float().clamp(min=LEAST).log()
 
 
 def relative(log_weight: Tensor) -> Tensor:
-    """log of weights over their mean within the image, (B, P): 0 where a patch counts as much as the average one."""
+    """Log of the weights divided by their mean within the image, (B, P): 0 for a patch of average weight."""
     return log_weight - log_weight.logsumexp(1, keepdim=True) + math.log(log_weight.shape[1])
 
 
 @torch.no_grad()
 def _require_fused_attention(backbone: Backbone) -> None:
-    """One small image shows whether every later block runs attention where the mask can act."""
+    """Run one small image to check that every later block uses the attention function that the mask can act on."""
     side, blocks = 4 * backbone.patch_size, len(backbone.model.get_submodule(backbone.family.blocks))
     weight = next(backbone.parameters())
     images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
@@ -236,12 +237,12 @@ def _require_fused_attention(backbone: Backbone) -> None:
         raise ValueError(
             f"patchgen-select needs a vision transformer with fused attention in each block; {backbone.source!r} "
             f"({backbone.model_type}) ran it {reading.calls} times in {blocks - backbone.early_block} blocks. "
-            "Choose --method patchgen-attend, which selects behind the backbone, or another --backbone"
+            "Choose --method patchgen-attend, which selects after the backbone, or another --backbone"
         )
 
 
 class _Probe(TorchFunctionMode):
-    """Counts attention over all tokens behind the early block."""
+    """Counts the calls of attention over all tokens after the early block."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()

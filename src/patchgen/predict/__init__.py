@@ -1,1 +1,1 @@
-"""From a run or model folder to classes, maps and files: predictions, model folders, export."""
+"""Use a run or model folder: predictions, maps, model folders and export."""

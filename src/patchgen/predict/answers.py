@@ -1,4 +1,4 @@
-"""What a model says of the labelled images of a folder or manifest, and what of them could not be scored.
+"""Predictions of a model for the labelled images of a folder or manifest, and the images that could not be scored.
 
 answers = collect(load_predictor("model"), read_table("new-site", for_scoring=True))
 answers.label, answers.probabilities                  # (N,), (N, C), in the order of the model's classes
@@ -32,7 +32,7 @@ class Answers:
     rows: np.ndarray  # (N,) rows of the table
     label: np.ndarray  # (N,) into classes, or UNKNOWN
     probabilities: np.ndarray  # (N, C) float32
-    unlike: np.ndarray | None  # (N,) bool: unlike the training images; None where the model cannot tell
+    unlike: np.ndarray | None  # (N,) bool: unlike the training images; None if the model does not support it
     unlabelled: int
     unreadable: tuple[Unreadable, ...]
 
@@ -48,34 +48,34 @@ class Answers:
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """(N,) the probability of what was predicted."""
+        """(N,) the probability of the predicted class."""
         return self.probabilities.max(1).astype(float)
 
     @cached_property
     def right(self) -> np.ndarray:
-        """(N,) bool; never for a class that the model does not have."""
+        """(N,) bool; False for classes that the model does not have."""
         return self.predicted == self.label
 
     def take(self, keep: np.ndarray) -> Answers:
-        """The answers of some images: (N,) bool."""
+        """The answers for some images, given as (N,) bool."""
         unlike = None if self.unlike is None else self.unlike[keep]
         parts = {name: getattr(self, name)[keep] for name in ("rows", "label", "probabilities")}
         return replace(self, **parts, unlike=unlike)
 
     def known(self) -> Answers:
-        """Those of classes that the model has."""
+        """The answers for classes that the model has."""
         return self.take(self.label != UNKNOWN)
 
 
 def chosen_rows(table: Table, sites: Sequence[str] = ()) -> np.ndarray:
-    """Rows of the named sites in the order of the table; all where none is named."""
+    """Rows of the named sites, in table order; all rows if no site is named."""
     if not sites:
         return np.arange(len(table))
     return np.sort(np.concatenate([table.rows_of(site) for site in dict.fromkeys(sites)]))
 
 
 def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> None:
-    """Refuse data of which nothing can be scored, before any image is read."""
+    """Raise ValueError if nothing can be scored, before any image is read."""
     named = [table.classes[i] for i in np.unique(table.label[rows]) if i >= 0]
     if not named:
         raise ValueError(f"none of the {len(rows):,} images has a label, and `evaluate` compares with labels; "
@@ -88,9 +88,9 @@ def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> Non
 
 
 def _one_level_too_high(table: Table) -> str:
-    """A hint where no image is directly in the folder of its class: sites may have been taken for classes."""
+    """A hint if no image is directly in its class folder: sites may have been mistaken for classes."""
     deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
-    return f"; where these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
+    return f"; if these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:
@@ -100,15 +100,15 @@ def _few(names: Sequence[str], most: int = 10) -> str:
 def collect(
     predictor: Predictor, table: Table, rows: np.ndarray, batch: int = 64, tick: Callable[[int], None] | None = None
 ) -> Answers:
-    """Predict the labelled rows of a table; of each image only its probabilities are kept.
+    """Predict the labelled rows of a table; only the probabilities of each image are stored.
 
     Raises:
         ValueError: no label, no class that the model has, or no image that can be read.
     """
     classes = tuple(predictor.classes)
     if predictor.config.task != "mdg":
-        raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no name to "
-                         "compare with labels; its own summary.md scores them after a match")  # fmt: skip
+        raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no names to "
+                         "compare with labels; its summary.md scores them after matching")  # fmt: skip
     check_classes(table, rows, classes)
     labelled = rows[table.label[rows] >= 0]
     place = {name: i for i, name in enumerate(classes)}
@@ -136,7 +136,7 @@ def collect(
 
 
 def training_sites(model: str | Path) -> set[str]:
-    """Names of the sites that a model or run folder was trained on; empty where it does not say."""
+    """Names of the sites that a model or run folder was trained on; empty if unknown."""
     if is_model_folder(model):
         facts = read_json(Path(model) / MODEL_CONFIG).get("data") or {}
         return set(facts.get("sites", ())) - {facts.get("unseen")}

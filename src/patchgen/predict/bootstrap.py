@@ -1,9 +1,9 @@
-"""95 % intervals by drawing patients again, or images where no patient is known.
+"""Bootstrap 95 % intervals by resampling patients, or images if patients are unknown.
 
     bootstrap(lambda weights: {"accuracy": float(np.average(right, weights=weights))}, patient, resamples=1000)
 
-Images of a patient are alike, so it is patients that are drawn: all images of a patient that is drawn twice count
-twice. The interval is that of the 2.5th and 97.5th percentile.
+Images of a patient are similar, so patients are resampled: all images of a patient that is drawn twice count twice. The
+interval is between the 2.5th and 97.5th percentile.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Interval = tuple[float, float]
 def bootstrap(
     statistic: Statistic, unit: np.ndarray, resamples: int, tick: Callable[[int], None] | None = None
 ) -> dict[str, Interval | None]:
-    """Intervals of what `statistic` gives.
+    """Intervals of the values of `statistic`.
 
     Args:
-        statistic: Called with how often each image (N,) counts in a draw.
+        statistic: Called with the number of times that each image (N,) counts in a resample.
         unit: (N,) the patient of each image, as 0 .. K-1.
-        resamples: Draws; 0 gives no interval.
-        tick: Called with 1 after each draw.
+        resamples: Number of resamples; 0 gives no interval.
+        tick: Called with 1 after each resample.
 
     Returns:
-        None for a value that is undefined in more than half of the draws; nothing at all with fewer than two units.
+        None for a value that is undefined in more than half of the resamples; an empty dict with fewer than two units.
     """
     units = int(unit.max()) + 1 if len(unit) else 0
     if units < 2:

@@ -1,4 +1,4 @@
-"""The model card: what a reader must know before trusting a model, from the facts in its config.json."""
+"""The model card: what users must know before trusting a model, from the facts in its config.json."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def comparison_sentence(found: dict[str, Any], images: int) -> str:
 
 
 def _choice(facts: dict[str, Any]) -> str:
-    """What was compared, and how the estimate allows for the choice."""
+    """What was compared, and how the estimate accounts for the choice."""
     choice = facts.get("choice")
     if not choice:
         return ""
@@ -112,10 +112,10 @@ def _choice(facts: dict[str, Any]) -> str:
     own = sum(choice["accuracy"][choice["chosen"]].values()) / len(sites)
     nested = (
         "The expected accuracy above is corrected for this choice: each site counts with the method that the same rule "
-        "keeps when it sees the scores at the *other* sites alone (last column), so that no site's own score speaks "
-        "for the method it is scored with. It is an estimate of choosing and training together, and with few sites "
-        f"errs on the low side. Without the correction `{choice['chosen']}` has {own:.3f}. (The models scored at the "
-        "other sites had this site among their training images, as leaving one out in turn has it.)"
+        "would choose from the scores at the *other* sites only (last column), so that no site influences the choice "
+        "of the method it is scored with. It estimates the accuracy of choosing and training together, and is "
+        f"pessimistic with few sites. Without the correction `{choice['chosen']}` has {own:.3f}. (As usual in "
+        "leave-one-out, the models scored at the other sites were trained on images of this site.)"
     )
     lines = [comparison_sentence(one, choice["images"]) for one in choice["comparisons"]]
     return "\n".join(
@@ -159,10 +159,10 @@ def _confidence(facts: dict[str, Any]) -> str:
 
 Probabilities are softmax(logits / {facts["temperature"]:.4f}). On the {found["images"]} source validation images that
 this temperature was fitted on (accuracy {found["accuracy"]:.3f}) the expected calibration error went from
-{found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site probabilities tend to be too high.
+{found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site, probabilities tend to be overconfident.
 
 `unlike_training` is true for images whose features are farther from every class than {found["quantile"]:.0%} of source
-validation images. It does not say that the prediction is wrong, and an image without the flag may still be unlike."""
+validation. It does not mean that the prediction is wrong, and images without this flag may still be unusual."""
 
 
 def _limits(facts: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""How far a probability can be trusted: one temperature, and a word for images unlike the training images.
+"""Calibrated probabilities by temperature scaling, and a flag for images unlike the training images.
 
     confidence = Confidence(temperature=1.7, familiar=Familiar(centres, whitening, threshold))
     confidence.probabilities(logits)            # (B, C) -> softmax(logits / temperature)
-    confidence.familiar.distance(features)      # (B, D) -> (B,); above the threshold: unlike anything seen
+    confidence.familiar.distance(features)      # (B, D) -> (B,); above the threshold: unlike the training images
 
-Both are fitted on source images (`patchgen.fit.calibrate`); a run folder has neither, and says its plain softmax.
+Both are fitted on source images (`patchgen.fit.calibrate`); a run folder has neither, and uses the plain softmax.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Familiar:
-    """What training features look like: class centres and one covariance for all, no image among them."""
+    """The distribution of training features: class centres and one shared covariance; contains no images."""
 
     centres: Tensor  # (K, D) float32, the classes that training has seen, whitened
     whitening: Tensor  # (D, D) float32: features @ whitening have unit covariance within a class
@@ -29,7 +29,7 @@ class Familiar:
         return torch.cdist(own, self.centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def unlike(self, features: Tensor) -> list[bool]:
-        """True for the features (B, D) that are farther out than those of source validation."""
+        """True for features (B, D) whose distance exceeds the threshold."""
         return (self.distance(features) > self.threshold).tolist()
 
 

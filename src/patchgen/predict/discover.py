@@ -6,9 +6,9 @@
     groups = discover(predictor, paths, features.vectors, known.labels, new_classes=3)
     groups.of("new-1")[0].path                                     # the most central image of the largest group
 
-Known classes are pinned: their labelled images keep the cluster of their class (semi-supervised k-means). An image in
-such a cluster fits the class; the other clusters are the groups new-1, new-2, ... by size. The classifier's own outputs
-are not used.
+Known classes are pinned: their labelled images stay in the cluster of their class (semi-supervised k-means). Images in
+such a cluster fit the class; the other clusters are the groups new-1, new-2, ... by size. The classifier's outputs are
+not used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from patchgen.runs.folder import RunFolder
 
 PER_CLASS = 60  # reference images of a known class
 FEWEST = 5  # examples of a known class in an estimate
-LOOK_AT_LEAST = 10  # new classes that an estimate considers, where there are images enough
+LOOK_AT_LEAST = 10  # new classes that an estimate considers, if there are enough images
 Tick = Callable[[int], None]
 
 
@@ -44,25 +44,25 @@ class Reference(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the head read of each image that could be decoded."""
+    """The head's input features of each image that could be decoded."""
 
     paths: list[Path]
     vectors: np.ndarray  # (N, D) float32 of length 1
-    masks: list[np.ndarray | None]  # (h, w) each, None where the method has no mask
+    masks: list[np.ndarray | None]  # (h, w) each; None if the method has no mask
     unreadable: list[Unreadable]
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """Where an image belongs."""
+    """The group of an image."""
 
     path: Path
     group: str  # a known class, or new-1, new-2, ...
     fits_known: bool
     distance: float  # to the centre of its group, between unit vectors: 0 to 2
-    confidence: float  # margin 1 - d1 / d2 of the two nearest centres: 0 half-way, 1 at the centre; no probability
+    confidence: float  # margin 1 - d1 / d2 of the two nearest centres: 0 half-way, 1 at the centre; not a probability
     nearest_known: str
-    distance_ratio: float  # own centre / nearest known centre: 1 where it fits, small where it is far from all known
+    distance_ratio: float  # own centre / nearest known centre: 1 if it fits, small if it is far from all known
     mask: np.ndarray | None = None  # (h, w)
 
 
@@ -71,7 +71,7 @@ class Groups:
     members: list[Member]  # in the order of the images
     new: list[str]  # groups that fit no known class, largest first
     known: list[str]
-    estimate: Estimate | None  # of ALL classes, known and new; None where the number was given
+    estimate: Estimate | None  # of ALL classes, known and new; None if the number was given
     unreadable: list[Unreadable]
 
     def of(self, group: str) -> list[Member]:
@@ -83,7 +83,7 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
     """The run's own source training images of known classes, at most `per_class` of each, drawn by the run's seed.
 
     Args:
-        data: where the run's data lies now, if not where it was trained.
+        data: current path of the run's data, if it has changed.
 
     Raises:
         ValueError: the data cannot be read, or is not what the run was trained on.
@@ -102,7 +102,7 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
         ) from error
     rows = np.concatenate(list(fold.train.values()))
     rng = np.random.default_rng(config.seed)
-    known = fold.classes[: fold.num_known]  # of mdg_gcd's outputs the others have no class yet
+    known = fold.classes[: fold.num_known]  # the other outputs of mdg_gcd have no class yet
     drawn = {name: _draw(rows[fold.target[rows] == c], per_class, rng) for c, name in enumerate(known)}
     return Reference(
         [fold.table.file(row) for some in drawn.values() for row in some],
@@ -132,7 +132,7 @@ def read_features(
 
 @contextmanager
 def _head_inputs(head: nn.Linear) -> Iterator[list[np.ndarray]]:
-    """Collects what the head reads, (B, D) a forward pass, as unit vectors."""
+    """Collects the head's inputs, (B, D) per forward pass, as unit vectors."""
     blocks: list[np.ndarray] = []
 
     def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -185,9 +185,9 @@ def group_features(
 
     Args:
         known_features: (M, D) unit vectors of `known_labels` (M,).
-        new_classes: clusters beside the known classes; estimated when left out.
-        at_most: the largest number of new classes that an estimate considers; as many as there are known classes,
-            at least LOOK_AT_LEAST and never more than images, when left out.
+        new_classes: clusters in addition to the known classes; estimated by default.
+        at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
+            at least LOOK_AT_LEAST and at most the number of images.
     """
     known, images = len(set(known_labels)), len(features.paths)
     _check_count("new_classes", new_classes, images)
@@ -211,8 +211,8 @@ def group_features(
 def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
     """Rows of at most `most` points of each class.
 
-    The estimate takes new classes to be as large as the known ones: many examples beside few images would be split
-    first, and the answer would always be that nothing is new.
+    The estimate assumes that new classes are as large as the known ones: with many examples and few images, known
+    classes would be split first, and the estimate would always be that nothing is new.
     """
     order = np.random.default_rng(seed).permutation(len(labels))
     taken: Counter[str] = Counter()
@@ -227,8 +227,8 @@ def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
 def _check_count(name: str, value: int | None, images: int) -> None:
     if value is not None and not 1 <= value <= images:
         raise ValueError(
-            f"{name} must be between 1 and the number of readable images, {images}, not {value}; left out, it is "
-            "chosen from the images"
+            f"{name} must be between 1 and the number of readable images, {images}, not {value}; by default it is "
+            "estimated from the images"
         )
 
 
@@ -236,7 +236,7 @@ def _name_clusters(known: Sequence[Hashable], member: Sequence[int]) -> dict[int
     """Cluster -> name: known classes by their own, the others that have members new-1, new-2, ... by size."""
     names = {cluster: str(name) for cluster, name in enumerate(known)}
     sizes = Counter(cluster for cluster in sorted(member) if cluster >= len(known))
-    free = (f"new-{i}" for i in count(1) if f"new-{i}" not in known)  # a class of an earlier round may be called so
+    free = (f"new-{i}" for i in count(1) if f"new-{i}" not in known)  # a class of an earlier round may have this name
     return names | {cluster: next(free) for cluster, _ in sizes.most_common()}
 
 
@@ -252,12 +252,12 @@ def _members(features: Features, distances: Tensor, names: Mapping[int, str], kn
 
 
 def _second(distances: Tensor) -> Tensor:
-    """Distance to the second nearest centre (N,); infinite where there is only one."""
+    """Distance to the second nearest centre (N,); infinite if there is only one."""
     if distances.shape[1] < 2:
         return torch.full_like(distances[:, 0], torch.inf)
     return distances.topk(2, largest=False).values[:, 1]
 
 
 def _ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, where part <= whole; 1 where both are 0."""
+    """part / whole, for part <= whole; 1 if both are 0."""
     return torch.where(whole > 0, part / whole, 1.0)

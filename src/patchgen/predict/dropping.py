@@ -1,9 +1,9 @@
-"""What a run gains and loses when unselected patches are dropped: images per second and accuracy on its unseen domain.
+"""Measure the effect of dropping unselected patches: images per second and accuracy on the unseen domain of a run.
 
     found = measure_drop(subject, unseen_rows(subject.fold, 400, seed=0))
-    found["speed"]["median"], found["accuracy"]      # times as fast as the whole pass; {"whole": ..., "dropped": ...}
+    found["speed"]["median"], found["accuracy"]      # speed-up over the full pass; {"whole": ..., "dropped": ...}
 
-Both passes read the same decoded images and take turns, so that a ratio is that of neighbours in time.
+Both passes read the same decoded images and alternate, so that each ratio compares passes that are close in time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def measure_drop(
     repeats: int = 5,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Time both passes over the rows of one run, and compare their answers.
+    """Time both passes over the rows of one run, and compare their predictions.
 
     Args:
         rows: Of the run's table.
-        after: How many blocks unselected patches pass; None: those up to the early one.
-        batch: Images per forward pass: as many patches are kept as the image with the most of them has.
-        repeats: Timed turns, after one that warms up.
+        after: Number of blocks before unselected patches are dropped; None: up to the early block.
+        batch: Images per forward pass, which keeps as many patches as its image with the most selected ones.
+        repeats: Timed turns, after a warm-up.
         report: Called with one line per turn.
     """
     if batch < 1 or repeats < 2:
@@ -83,7 +83,7 @@ def measure_drop(
 
 
 def _kept(shown: Tensor, batch: int) -> dict[str, float]:
-    """Shares of the patches (N, P) that are selected, and that batches keep for their image with the most of them."""
+    """Share of selected patches (N, P), and share that batches keep for their image with the most selected ones."""
     share = (shown >= SELECTED).float().mean(1)  # (N,)
     return {
         "selected": float(share.mean()),

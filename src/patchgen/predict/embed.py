@@ -1,10 +1,10 @@
-"""What a model makes of images as vectors, with their names, in one file that other tools read.
+"""Embed images: feature vectors of a model, with the image names, in one file for other tools.
 
     found = embed(load_predictor("tiles-model"), paths, ("features", "cls", "mean"))
     write_columns("tiles.parquet", {"path": names, **found.vectors})           # or tiles.npz
 
-`features` is what the head reads (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
-are the class token and the mean patch token of the same backbone, as it was tuned, without any selection.
+`features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
+are the class token and the mean patch token of the same tuned backbone, without any selection.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ FORMATS = (".parquet", ".npz")
 
 class Embedded(NamedTuple):
     rows: list[int]  # positions of the images that could be read
-    vectors: dict[str, np.ndarray]  # name -> (N, D) float32, one row each of these
+    vectors: dict[str, np.ndarray]  # name -> (N, D) float32, one row per image
     failed: list[Unreadable]
 
 
 def check_target(path: Path) -> None:
-    """ValueError for a file that cannot be written; better before the work."""
+    """Raise ValueError before any work if the file cannot be written."""
     if path.suffix not in FORMATS or path.is_dir():
         raise ValueError(f"--out must be a file that ends in {' or '.join(FORMATS)}, not {path.name!r}")
     if not path.absolute().parent.is_dir():
@@ -77,7 +77,7 @@ def vectors_of(predictor: Predictor, images: Sequence[np.ndarray], what: Sequenc
 
 
 def write_columns(path: str | Path, columns: Mapping[str, np.ndarray]) -> None:
-    """One row an image; a column is (N,) or (N, D). No pickle is written."""
+    """Write one row per image; a column is (N,) or (N, D). No pickle is written."""
     with replacing(path) as temporary:
         if Path(path).suffix == ".npz":
             with temporary.open("wb") as file:

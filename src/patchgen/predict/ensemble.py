@@ -1,9 +1,9 @@
-"""Several runs as one: the mean of their probabilities, scored on the unseen domain that all of them left out.
+"""Ensemble of runs: the mean of their probabilities, scored on the unseen domain that all of them left out.
 
     found = score_ensemble(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"])
     found.whole["accuracy"], [member.whole["accuracy"] for member in found.members]
 
-Of runs trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS 2022). Runs may differ in
+For runs trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS 2022). Runs may differ in
 method, backbone, image size and seed, but not in data, classes and unseen domain. The 80 % part is that of the first
 run's split, for all of them alike.
 """
@@ -24,12 +24,12 @@ from patchgen.runs.folder import RunFolder
 from patchgen.tasks import Fold, make_fold
 from patchgen.tasks.metrics import probability_scores
 
-BATCH = 128  # as in a run's own test: what a transductive method says depends on it
+BATCH = 128  # as in a run's own test: predictions of transductive methods depend on it
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What a run, or all together, makes of the unseen domain."""
+    """The scores of a run, or of the ensemble, on the unseen domain."""
 
     name: str  # the method
     run: str  # name of the run folder
@@ -48,7 +48,7 @@ class Ensemble:
 
     @property
     def gain(self) -> float:
-        """Accuracy on the whole domain above the mean of the single runs'."""
+        """Accuracy on the whole domain minus the mean accuracy of the single runs."""
         return float(self.whole["accuracy"] - np.mean([member.whole["accuracy"] for member in self.members]))
 
 
@@ -59,7 +59,7 @@ def score_ensemble(
 
     Args:
         runs: Two run folders or more.
-        data: Where the data lie now, if not where the runs were trained.
+        data: Current path of the data, if it has changed.
         checkpoint: Which checkpoint of each run.
 
     Raises:
@@ -71,7 +71,7 @@ def score_ensemble(
 def score_members(
     folders: Sequence[RunFolder], fold: Fold, checkpoint: Checkpoint, tick: Callable[[int], None] | None = None
 ) -> Ensemble:
-    """The same for runs that are open; one model is in memory at a time, and `tick` is told of each batch's images."""
+    """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
     rows = np.concatenate(list(fold.test.values()))
     total, members = np.zeros((len(rows), len(fold.classes))), []
     for folder in folders:
@@ -85,7 +85,7 @@ def score_members(
 def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[list[RunFolder], Fold]:
     """The runs' folders and the fold that they share."""
     if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
-        raise ValueError(f"an ensemble needs two different runs at least, got {', '.join(map(str, runs)) or 'none'}")
+        raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
     folders = [_finished(run) for run in runs]
     first = folders[0]
     for other in folders[1:]:

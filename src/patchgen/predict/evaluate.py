@@ -1,4 +1,4 @@
-"""How good a model is on labelled images: every number with what it rests on, and None where it is undefined.
+"""Evaluate a model on labelled images: every metric with its sample size, and None if it is undefined.
 
     found = evaluate(collect(predictor, table, rows), positive="tumour")
     found["metrics"]["balanced_accuracy"], found["intervals"]["balanced_accuracy"], found["sites"]["lyon"]
@@ -32,9 +32,9 @@ from patchgen.train.patients import PatientTally
 
 RESAMPLES = 1000
 WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
-FEWEST = 100  # resamples that an interval needs
+FEWEST = 100  # minimum number of resamples for an interval
 FEW_PATIENTS = 10
-OWN = "positive: "  # before the names of the positive class's draws
+OWN = "positive: "  # prefix of the positive class's metrics in the bootstrap
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def check_options(positive: str | None, resamples: int, classes: Sequence[str]) -> None:
-    """Refuse before any image is read."""
+    """Check the options before any image is read."""
     if positive is not None and positive not in classes:
         hint = did_you_mean(positive, classes)
         raise ValueError(f"--positive {positive!r} is not a class of the model{hint} (classes: {', '.join(classes)})")
@@ -97,7 +97,7 @@ def check_options(positive: str | None, resamples: int, classes: Sequence[str]) 
 
 
 def bootstrap_draws(answers: Answers, resamples: int) -> int:
-    """How often `evaluate` will call `tick`."""
+    """The number of times that `evaluate` will call `tick`."""
     known = answers.known()
     return (resamples + _ranked_draws(known, resamples)) if units(known)[0].max() > 0 else 0
 
@@ -106,7 +106,7 @@ def bootstrap_draws(answers: Answers, resamples: int) -> int:
 
 
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
-    """(C, C) true x predicted, each image counting `weights` times."""
+    """(C, C) true x predicted, with images weighted by `weights`."""
     side = len(answers.classes)
     return (
         np.bincount(answers.label * side + answers.predicted, weights, side * side).astype(np.int64).reshape(side, side)
@@ -122,7 +122,7 @@ def metrics(answers: Answers) -> dict[str, Any]:
 
 
 def units(answers: Answers) -> tuple[np.ndarray, str]:
-    """(N,) what is drawn in the bootstrap, as 0 .. K-1, and its name: patients, or images where no group is known."""
+    """(N,) units of the bootstrap, as 0 .. K-1, and their name: patients, or images if no group is known."""
     group = answers.table.group
     if group is None:
         return np.arange(len(answers.rows)), "images"
@@ -137,7 +137,7 @@ def _ranked_draws(answers: Answers, resamples: int) -> int:
 def _intervals(
     answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Callable[[int], None] | None
 ) -> dict[str, dict[str, list[float] | None]]:
-    """Intervals of the headline numbers, of each patient counting once, and of the positive class."""
+    """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
     right, index = answers.right, answers.classes.index(positive) if positive else None
 
     def counts(weights: np.ndarray) -> dict[str, float | None]:
@@ -208,7 +208,7 @@ def _binary(per_class: dict[str, Any], positive: str) -> dict[str, Any]:
 
 
 def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The headline numbers of each site, with an interval of its accuracy over its own patients."""
+    """The main metrics of each site, with an interval of its accuracy over its patients."""
     found = {}
     for index in np.unique(answers.site):
         part, name = answers.take(answers.site == index), answers.table.domains[index]
@@ -298,8 +298,8 @@ def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Se
     again = [site for site in found["sites"] if site in trained_on]
     if again:
         notes.append(
-            f"The model was trained on sites of the same name ({', '.join(again)}): where the images are the same, "
-            "their scores are too good."
+            f"The model was trained on sites of the same name ({', '.join(again)}): if the images are the same, "
+            "their scores are too optimistic."
         )
     return notes
 
@@ -318,19 +318,19 @@ def _interval_notes(known: Answers, facts: dict[str, Any]) -> list[str]:
     notes = [f"Intervals are 95 % percentile intervals of {facts['resamples']:,} resamples over {units_:,} {name}."]
     if name == "images":
         notes.append(
-            "No patient or slide is known, so images are drawn as if each were independent; where several show one "
-            "patient, the true intervals are wider. A manifest's column group names patients."
+            "No patient or slide is known, so images are resampled as if they were independent; if several show one "
+            "patient, the true intervals are wider. The column group of a manifest names patients."
         )
     elif units_ < FEW_PATIENTS:
-        notes.append(f"{units_} patients are few: the intervals are rough, and rather too narrow.")
+        notes.append(f"{units_} patients are few: the intervals are rough, and probably too narrow.")
     if not facts["resamples_ranked"]:
-        notes.append("AUROC and average precision have no interval: too many images and classes to draw again.")
+        notes.append("AUROC and average precision have no interval: too many images and classes to resample.")
     elif facts["resamples_ranked"] < facts["resamples"]:
-        notes.append(f"Those of AUROC and average precision rest on {facts['resamples_ranked']:,} resamples.")
+        notes.append(f"Those of AUROC and average precision use {facts['resamples_ranked']:,} resamples.")
     return notes
 
 
 def most_wrong(answers: Answers, count: int) -> np.ndarray:
-    """Positions (K,) of the wrong answers with the highest confidence, the surest first; among known classes."""
+    """Positions (K,) of the wrong predictions with the highest confidence first, among known classes."""
     wrong = np.flatnonzero(~answers.right)
     return wrong[np.argsort(-answers.confidence[wrong], kind="stable")[:count]]

@@ -1,10 +1,10 @@
-"""A classifier as one ONNX file, with its preprocessing and calibration inside and its answers checked.
+"""Export a classifier as one ONNX file that includes preprocessing and calibration, and verify its outputs.
 
     differences = export(load_predictor("tiles-model"), Path("tiles.onnx"), images)
 
 Input `pixels` (N, 3, S, S) float32: RGB, resized to the square S x S, divided by 255. The backbone's mean and deviation
 and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method has one,
-`mask` (N, h, w) in [0, 1]. N is free. The rest stands in the file's metadata: classes, preprocessing, licence.
+`mask` (N, h, w) in [0, 1]. N is dynamic. Classes, preprocessing and licence are in the file's metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from patchgen.predict.predictor import Predictor
 
 TOLERANCE = 1e-4
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
-BATCHES = (1, 32)  # a free batch size must work at one image and at many
+BATCHES = (1, 32)  # a dynamic batch size must work with one image and with many
 
 
 class WholeModel(nn.Module):
@@ -49,14 +49,14 @@ class WholeModel(nn.Module):
 
 
 def require_extra() -> None:
-    """ValueError where the packages of the extra `export` are missing."""
+    """ValueError if the packages of the extra `export` are missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 
 def refuse_stain(predictor: Predictor, whose: str) -> None:
-    """ValueError for a model whose images are changed in a way that no exported file can."""
+    """ValueError for a model with stain normalisation, which cannot be exported."""
     if predictor.stain:
         raise ValueError(
             f"this model normalises the stains of every image first (--stain macenko), which {whose} cannot do; "
@@ -68,10 +68,10 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
     """Write the file and return the largest difference of each output from the original's.
 
     Args:
-        images: (S, S, 3) uint8, on which the answers are compared.
+        images: (S, S, 3) uint8, on which the outputs are compared.
 
     Raises:
-        ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is left then.
+        ValueError: a difference above `TOLERANCE`, or a model that cannot be exported; no file is written then.
     """
     require_extra()
     refuse_stain(predictor, "an ONNX file")
@@ -80,7 +80,9 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
         differences = compare(predictor, temporary, images)
         wrong = [f"{name} by {value:.1e}" for name, value in differences.items() if not value <= TOLERANCE]
         if wrong:
-            raise ValueError(f"the ONNX file does not answer as the model does ({', '.join(wrong)}); it was not kept")
+            raise ValueError(
+                f"the outputs of the ONNX file differ from the model's ({', '.join(wrong)}); it was removed"
+            )
     return differences
 
 
@@ -156,7 +158,7 @@ def compare(predictor: Predictor, path: Path, images: Sequence[np.ndarray]) -> d
             expected = predictor.score(part)
             truth: dict[str, Any] = {name: [getattr(one, name) for one in expected] for name in names}
             for name, values in zip(names, found, strict=True):
-                # a comparison with nan is never true, and must not look like agreement
+                # comparisons with nan are always false, and must not look like agreement
                 gap = float(np.abs(np.asarray(values) - np.stack(truth[name])).max())
                 worst[name] = gap if np.isnan(gap) else max(worst[name], gap)
     return worst
@@ -168,7 +170,7 @@ def pixels_of(images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def drawn_images(count: int, size: int) -> list[np.ndarray]:
-    """Images to compare on where none are given: smooth colour fields with noise."""
+    """Generated images for the comparison if none are given: smooth colour fields with noise."""
     rng = np.random.default_rng(0)
     down, right = np.mgrid[:size, :size] / size  # (S, S) each
     fields = []

@@ -1,4 +1,4 @@
-"""Model folders on a model hub: the three files go up and come down as they are.
+"""Model folders on a model hub: upload and download of their three files.
 
 push_model(Path("tiles-model"), "org/tiles", private=True)
 read_model(fetch_model("org/tiles"))
@@ -14,7 +14,7 @@ from patchgen.predict.model_folder import FILES
 
 
 def fetch_model(source: str | Path, revision: str | None = None) -> Path:
-    """The folder itself, or a hub's `org/name` in the hub's local cache; only the three files are taken."""
+    """The folder itself, or a hub's `org/name` in the hub's local cache; only the three files are downloaded."""
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         return expanded(source)
     from huggingface_hub import snapshot_download

@@ -1,10 +1,10 @@
-"""The model folder: a deployable model with all that is needed to use it offline elsewhere.
+"""The model folder: a deployable model with everything needed to use it offline.
 
     config.json        classes, settings, preprocessing, calibration, what to expect, and the digest of the tensors
     model.safetensors  the weights (with the backbone's, unless it was left out)
     README.md          the model card, with the header that model hubs read
 
-No pickle is written or read. The folder is made under a temporary name and renamed; reading compares the digest.
+No pickle is written or read. The folder is written atomically, and its digest is verified when it is read.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ VERSION = 1
 WEIGHTS, CARD = "model.safetensors", "README.md"
 FILES = (MODEL_CONFIG, WEIGHTS, CARD)
 MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
-LARGEST_NUMBER = 1e6  # of a temperature, mean or deviation: far beyond what is ever fitted
+LARGEST_NUMBER = 1e6  # maximum temperature, mean or std: far beyond any fitted value
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
 
 class Model(NamedTuple):
-    """A trained classifier and what is known of it."""
+    """A trained classifier and its metadata."""
 
     predictor: Predictor
     about: dict[str, Any]
 
 
 def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str, Any]:
-    """What builds the backbone again without its source; `header` is that of the run's checkpoint."""
+    """The facts needed to rebuild the backbone without its source; `header` is that of the run's checkpoint."""
     backbone = predictor.model.backbone
     architecture = {k: v for k, v in backbone.model.config.to_diff_dict().items() if k not in NOT_ARCHITECTURE}
     return {
@@ -75,10 +75,10 @@ def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str,
 
 
 def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -> Path:
-    """Write a model folder, in the place of an older one if need be.
+    """Write a model folder, replacing an older one.
 
     Args:
-        with_backbone: Without it the folder is small, and whoever loads it needs the same backbone from its source.
+        with_backbone: If False, the folder is small, and loading it needs the same backbone from its source.
 
     Raises:
         ValueError: the path holds something else.
@@ -98,7 +98,7 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
 
 
 def check_target(target: Path) -> None:
-    """Refuse to write where anything but an older model folder lies; better before hours of training."""
+    """Raise ValueError before training if the target exists and is not an older model folder."""
     if target.is_file():
         raise ValueError(f"{target} is a file; a model is a folder: choose another name")
     there = sorted(p.name for p in target.iterdir()) if target.exists() else []
@@ -110,7 +110,7 @@ def check_target(target: Path) -> None:
 
 
 def check_method(method: str, with_backbone: bool) -> None:
-    """Refuse a method that writes new sentences for every batch: a folder has no text tower to read them with."""
+    """Reject methods that encode new sentences for every batch: a model folder has no text tower."""
     if with_backbone and {"text", "transductive"} <= set(method_class(method).needs):
         raise ValueError(
             f"method {method!r} needs CLIP's text tower for every prediction, and a model folder does not hold it; add "
@@ -122,7 +122,7 @@ def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
     model, familiar = predictor.model, predictor.confidence.familiar
     tensors = model.state_dict() if with_backbone else trained_tensors(model)
     found: dict[str, Tensor] = {}
-    if isinstance(model.head, ClipHead):  # its classes as vectors: the text tower and its tokenizer stay behind
+    if isinstance(model.head, ClipHead):  # stores its classes as vectors, without the text tower and its tokenizer
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
         with torch.no_grad():
             facts = {"classes": model.head.sentences(), "projection": model.head.projection.weight}
@@ -140,15 +140,15 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         save_file(whole, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # what a full disk raises there
+    except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path} cannot be written ({error}); free some space and try again") from error
-    path.chmod(0o644)  # save_file makes it private, and a model is there to be shared
+    path.chmod(0o644)  # save_file makes it private, but models are meant to be shared
 
 
 def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
     predictor, confidence = model.predictor, model.predictor.confidence
     settings = asdict(predictor.config)
-    del settings["data"]  # where the images lay is nobody's business
+    del settings["data"]  # the path of the images is private
     used = used_by(predictor.config)
     return {
         "format": MODEL_FORMAT,
@@ -198,7 +198,7 @@ def read_model(path: str | Path) -> Model:
 
 
 def _check_numbers(file: Path, facts: dict[str, Any]) -> None:
-    """Refuse numbers with which a model would answer nonsense.
+    """Reject numbers with which predictions would be meaningless.
 
     Raises:
         ValueError: names the field, its rule and its value.
@@ -251,7 +251,7 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     file = folder / WEIGHTS
     if not file.is_file():
         raise ValueError(f"{folder} has no {WEIGHTS}; get the folder again")
-    data, about = file.read_bytes(), facts.get("weights")  # what is checked is what is used, in memory
+    data, about = file.read_bytes(), facts.get("weights")  # the checked bytes are the ones that are used
     found, expected = hashlib.sha256(data).hexdigest(), about.get("sha256") if isinstance(about, dict) else None
     if found != expected:
         raise ValueError(

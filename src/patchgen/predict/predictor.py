@@ -1,12 +1,12 @@
-"""Use any trained model on images: classes with probabilities, and where the method has one, the mask as a picture.
+"""Use a trained model on images: classes with probabilities and, if the method has one, the mask as a picture.
 
     predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
     for found in predictor.predict(paths):                    # Prediction, or Unreadable for a broken file
         print(found)
     predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
 
-A mask value is absolute: 0 leaves a patch out, 1 takes it whole. The colour scale is therefore fixed to 0..1, and a
-mask that selects everything looks like one; ``relative=True`` stretches it for viewing and says so in the picture.
+Mask values are absolute: 0 leaves a patch out, 1 includes it fully. The colour scale is therefore fixed to 0..1, and a
+mask that selects everything is shown as such; ``relative=True`` stretches it for viewing and labels the picture so.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from patchgen.predict.runtime import Engine, Runtime
 
 Checkpoint = Literal["selected", "swad"]
-DECODERS = 2  # threads that read the next batch while the model works on this one
-TOP = 5  # classes an explanation lists
+DECODERS = 2  # threads that decode the next batch while the model processes the current one
+TOP = 5  # classes listed in an explanation
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +54,13 @@ class Prediction:
     label: str
     confidence: float  # the label's probability
     probabilities: np.ndarray  # (C,) float32, in the order of `Predictor.classes`
-    mask: np.ndarray | None  # (h, w) float32 in [0, 1]; None where the method has no mask
+    mask: np.ndarray | None  # (h, w) float32 in [0, 1]; None if the method has no mask
     unlike_training: bool | None = None  # farther from all training features than source validation; None: not known
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """What `Predictor.predict` yields in the place of an image that cannot be decoded."""
+    """Yielded by `Predictor.predict` for an image that cannot be decoded."""
 
     path: Path
     reason: str
@@ -74,7 +74,7 @@ Pixels = np.ndarray | Unreadable  # (S, S, 3) uint8, or why not
 
 
 class Scores(NamedTuple):
-    """What the model says of one image."""
+    """The model's output for one image."""
 
     probabilities: np.ndarray  # (C,)
     mask: np.ndarray | None  # (h, w)
@@ -82,7 +82,7 @@ class Scores(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What the model says of a batch."""
+    """The model's output for a batch."""
 
     probabilities: np.ndarray  # (B, C), calibrated
     masks: np.ndarray | None  # (B, h, w)
@@ -115,7 +115,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Pre
 
 
 def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
-    """A digest of what decides a model's answers: settings, calibration and weights of a model or run folder."""
+    """A digest of everything that predictions depend on: settings, calibration and weights of the folder."""
     folder = Path(path)
     is_run = (folder / "config.yaml").is_file()
     files = [folder / "config.yaml", RunFolder(folder).checkpoint(checkpoint)] if is_run else [folder / "config.json"]
@@ -167,13 +167,13 @@ def _classes(facts: dict[str, Any], file: Path) -> tuple[str, ...]:
 
 
 def _check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
-    """The trained tensors mean something only on the backbone, pool and grid they were trained with."""
+    """Check that the backbone, pool and grid are those that the tensors were trained with."""
     was, now = facts.get("backbone", {}), about["backbone"]
     if was.get("digest") != now["digest"]:
         raise ValueError(
             f"{file} was trained on another backbone, {was.get('resolved')} (digest {str(was.get('digest'))[:12]}), "
             f"than {now['resolved']} (digest {now['digest'][:12]}), which the run's settings load now; "
-            "set `backbone` in config.yaml to the weights of then"
+            "set `backbone` in config.yaml to the original weights"
         )
     for name in ("pool", "grid"):
         if facts.get(name) != about[name]:
@@ -196,14 +196,14 @@ class Predictor:
     ) -> None:
         from lightning_fabric import Fabric
 
-        # A run may have been trained elsewhere: its device is kept only where it is sure to exist.
+        # A run may have been trained elsewhere: its device is used only if it certainly exists.
         accelerator = "cpu" if config.accelerator == "cpu" else "auto"
         self.device = Fabric(accelerator=accelerator, devices=1).device
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
-        self.stain = stain  # what training did to its images: files, slides and uploads get it too
-        self.engine: Engine | None = None  # what answers in the place of torch
+        self.stain = stain  # stain normalisation as in training, also for files, slides and uploads
+        self.engine: Engine | None = None  # another runtime that replaces torch
 
     @property
     def interpolation(self) -> str:
@@ -211,11 +211,11 @@ class Predictor:
         return self.model.backbone.interpolation
 
     def use(self, runtime: Runtime, say: Callable[[str], None] | None = None) -> Self:
-        """Let another runtime answer for images; gradients, rankings and given masks stay with torch.
+        """Use another runtime for predictions; gradients, rankings and given masks still use torch.
 
         Args:
             runtime: `torch`, `onnx`, `openvino`, or `auto`: the fastest that is installed and agrees with torch.
-            say: Called with a line that names the runtime and how far its answers are from torch's.
+            say: Called with a line that names the runtime and its difference from torch.
 
         Raises:
             ValueError: a runtime that was named is not installed, crashes or disagrees.
@@ -227,22 +227,22 @@ class Predictor:
 
     @property
     def dropped_after(self) -> int | None:
-        """How many blocks unselected patches pass; None where they stay to the end."""
+        """Number of blocks before unselected patches are dropped; None if they are not."""
         return self.model.select.drop if isinstance(self.model.select, Selector) else None
 
     @property
     def variant(self) -> str:
-        """How its answers are computed, where that is not the plain pass of torch; files of two kinds do not mix."""
+        """How predictions are computed, if not by plain torch; results of different variants are not mixed."""
         dropping = "" if self.dropped_after is None else f"drop-unselected {self.dropped_after}"
         return " ".join(filter(None, (dropping, self.engine.name if self.engine else "")))
 
     def drop_unselected(self, after: int | None = None) -> Self:
-        """Faster, with other answers: patches whose mask is below 0.5 leave the pass in the midst of it.
+        """Faster, but approximate predictions: patches whose mask is below 0.5 are dropped during the forward pass.
 
-        Masks are still whole. Changes this predictor's model, and returns the predictor.
+        Masks still cover all patches. Changes this predictor's model, and returns the predictor.
 
         Args:
-            after: How many blocks they pass first; None: those up to the early one, a third, where the mask is scored.
+            after: Number of blocks before they are dropped; None: up to the early block, where the mask is computed.
 
         Raises:
             ValueError: the method does not select inside the backbone, or the backbone needs all of its patches.
@@ -257,11 +257,11 @@ class Predictor:
     def predict(
         self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
-        """Predictions in the order of `paths`; pixels of two batches and predictions of two are in memory at a time.
+        """Predictions in the order of `paths`; at most two batches of pixels and two of predictions are in memory.
 
         Args:
-            paths: Image files; may be endless.
-            batch: Images a forward pass.
+            paths: Image files; may be an infinite iterator.
+            batch: Images per forward pass.
             tick: Called with the number of images after each batch.
         """
         if batch < 1:
@@ -273,7 +273,7 @@ class Predictor:
     def _stream(
         self, paths: Iterator[Path], batch: int, tick: Callable[[int], None] | None
     ) -> Iterator[Prediction | Unreadable]:
-        """The next batch is decoded and this one computed while the caller works on the last one's predictions."""
+        """Decode the next batch and compute the current one while the caller handles the previous predictions."""
         with ThreadPoolExecutor(DECODERS) as pool, ThreadPoolExecutor(1) as model:
             ahead, scored = self._decode(pool, islice(paths, batch)), None
             while ahead or scored:
@@ -301,7 +301,7 @@ class Predictor:
         return Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
 
     def store(self, files: Sequence[Path]) -> ImageStore:
-        """Images by row as training read them: size, interpolation and stains of this model, cached if it says so."""
+        """Images by row, prepared as in training: size, interpolation and stains; cached if the settings say so."""
         cache = cache_dir() if self.config.cache else None
         store = ImageStore(files, self.config.image_size, cache, interpolation=self.interpolation)
         store.stain = self.stain
@@ -346,7 +346,7 @@ class Predictor:
             )
 
     def explain(self, image: str | Path | Image.Image | np.ndarray) -> Explanation:
-        """The mask of one image (a file, an open image, or (H, W, 3) uint8) beside its likeliest classes.
+        """The mask of one image (a file, an open image, or (H, W, 3) uint8) with its likeliest classes.
 
         Raises:
             ValueError: the run's method has no mask, or (`UnreadableImage`) the file is no image.
@@ -354,7 +354,7 @@ class Predictor:
         self.require_mask()
         [pixels] = squares([image], self.config.image_size, self.interpolation)
         [(probabilities, mask, _)] = self.score([pixels])
-        assert mask is not None  # require_mask has seen to it
+        assert mask is not None  # checked by require_mask
         order = np.argsort(-probabilities, kind="stable")[:TOP]
         top = tuple((self.classes[i], float(probabilities[i])) for i in order)
         return Explanation(Path(image) if isinstance(image, (str, os.PathLike)) else None, pixels, mask, top)

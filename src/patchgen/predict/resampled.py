@@ -1,8 +1,8 @@
 """The metrics of `patchgen.tasks.metrics` under weights, for the thousands of draws of a bootstrap.
 
-The numbers that are reported come from scikit-learn, whose functions check their arguments for a millisecond each. A
-bootstrap asks for the same numbers thousands of times: here the sorting is done once, and a draw is a few sums. Tests
-compare both, weight by weight.
+The reported metrics come from scikit-learn, whose functions spend a millisecond each on checking arguments. A bootstrap
+needs the same metrics thousands of times: here the sorting is done once, and a resample is a few sums. Tests compare
+both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Values = list[float | None]
 
 
 def divide(part: np.ndarray, whole: np.ndarray) -> Values:
-    """Shares; None where there is nothing to share."""
+    """part / whole; None where the whole is 0."""
     return [float(p / w) if w else None for p, w in zip(part, whole, strict=True)]
 
 

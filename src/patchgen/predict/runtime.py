@@ -1,10 +1,10 @@
-"""Predictions by a faster runtime than torch: converted once, kept in the cache, checked against torch before use.
+"""Predictions with a faster runtime than torch: converted once, cached, and checked against torch before use.
 
     load_predictor("tiles-model").use("auto", say=print)     # openvino: 1.7e-06 from torch on 8 images
 
-A model is converted to ONNX and kept below the cache folder under a digest of its weights and of the versions that
-wrote it. The runtime first answers for a few images in a child process: a crash there is a sentence here. Where its
-answers differ from torch's by more than `TOLERANCE`, or in a class, it is not used.
+A model is converted to ONNX and stored in the cache folder under a digest of its weights and of the versions that wrote
+it. The runtime first predicts a few images in a child process, so that a crash becomes an error message. If its outputs
+differ from torch's by more than `TOLERANCE`, or in a class, it is not used.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session
 
 Runtime = Literal["auto", "torch", "onnx", "openvino"]
 EXTRAS = {"onnx": "export", "openvino": "openvino"}
-IMAGES = 8  # that a runtime is checked on
+IMAGES = 8  # number of images for the check
 TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from torch
-PATIENCE = 600  # seconds that the check may take
-GRAPH_VERSION = 1  # of the converted graph: another one has another digest
+PATIENCE = 600  # timeout of the check in seconds
+GRAPH_VERSION = 1  # of the converted graph; part of the digest
 
 
 class Refused(ValueError):
@@ -69,10 +69,10 @@ class Graph(nn.Module):
 
 
 def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], None]) -> Engine | None:
-    """The engine that answers for a predictor; None is torch as it is. One line says which, and why not others.
+    """The engine for a predictor; None for plain torch. Reports which one is used, and why not others.
 
     Raises:
-        ValueError: a runtime that was asked for by name cannot be used.
+        ValueError: a runtime that was requested by name cannot be used.
     """
     if runtime == "torch":
         return None
@@ -106,7 +106,7 @@ def _open(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> Eng
     folder = cache_dir() / "runtimes" / digest(predictor)
     file, threads = folder / "model.onnx", torch.get_num_threads()
     if not file.is_file():
-        say(f"converting the model for {runtime}; it is kept for the next time")
+        say(f"converting the model for {runtime}; the result is cached")
         _convert(predictor, file)
     gap = _checked(predictor, runtime, folder, threads)
     say(f"runtime {runtime} {installed(runtime)}: {_text(gap)}")
@@ -125,7 +125,7 @@ def _outputs(predictor: Predictor, answer: Answer) -> Callable[[Sequence[np.ndar
 
 
 def digest(predictor: Predictor) -> str:
-    """Of all that decides the converted file: weights, calibration, settings and the versions that write it."""
+    """Digest of everything that affects the converted file: weights, calibration, settings and versions."""
     import onnx
     import onnxscript
 
@@ -143,7 +143,7 @@ def digest(predictor: Predictor) -> str:
 
 
 def _convert(predictor: Predictor, file: Path) -> None:
-    """Two processes may do so at once: each writes under a name of its own, and either file will do."""
+    """Convert the model; two processes may do so at once, each under its own temporary name."""
     size = predictor.config.image_size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     names = ["probabilities", "features", *(["mask"] if predictor.model.has_mask else [])]
@@ -158,7 +158,7 @@ def _convert(predictor: Predictor, file: Path) -> None:
 
 
 def _fold(plain: Path, folded: Path) -> None:
-    """Compute what does not depend on the images: runtimes resize position embeddings in ways of their own."""
+    """Constant folding: runtimes differ in how they resize position embeddings."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -171,7 +171,7 @@ def _fold(plain: Path, folded: Path) -> None:
 
 
 def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> dict[str, float]:
-    """Differences from torch; those of an earlier check where machine and version are the same.
+    """Differences from torch; those of an earlier check if machine and version are the same.
 
     Raises:
         Refused: the runtime crashed, or its answers differ too much.
@@ -203,7 +203,7 @@ def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]
 def _allowed(gap: dict[str, float]) -> dict[str, float]:
     far = [name for name, most in TOLERANCE.items() if name in gap and not gap[name] <= most]  # nan is far
     if gap["classes"] or far:
-        raise Refused(f"its answers are not torch's ({_text(gap)})")
+        raise Refused(f"its outputs differ from torch's ({_text(gap)})")
     return gap
 
 
@@ -241,7 +241,7 @@ def _signal(number: int) -> str:
 
 
 def _processor() -> str:
-    """What the processor says it can do: another machine may share the cache."""
+    """The features of the processor: another machine may share the cache."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
@@ -252,7 +252,7 @@ def _processor() -> str:
 
 
 def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
-    """Torch with half the digits where the device multiplies them faster."""
+    """Torch in half precision, if that is faster on the device."""
     kind = torch.bfloat16 if predictor.device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
     images = drawn_images(IMAGES, predictor.config.image_size)
     name = f"torch autocast {str(kind).removeprefix('torch.')}"

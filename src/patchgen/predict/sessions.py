@@ -1,12 +1,12 @@
-"""A converted model in a runtime of its own: ONNX Runtime or OpenVINO. Nothing here imports torch.
+"""A converted model in ONNX Runtime or OpenVINO. Nothing here imports torch.
 
     answer = open_session("openvino", Path("model.onnx"), threads=2)
     answer(pixels)["probabilities"]                   # (N, S, S, 3) uint8 -> (N, C) float32
 
     python -m patchgen.predict.sessions openvino model.onnx 2 images.npy answers.npz
 
-As a program it answers for a few images in a process of its own, because a runtime that uses instructions which the
-machine only claims to have is killed, and with it the process that it is in.
+As a program it predicts a few images in a separate process, because a runtime that uses instructions that the machine
+only claims to support is killed together with its process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = {"openvino": "openvino", "onnx": "onnxruntime"}  # fastest first
 
 
 def installed(runtime: str) -> str | None:
-    """The version of the runtime's package, None where it is missing."""
+    """The version of the runtime's package, None if it is missing."""
     try:
         return version(PACKAGES[runtime])
     except PackageNotFoundError:
@@ -48,7 +48,7 @@ def _onnx(file: Path, threads: int) -> Answer:
 
 
 def _openvino(file: Path, threads: int) -> Answer:
-    # importing openvino reports the import to its makers where this package is there; nothing of ours does that
+    # with this package installed, importing openvino sends telemetry; PatchGen never does
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 

@@ -1,4 +1,4 @@
-"""Runs opened for diagnosis: the classifier, the rows it is shown, and the truth where there is one."""
+"""Runs opened for diagnosis: the classifier, the rows it is tested on, and the truth if known."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Subject:
 
     @cached_property
     def truth(self) -> np.ndarray | None:
-        """(N,P) bool: C* of every row, None where it is not known."""
+        """(N,P) bool: C* of every row, None if it is not known."""
         return true_masks(self.fold.table, self.model.grid)
 
     def pixels(self, rows: np.ndarray) -> Tensor:
@@ -65,7 +65,7 @@ class Subject:
 
     @torch.no_grad()
     def features(self, rows: np.ndarray) -> np.ndarray:
-        """(B,D): what the head reads."""
+        """(B,D): the input of the head."""
         return self.model(self.normalised(self.pixels(rows))).features.float().cpu().numpy()
 
     @torch.no_grad()
@@ -76,10 +76,10 @@ class Subject:
 
 
 def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected") -> list[Subject]:
-    """The runs in the order given; the later ones must be of the first one's fold.
+    """The runs in the given order; all must belong to the fold of the first.
 
     Args:
-        data: Where the data lie now, if not where the runs were trained.
+        data: Current path of the data, if it has changed.
     """
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise ValueError("the same run is named twice; leave it out of --against")
@@ -104,7 +104,7 @@ def _finished(run: str) -> RunFolder:
     folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
         raise ValueError(
-            f"{run}: method {folder.config.method!r} is given the true mask and has none of its own to diagnose; "
+            f"{run}: method {folder.config.method!r} uses the true mask and has no mask of its own to diagnose; "
             "the truth is the upper bound in every other run's diagnosis"
         )
     return folder
@@ -123,13 +123,13 @@ def _check_same_domain(folder: RunFolder, first: RunFolder) -> None:
 
 
 def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
-    """The images at hand must be those of the run: its own list of them and, where that can be told, their sizes.
+    """Check that the images are those of the run, by its list of images and, if known, by their sizes.
 
     Args:
-        data: Where the user says the data lie now; the run's own data may be gone then.
+        data: Current path of the data as given by the user; the original path may no longer exist.
 
     Raises:
-        ValueError: they are others.
+        ValueError: they differ.
     """
     config = folder.config
     try:
@@ -143,8 +143,8 @@ def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
                 raise ValueError(f"the images at {there.root} have the same names, but other contents")
     except ValueError as error:
         raise ValueError(
-            f"{folder.path} was trained on other data than those at {fold.table.root} ({error}); "
-            "take runs of the same data, and point --data at them where they have moved"
+            f"{folder.path} was not trained on the data at {fold.table.root} ({error}); "
+            "use runs on the same data, and give --data if its path has changed"
         ) from error
 
 
@@ -157,7 +157,7 @@ def _check_classes(folder: RunFolder, predictor: Predictor, fold: Fold) -> None:
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
-    """The method, with its pool where that was chosen; where two are alike, the run's own name behind it."""
+    """The method, with its pool if it was set; if two are the same, followed by the run's name."""
     plain = [f"{f.config.method}@{f.config.pool}" if f.config.pool else f.config.method for f in folders]
     ids = [folder.path.resolve().name[:6] for folder in folders]
     return [name if plain.count(name) == 1 else f"{name} {i}" for name, i in zip(plain, ids, strict=True)]
@@ -167,7 +167,7 @@ def _names(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def unseen_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
-    """Rows of the unseen domain whose class has an output of its own, evenly over the classes."""
+    """Rows of the unseen domain whose class has an output, evenly over the classes."""
     if not fold.test:
         raise ValueError("the run was trained on all domains (--unseen none): it has no unseen image to diagnose with")
     rows = np.concatenate([fold.test["in"], fold.test["out"]])

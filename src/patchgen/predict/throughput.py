@@ -1,11 +1,11 @@
-"""Images per second of a model on this machine: the model alone, and the whole of `predict` from JPEG files.
+"""Images per second of a model on this machine: the model alone, and all of `predict` from JPEG files.
 
     rates = measure_predict(untrained_predictor("dinov2-small", "patchgen-select", 224), batches=(1, 8))
     rates["batches"][0]["images_per_second"]        # {"model": ..., "predict": ...}
-    rates["batches"][0]["conclusive"]               # False where repeated measurements differ too much
+    rates["batches"][0]["conclusive"]               # False if repeated measurements differ too much
 
 `model` is forward passes over images that are already decoded and normalised; `predict` also reads, decodes, resizes,
-normalises and calibrates, with decoding in threads beside the model. Both take turns, and seconds are on the clock.
+normalises and calibrates, with decoding in parallel threads. Both alternate, and seconds are wall-clock time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Report = Callable[[str], None]
 
 
 def untrained_predictor(source: str, method: str, image_size: int) -> Predictor:
-    """A predictor with random head; a named backbone has random weights too. It costs what a trained one costs."""
+    """A predictor with a random head, and random weights for a named backbone; as fast as a trained one."""
     config = Config("random", "none", method=method, backbone=source, image_size=image_size)
     made = make_method(config)
     made.class_names = CLASSES
@@ -58,7 +58,7 @@ def measure_predict(
         images: JPEG files.
         pixels: Their side.
         batches: Images per forward pass, each measured.
-        repeats: Passes of each kind, in turn, after one that warms up.
+        repeats: Passes of each kind, alternating, after a warm-up.
         report: Called with one line per batch size and pass, `len(batches) * repeats` times.
     """
     if not batches or min(batches) < 1:
@@ -94,7 +94,7 @@ def _measure_batch(
     @torch.inference_mode()
     def model() -> None:
         for part in inputs:
-            predictor.model(part).logits.cpu()  # an accelerator is done only then
+            predictor.model(part).logits.cpu()  # waits for the accelerator
 
     def predict() -> None:
         for _ in predictor.predict(files, batch):
@@ -124,15 +124,15 @@ def measure_runtimes(
     report: Report = lambda _: None,
     say: Report = lambda _: None,
 ) -> dict[str, Any]:
-    """The whole of `predict` and the model alone on each runtime, in turn, and how far their answers are apart.
+    """Time all of `predict` and the model alone on each runtime, alternating, and compare their predictions.
 
     Args:
         files: Images.
-        runtimes: The first is what the others are compared with.
+        runtimes: The others are compared with the first.
         batch: Images per forward pass.
-        repeats: Turns, after one that warms up.
+        repeats: Turns, after a warm-up.
         report: Called with one line per turn.
-        say: Called with what each runtime says of itself.
+        say: Called with the description of each runtime.
     """
     if len(runtimes) < 2 or repeats < 2 or not files or batch < 1:
         raise ValueError("two or more runtimes, 2 or more repeats, an image and a batch of at least 1 are needed")
@@ -168,7 +168,7 @@ def measure_runtimes(
 
 
 def apart(truth: Sequence[Prediction], found: Sequence[Prediction]) -> dict[str, float | None]:
-    """How far predictions of the same images are apart."""
+    """Differences between predictions for the same images."""
     pairs = list(zip(truth, found, strict=True))
     masks = [np.abs(a.mask - b.mask).max() for a, b in pairs if a.mask is not None and b.mask is not None]
     return {
@@ -179,7 +179,7 @@ def apart(truth: Sequence[Prediction], found: Sequence[Prediction]) -> dict[str,
 
 
 def ratio_of(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
-    """How many times as fast, turn by turn: median, quartiles, and whether these are close enough to say."""
+    """Speed-up per turn: median, quartiles, and whether these are close enough to be conclusive."""
     ratios = [a / b for a, b in zip(slow, fast, strict=True)]
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {"median": median, "quartiles": [low, high], "conclusive": (high - low) / median <= LARGEST_SPREAD}
@@ -199,7 +199,7 @@ def rates_of(seconds: Mapping[str, Sequence[float]], images: int) -> dict[str, A
 
 
 def write_images(folder: Path, count: int, pixels: int, seed: int = 0) -> list[Path]:
-    """JPEG files that cost what photographs cost: coarse shapes and a little grain, some two bits per pixel."""
+    """JPEG files as costly to decode as photographs: coarse shapes with some grain, about two bits per pixel."""
     generator, files = np.random.default_rng(seed), []
     for i in range(count):
         coarse = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8)).resize((pixels, pixels))

@@ -1,4 +1,4 @@
-"""A classifier as WSInfer and QuPath's WSInfer extension read it: TorchScript, and a config.json beside it.
+"""Export a classifier for WSInfer and QuPath's WSInfer extension: TorchScript and a config.json.
 
     differences = export_wsinfer(load_predictor("tiles-model"), Path("tiles-wsinfer"), images, spacing=0.5, patch=224)
 
@@ -42,7 +42,7 @@ class Logits(nn.Module):
 
 
 def check_folder(target: Path) -> None:
-    """Refuse to replace anything but an earlier export."""
+    """Raise ValueError if the target is anything but an earlier export."""
     if target.is_file():
         raise ValueError(f"--out {target} is a file; for WSInfer it is a folder: choose another name")
     odd = [path.name for path in target.iterdir() if path.name not in (MODEL, CONFIG)] if target.is_dir() else []
@@ -56,13 +56,13 @@ def export_wsinfer(
     """Write the folder and return the largest difference of the probabilities from the original's.
 
     Args:
-        images: (S, S, 3) uint8, on which the answers are compared.
+        images: (S, S, 3) uint8, on which the outputs are compared.
         spacing: Microns per pixel at which patches are cut.
         patch: Their side in pixels, before they are resized.
 
     Raises:
         ValueError: a difference above `TOLERANCE`, or a model that cannot be traced or normalises stains; no folder is
-            left then.
+            written then.
     """
     check_folder(target)
     refuse_stain(predictor, "WSInfer")
@@ -77,7 +77,7 @@ def export_wsinfer(
         difference = compare(predictor, temporary / MODEL, images)
         if not difference <= TOLERANCE:
             raise ValueError(
-                f"the TorchScript file does not answer as the model does ({difference:.1e}); it was not kept"
+                f"the TorchScript file's outputs differ from the model's ({difference:.1e}); it was removed"
             )
     return {"probabilities": difference}
 
@@ -109,7 +109,7 @@ def _trace(predictor: Predictor) -> torch.jit.ScriptModule:
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
-            )  # of what is fixed in a trace: shapes are, but for N, which `compare` checks
+            )  # warns of fixed shapes, which are intended except for N, and `compare` checks that
             return torch.jit.trace(whole, example, check_trace=False)
     finally:
         predictor.model.to(predictor.device)

@@ -37,7 +37,7 @@ SWAD = {"selected": "without SWAD", "swad": "with SWAD"}
 
 
 def ablation_row(config: Config) -> str | None:
-    """The row that a run's settings are, as the design reads the paper; None for all others."""
+    """The ablation row of a run's settings, as we read the paper; None for all others."""
     if config.pool or config.tune or config.tau != Config.tau or config.refine != Config.refine:
         return None
     if config.method == "patchgen":
@@ -46,7 +46,7 @@ def ablation_row(config: Config) -> str | None:
 
 
 def ablation_grids(runs: Sequence[Run], part: str) -> list[Grid]:
-    """Rows 1.1 to 3.5, data sets across, without and with SWAD; only where a row of the ablation's own was run."""
+    """Rows 1.1 to 3.5, data sets across, without and with SWAD; only if a row specific to the ablation was run."""
     grids = []
     for group in by_setup(run for run in runs if run.config.task == "mdg"):
         rows = {row: [run for run in group if _row(run) == row] for row in ROWS}
@@ -75,7 +75,7 @@ def _row(run: Run) -> str | None:
 
 
 def _both_checkpoints(runs: Sequence[Run]) -> list[Column]:
-    """The data sets' columns without SWAD, and with it where any run has it."""
+    """The data sets' columns without SWAD, and with it if any run has it."""
     found = {score.checkpoint for run in runs for score in run.scores}
     return [column for c in SWAD if c in found for column in dataset_columns(runs, c, SWAD[c])]
 
@@ -104,7 +104,7 @@ def weights_of(run: Run) -> Weights | None:
 
 
 def sensitivity_grids(runs: Sequence[Run], part: str) -> list[Grid]:
-    """One line a setting of the loss weights, one a seed, and what source validation would choose."""
+    """One line per setting of the loss weights, one per seed, and the choice of source validation."""
     grids = []
     for group in by_setup(run for run in runs if weights_of(run)):
         settings = sorted({w for run in group if (w := weights_of(run))}, reverse=True)
@@ -168,7 +168,7 @@ def _setting_lines(
 
 
 def _seed_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> list[Line]:
-    """The default weights, seed by seed, where there are several seeds."""
+    """The default weights, seed by seed, if there are several seeds."""
     usual = [run for run in runs if weights_of(run) == DEFAULT]
     seeds = sorted({run.config.seed for run in usual})
     lines = []
@@ -180,5 +180,5 @@ def _seed_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> li
 
 
 def _printed(setting: str) -> list[Row]:
-    """The paper's line of a setting; empty where it has none."""
+    """The paper's line of a setting; empty if it has none."""
     return [row for row in find("sensitivity") if row.setting == setting]

@@ -24,7 +24,7 @@ DASHES = ("-", "--", "-.", ":")
 
 
 def draw(grid: Grid) -> Drawn | None:
-    """The figure of a grid; None where there is nothing to see."""
+    """The figure of a grid; None if there is nothing to show."""
     kinds: dict[str, Callable[[Grid], Drawn | None]] = {
         "bars": bars, "domains": domains, "stages": stages, "stacked": stacked, "ablation": trend,
         "sensitivity": sensitivity,
@@ -45,7 +45,7 @@ def value_of(line: Line, index: int) -> tuple[float, float] | None:
 
 
 def rows_of(grid: Grid, indices: Sequence[int]) -> list[Row]:
-    """What is drawn, for the CSV."""
+    """The drawn values, for the CSV."""
     return [
         (line.label, heading(grid.columns[i]), *found, "paper" if line.entries[i].number is None else "ours")
         for line in grid.lines
@@ -62,7 +62,7 @@ def _drawn(grid: Grid, figure: Any, indices: Sequence[int], text: str) -> Drawn:
 
 
 def bars(grid: Grid) -> Drawn | None:
-    """One panel a column, one bar a line: methods against each other, the paper's in grey."""
+    """One panel per column, one bar per line: comparison of methods, the paper's in grey."""
     indices = [i for i in range(len(grid.columns)) if any(line.entries[i].number for line in grid.lines)]
     lines = [line for line in grid.lines if any(value_of(line, i) for i in indices)]
     figure = new_figure(1.9 * len(indices) + 2.4, 0.27 * len(lines) + 1.2)
@@ -103,7 +103,7 @@ def _method_ticks(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def domains(grid: Grid) -> Drawn | None:
-    """Domains across, one mark a method, ours with error bars; the paper's hollow."""
+    """Domains across, one mark per method, ours with error bars; the paper's hollow."""
     lines = [line for line in grid.lines if any(value_of(line, i) for i in range(len(grid.columns)))]
     figure = new_figure(1.25 * len(grid.columns) + 3.6, max(3.0, 0.2 * len(lines) + 1.6))
     axes = figure.subplots()
@@ -135,7 +135,7 @@ def _legend(axes: Axes) -> None:
 
 
 def stages(grid: Grid) -> Drawn | None:
-    """A/K/U over the sessions, one line a method; below, the mean gain of adding PatchGen to its host."""
+    """A/K/U over the sessions, one line per method; below, the mean gain of adding PatchGen to its host."""
     sessions = [name for name in dict.fromkeys(column.group for column in grid.columns) if name != "average"]
     figure = new_figure(9.6, 6.0)
     parts = figure.add_gridspec(2, 3, height_ratios=(3, 2))
@@ -280,7 +280,7 @@ def _gain_bars(axes: Axes, grid: Grid, indices: Sequence[int]) -> None:
 
 
 def sensitivity(grid: Grid) -> Drawn | None:
-    """One panel a varied weight: accuracy over its values, one line a fold, the paper's dashed."""
+    """One panel per varied weight: accuracy over its values, one line per fold, the paper's dashed."""
     blocks = [b for b in dict.fromkeys(line.block for line in grid.lines) if b.startswith("sensitivity to")]
     if not blocks:
         return None
@@ -306,6 +306,6 @@ def sensitivity(grid: Grid) -> Drawn | None:
 
 
 def _weight(label: str, name: str) -> float:
-    """The value behind a name in `lambda_ms 0.01, lambda_sim 0.001`; tau's default is not written."""
+    """The value after a name in `lambda_ms 0.01, lambda_sim 0.001`; tau's default is not written."""
     found = re.search(rf"{name} ([\d.e+-]+)", label)
     return float(found[1]) if found else 0.25

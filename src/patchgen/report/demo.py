@@ -32,7 +32,7 @@ MASKS = {"method": "method", "unseen": "learned mask %", "true_mask": "true mask
 
 
 def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
-    """What the tables show, a row per run: shares of one, None where a run has no such number."""
+    """The content of the tables, a row per run: fractions, None if a run has no such number."""
     rows = []
     for label, run in runs.items():
         test = score_record(run)
@@ -81,7 +81,7 @@ def _standard_error(share: float, count: int) -> float:
 
 
 def curves(runs: Mapping[str, RunFolder]) -> Drawn:
-    """Training and validation loss over the steps, and the mask's AUROC where the truth is known."""
+    """Training and validation loss over the steps, and the mask's AUROC if the truth is known."""
     with_truth = any("auroc" in r.get("mask", {}) for run in runs.values() for r in run.records("evaluation"))
     figure = new_figure(10.5 if with_truth else 7.5, 3)
     panels = figure.subplots(1, 3 if with_truth else 2)
@@ -133,7 +133,7 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
 
 
 def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
-    """Unseen images, evenly over the classes, with what each method predicts."""
+    """Unseen images, evenly over the classes, with the prediction of each method."""
     from patchgen.data.oracle import true_masks
     from patchgen.data.table import read_table
     from patchgen.draw.overlay import original

@@ -1,4 +1,4 @@
-"""The page of `patchgen evaluate`: the numbers, notes on them, the figures, and the surest mistakes."""
+"""The page of `patchgen evaluate`: the metrics and their basis, the figures, and the most confident mistakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BINARY = {
     "average_precision": "average precision",
 }
 LIMITS = (
-    "These numbers describe these images. They hold for other images as far as those are like these: the same "
+    "These numbers describe these images. They carry over only to similar images: the same "
     "site, patients and classes in the same shares. A selection map is not an annotation, and nothing here is "
     "validated for clinical use."
 )
@@ -36,7 +36,7 @@ def render_page(found: Mapping[str, Any], figures: Mapping[str, Drawn], pictures
     """The whole page.
 
     Args:
-        found: What metrics.json holds.
+        found: The content of metrics.json.
         figures: The confusion matrix and the reliability plot by name.
         pictures: Path of a wrong image -> its picture as a data address.
     """
@@ -79,7 +79,7 @@ def picture(path: Path, mask: np.ndarray | None) -> str:
 
 
 def shown(value: float | None, digits: int = 3) -> str:
-    """A number, or a dash where it is undefined."""
+    """A number, or a dash if it is undefined."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
@@ -131,7 +131,7 @@ def _sites(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patients(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of all patients, and a row for each, the worst first."""
+    """A summary of all patients, and a row for each, the worst first."""
     patients = found["patients"]
     text = f"Mean accuracy over {patients['patients']:,} patients {patients['accuracy']:.3f}, "
     text += f"worst {patients['worst']:.3f}."

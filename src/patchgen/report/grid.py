@@ -1,7 +1,7 @@
-"""A table whose cells know where they come from: which runs, which seeds, what was chosen by what, on which images.
+"""A table whose cells record their provenance: runs, seeds, selection rule, images.
 
-A cell is a mean over seeds of a mean over data sets of a mean over unseen domains. Where a fold was run with several
-learning rates or loss weights, the run that source validation prefers counts, seed by seed.
+A cell is a mean over seeds of a mean over data sets of a mean over unseen domains. If a fold was run with several
+learning rates or loss weights, the best run on source validation counts, seed by seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPLITS = {
     "in": "80 % of the unseen domain", "all": "the whole unseen domain",
     "transductive": "images of the session itself", "held_out": "images never trained on",
 }  # fmt: skip
-BOUNDS = ("true-mask", "all-labels")  # in the names of methods that are told what others must find
+BOUNDS = ("true-mask", "all-labels")  # in the names of methods with information that others lack
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Number:
     by_seed: Mapping[int, float]
     runs: tuple[str, ...]
     images: int  # scored in one seed, over all folds
-    select: str  # rule that chose checkpoints
+    select: str  # selection rule of checkpoints
     split: str  # a key of SPLITS
-    tried: int = 1  # most settings that one fold's run was chosen from
+    tried: int = 1  # maximum number of settings per fold
 
     @property
     def mean(self) -> float:
@@ -44,7 +44,7 @@ class Number:
         return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
     def in_words(self) -> str:
-        """All that a reader may ask of a cell."""
+        """The provenance of a cell in words."""
         error = "" if self.error is None else f" ± {self.error:.2f} (standard error)"
         seeds = ", ".join(map(str, self.by_seed))
         tried = f"; of {self.tried} settings, by source validation" if self.tried > 1 else ""
@@ -56,7 +56,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: our number, the paper's, or the command that would make ours."""
+    """One cell: our number, the paper's, or the command that fills it."""
 
     number: Number | None = None
     paper: Row | None = None
@@ -103,7 +103,7 @@ class Grid:
 
     @cached_property
     def seeds(self) -> int:
-        """The most seeds that a cell has: others say how many they lack."""
+        """The maximum number of seeds of a cell: others state how many they have."""
         found = [len(e.number.by_seed) for line in self.lines for e in line.entries if e.number]
         return max(found, default=1)
 
@@ -113,7 +113,7 @@ class Grid:
 
     @cached_property
     def _best(self) -> frozenset[int]:
-        """The leading cells, by identity; upper bounds and figures of masks take no part."""
+        """The leading cells, by identity; upper bounds and values of masks are excluded."""
         lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
         columns = [i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")]
         leaders = (_leader([line.entries[i] for line in lines]) for i in columns)
@@ -131,7 +131,7 @@ class Grid:
 
 
 def _leader(entries: Sequence[Entry]) -> Entry | None:
-    """The cell that is better than every other one, each by more than chance; None where none is."""
+    """The cell that is better than every other one, each by more than chance; None if there is none."""
     rivals = [(entry, entry.number) for entry in entries if entry.number and entry.number.select != "oracle"]
     if len(rivals) < 2:
         return None
@@ -142,7 +142,7 @@ def _leader(entries: Sequence[Entry]) -> Entry | None:
 def is_beyond_error(one: Number, other: Number) -> bool:
     """Whether `one` is higher than `other` by more than the 95 % interval of the difference, paired over seeds.
 
-    Needs two seeds that both have.
+    Needs at least two common seeds.
     """
     from scipy.stats import t
 
@@ -154,7 +154,7 @@ def is_beyond_error(one: Number, other: Number) -> bool:
 
 
 def gather(runs: Sequence[Run], column: Column, part: str) -> Number | None:
-    """The number that the runs of one line have for a column; None where no seed has every fold."""
+    """The number that the runs of one line have for a column; None if no seed has every fold."""
     folds = {(d, u): _best(runs, d, u, column, part) for d, domains in column.over.items() for u in domains}
     seeds = sorted(set.intersection(*(set(found) for found in folds.values()))) if folds else []
     if not seeds:
@@ -181,7 +181,7 @@ class _Pick:
 
 
 def _best(runs: Sequence[Run], dataset: str, domain: str, column: Column, part: str) -> dict[int, _Pick]:
-    """Seed -> the run that source validation prefers."""
+    """Seed -> the best run on source validation."""
     found: dict[int, _Pick] = {}
     wanted = (domain, column.metric, column.checkpoint, part)
     for run in (r for r in runs if r.dataset == dataset):
@@ -203,7 +203,7 @@ def _nested(found: Mapping[tuple[str, str], _Pick], column: Column) -> float:
 def fill(
     runs: Sequence[Run], columns: Sequence[Column], part: str, command: Callable[[Column], str]
 ) -> tuple[Entry, ...]:
-    """A line's cells; what is missing gets its command."""
+    """A line's cells; missing ones get the command that fills them."""
     entries = []
     for column in columns:
         number = None if column.paper else gather(runs, column, part)

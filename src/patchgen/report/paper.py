@@ -1,6 +1,6 @@
-"""The paper's lines that belong beside ours: the same method, the same averaging; the backbone is named.
+"""The paper's lines to show next to ours: the same method and averaging; the backbone is named.
 
-Where the paper has our backbone too, only those lines are shown; else all of its backbones.
+If the paper has our backbone, only those lines are shown; otherwise all of its backbones.
 """
 
 from __future__ import annotations

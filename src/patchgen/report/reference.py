@@ -1,4 +1,4 @@
-"""The paper's ten result tables, number by number, to hold our own results against.
+"""The paper's ten result tables, number by number, for comparison with our results.
 
 They are the paper's figures, not ours: nothing here was run by this package. One line of `reference/<name>.csv` is one
 printed number; `TABLES` says what each file shows and what to be careful about.
@@ -20,7 +20,7 @@ from patchgen.common.text import did_you_mean
 
 @dataclass(frozen=True)
 class PaperTable:
-    """What a file shows: its title, its number in the paper's appendix, and what a reader has to know."""
+    """A table: its title, its number in the paper's appendix, and caveats."""
 
     title: str
     number: int
@@ -29,7 +29,7 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Row:
-    """One printed number, in per cent, with what it was measured on. An empty text: the paper does not say."""
+    """One printed number, in per cent, with what it was measured on. An empty string: not stated in the paper."""
 
     row: int  # line of the printed table, from 1
     method: str
@@ -42,7 +42,7 @@ class Row:
     domain: str  # the unseen domain, or the CCD session; "average": over them
     metric: str  # accuracy | all | known | unknown | gain
     value: float
-    error: float | None  # what the table prints behind ±
+    error: float | None  # printed after ±
     rerun: bool  # starred: run again by the paper's authors
     source: str  # the paper's citation key and venue, if it cites someone; then its table and label
 
@@ -133,7 +133,7 @@ def read_reference(name: str) -> list[Row]:
 
 
 def find(name: str, **filters: str | int | bool | float) -> list[Row]:
-    """The numbers of a table whose columns have the given values; empty where the paper prints none for the mixture.
+    """The numbers of a table whose columns have the given values; empty if the paper has none for the combination.
 
     Raises:
         ValueError: if there is no such table or column, or if a value never occurs in its column.

@@ -22,7 +22,7 @@ BEST = "leads its column by more than the 95 % interval of the difference, paire
 
 
 def number_text(entry: Entry, seeds: int) -> str:
-    """`84.1 ± 0.3`, with the number of seeds where a cell has fewer than the others."""
+    """`84.1 ± 0.3`, with the number of seeds if a cell has fewer than the others."""
     number = entry.number
     if number is None:
         return ""
@@ -55,7 +55,7 @@ def footnotes(grid: Grid) -> dict[str, int]:
 
 
 def to_markdown(grid: Grid) -> str:
-    """The title, the table, its notes, and the commands for what is missing."""
+    """The title, the table, its notes, and the commands for missing cells."""
     marks = footnotes(grid)
     rows = [_markdown_row(grid, line, marks) for line in grid.lines]
     head = [grid.first, *(heading(column) for column in grid.columns)]
@@ -67,7 +67,7 @@ def to_markdown(grid: Grid) -> str:
 
 
 def _inert(text: str) -> str:
-    """Text in which Markdown finds no HTML: a name of a class may be any."""
+    """Text with HTML escaped for Markdown: class names are arbitrary."""
     return escape(text, quote=False)
 
 
@@ -116,7 +116,7 @@ def to_terminal(grid: Grid) -> tuple[list[str], list[list[str]], list[str]]:
 
 
 def to_rows(grid: Grid) -> Iterable[Sequence[str]]:
-    """One row a cell, in the order of `CSV_HEADER`; empty cells of the paper's lines are left out."""
+    """One row per cell, in the order of `CSV_HEADER`; empty cells of the paper's lines are left out."""
     for line in grid.lines:
         for column, entry in zip(grid.columns, line.entries, strict=True):
             if entry.number or entry.paper or entry.missing:

@@ -1,6 +1,6 @@
 """Runs as rows of one small CSV file, which outlives the run folders, and tables made from it.
 
-    collect([Path("runs")], Path("docs/results/data/selection.csv"))      # adds what is new, replaces what was there
+    collect([Path("runs")], Path("docs/results/data/selection.csv"))      # adds new runs, replaces existing ones
     print(tables(read_rows(path), against="lp-ln"))                       # Markdown: mean ± standard error over seeds
 
 A row is a finished run: data, unseen domain, method, seed, the settings that tables compare, scores, and the run's
@@ -38,7 +38,7 @@ SCORES = (
     "random_mask",
 )
 COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
-SETUP = ("backbone", "image_size", "steps")  # what all rows of a data set in one table share
+SETUP = ("backbone", "image_size", "steps")  # the same for all rows of a data set in one table
 RATES = ("lr", "lr_backbone", "lr_module", "hparams")
 HEADINGS = {
     "accuracy": "Accuracy on the whole unseen domain (%)",
@@ -108,7 +108,7 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
 
 
 def mean_and_error(values: Sequence[float]) -> str:
-    """`91.2 ± 0.4`: mean and standard error; the mean alone of a single value."""
+    """`91.2 ± 0.4`: mean and standard error; only the mean for a single value."""
     if len(values) == 1:
         return f"{values[0]:.3g}" if abs(values[0]) < 1.5 else f"{values[0]:.1f}"
     digits = 1 if max(map(abs, values)) > 1.5 else 2

@@ -17,7 +17,7 @@ CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
 
 
 def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
-    """Where a cell was run with several learning rates, keep the one that source validation prefers."""
+    """If a cell was run with several learning rates, keep the best on source validation."""
     best: dict[tuple[Any, ...], Cell] = {}
     for cell in cells:
         key = (cell.method, cell.unseen, cell.seed, cell.checkpoint, cell.part)
@@ -27,7 +27,7 @@ def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def backbone_line(cells: Iterable[Cell]) -> str:
-    """What the numbers were made with: `auto` may have come to other weights in other runs."""
+    """The backbones of the runs: `auto` may have resolved to different weights."""
     found = Counter({cell.run: cell.backbone for cell in cells}.values())
     if len(found) > 1:
         named = "; ".join(f"{name} ({count} runs)" for name, count in found.items())
@@ -40,8 +40,8 @@ def accuracy_table(
 ) -> str:
     """Markdown: per domain and average, in per cent; a cell that was not run is empty.
 
-    A cell that holds fewer than the asked number of `seeds` says so. Where classes were discovered a cell is three
-    numbers, All / Known / Unknown.
+    A cell with fewer than `seeds` seeds says so. If classes were discovered, a cell has three numbers, All / Known /
+    Unknown.
     """
     rows = []
     for method in methods:
@@ -55,7 +55,7 @@ def accuracy_table(
 def metrics_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
     """Markdown: the other scores on the whole unseen domain, means over domains and seeds, in per cent.
 
-    Of seeds that have every domain; empty where no run has recorded them.
+    Only seeds that have every domain; empty if no run has recorded them.
     """
     mine = [c for c in cells if (c.checkpoint, c.part) == ("selected", "all")]
     names = [name for name in METRICS if any(name in cell.metrics for cell in mine)]
@@ -71,7 +71,7 @@ def metrics_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequen
 
 
 def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
-    """Markdown: what the choice was made by (source validation), and the mask on the unseen images."""
+    """Markdown: source validation, by which settings are chosen, and the mask on the unseen images."""
     rows = []
     for method in methods:
         mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, "selected", "all")]
@@ -85,7 +85,7 @@ def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Seq
 def recovery_table(cells: Sequence[Cell], methods: Sequence[str], seeds: int = 1) -> str:
     """Markdown: masks against the truth on the unseen images, and accuracy with a mask that is not the learned one.
 
-    Empty when no run knows the truth.
+    Empty if the truth is unknown.
     """
     rows = []
     for method in methods:

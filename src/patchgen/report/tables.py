@@ -1,4 +1,4 @@
-"""Which tables the runs make: unseen domains by data set, all data sets, unknown classes, streams, the oracle suite.
+"""The tables of a report: unseen domains by data set, all data sets, unknown classes, streams, the oracle suite.
 
 The ablation and the sensitivity tables are in `report/ablation.py`.
 """
@@ -25,7 +25,7 @@ MASKS = {"mask: auroc": "AUROC", "mask: iou": "IoU at 0.5", "mask: error": "mask
 
 
 def by_setup(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that may be compared, together."""
+    """Groups of comparable runs."""
     groups: dict[object, list[Run]] = {}
     for run in runs:
         groups.setdefault(run.setup, []).append(run)
@@ -66,7 +66,7 @@ def folds_of(runs: Iterable[Run]) -> dict[str, list[str]]:
 def training_command(
     runs: Sequence[Run], everything: Sequence[Run], recipe: str, columns: Sequence[Column]
 ) -> Callable[[Column], str]:
-    """What fills a line: its own settings with the folds that it lacks of one data set, or the recipe."""
+    """The command that fills a line: its settings with the missing folds of one data set, or the recipe."""
 
     def command(column: Column) -> str:
         first, lacking = next(iter(runs), None), _lacking(runs, column, columns)
@@ -99,7 +99,7 @@ def _lacking(runs: Sequence[Run], column: Column, columns: Sequence[Column]) -> 
 def method_lines(
     runs: Sequence[Run], columns: Sequence[Column], part: str, reference: str, recipe: str, labels: Sequence[str] = ()
 ) -> tuple[Line, ...]:
-    """A line a method, one more with SWAD where it was run, and the paper's lines below."""
+    """One line per method, one more with SWAD if it was run, and the paper's lines below."""
     lines: list[Line] = []
     of_label = by_label(runs)
     for swad in (False, True):
@@ -122,7 +122,7 @@ def method_lines(
 
 
 def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
-    """One table a data set and setup: unseen domains across, and their average."""
+    """One table per data set and setup: unseen domains across, and their average."""
     grids = []
     for group in by_setup(run for run in runs if run.config.task == "mdg" and not _oracle(run)):
         for dataset in folds_of(group):
@@ -140,7 +140,7 @@ def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
 
 
 def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
-    """The other scores of a data set, means over the unseen domains that were run; none where no run has them."""
+    """The other scores of a data set, means over the unseen domains that were run; none if no run has them."""
     scored = [run for run in runs if any(score.metric in METRICS for score in run.scores)]
     if not scored:
         return []
@@ -181,7 +181,7 @@ def _causal_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> 
 
 
 def dataset_columns(runs: Sequence[Run], checkpoint: str = "selected", group: str = "") -> list[Column]:
-    """One column a data set, averaged over the folds that were run, and the average of the data sets."""
+    """One column per data set, averaged over the folds that were run, and the average of the data sets."""
     folds, columns = folds_of(runs), []
     for dataset, domains in folds.items():
         whole = set(next(run.domains for run in runs if run.dataset == dataset)) == set(domains)
@@ -198,7 +198,7 @@ def dataset_columns(runs: Sequence[Run], checkpoint: str = "selected", group: st
 
 
 def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
-    """All / known / unknown accuracy with an unseen domain, one table a data set and setup."""
+    """All / known / unknown accuracy with an unseen domain, one table per data set and setup."""
     grids = []
     for group in by_setup(run for run in runs if run.config.task == "mdg_gcd"):
         for dataset in folds_of(group):
@@ -213,7 +213,7 @@ def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
 
 
 def stream_grids(runs: Sequence[Run]) -> list[Grid]:
-    """All / known / unknown accuracy of each session of a stream, one table a stream and setup."""
+    """All / known / unknown accuracy of each session of a stream, one table per stream and setup."""
     grids = []
     for group in by_setup(run for run in runs if run.config.task == "ccd"):
         for dataset in folds_of(group):
@@ -240,7 +240,7 @@ def _aku_columns(dataset: str, domains: Sequence[str], paper: str = "") -> list[
 
 
 def oracle_grids(runs: Sequence[Run]) -> list[Grid]:
-    """Oracle sets across; then what the masks are worth, where the predictive patches are known.
+    """Oracle sets across; then the quality of the masks, if the predictive patches are known.
 
     The paper has no such numbers, so both are of the whole unseen domain, as in the demo.
     """

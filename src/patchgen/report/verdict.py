@@ -1,12 +1,12 @@
-"""What a table of methods shows, in sentences: the best one against the others, and whether chance explains it.
+"""The conclusion of a table of methods in sentences: the best one against the others, and whether it is significant.
 
     for line in verdict(cells, methods, domains): print(line)
     # Best on average: lp-ln (81.4 %).
     # Against patchgen: 4 of 264 images apart, one seed: no difference shown.
 
-The rule is that of `fit/choose.py`: the mean difference over unseen domains must exceed what domains that disagree, or
-images as few as these, make by chance; the level of 5 % is shared by all comparisons. Runs record accuracies, not
-images, so the images count as unpaired, which asks for more.
+The rule is that of `fit/choose.py`: the mean difference over unseen domains must exceed the variation between domains
+and the sampling error of the images; the level of 5 % is shared by all comparisons. Runs record accuracies, not single
+images, so the images count as unpaired, which is stricter.
 """
 
 from __future__ import annotations
@@ -62,6 +62,6 @@ def _sentence(
 
 
 def _variance(accuracy: float, images: int) -> float:
-    """Of an accuracy; Laplace's rule keeps it above 0 at 0 and 100 %."""
+    """Variance of an accuracy; Laplace's rule keeps it above 0 at 0 and 100 %."""
     q = (accuracy * images + 1) / (images + 2)
     return q * (1 - q) / images

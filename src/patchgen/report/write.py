@@ -1,8 +1,8 @@
-"""A report on disk: what `patchgen report` writes.
+"""The files that `patchgen report` writes.
 
-report.html  report.md  report.tex       all tables; the page has the figures inside and fetches nothing
-tables/NAME.csv  tables/NAME.tex         one file a table: every cell with its runs, and a LaTeX fragment
-figures/NAME.png  .svg  .csv             one figure a table, with the numbers that it shows
+report.html  report.md  report.tex       all tables; the page includes the figures and is self-contained
+tables/NAME.csv  tables/NAME.tex         one file per table: every cell with its runs, and a LaTeX fragment
+figures/NAME.png  .svg  .csv             one figure per table, with its data
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class Report:
     skipped: tuple[Skipped, ...]
 
     def in_words(self) -> str:
-        """What was made, and of what."""
+        """A summary of the report."""
         left = f"{len(self.skipped)} folder{'s' * (len(self.skipped) != 1)} left out"
         lines = [f"{len(self.grids)} tables from {self.runs} runs; {left}"]
         return "\n".join([*lines, *(f"  {one.path}: {one.reason}" for one in self.skipped[:20])])
 
 
 def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
-    """All tables that the runs make, each with a name of its own."""
+    """All tables of the runs, each with a unique name."""
     found = [
         *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
         *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs),
@@ -82,7 +82,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
     """Read the runs below the folders and write the report into `out`.
 
     Raises:
-        FileNotFoundError, ValueError: a folder is not there, or holds no run folder.
+        FileNotFoundError, ValueError: a folder does not exist, or contains no run folder.
     """
     runs, skipped = read_runs(folders)
     grids = make_grids(runs, part)
@@ -103,7 +103,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
 
 
 def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
-    """(what, commands) of the tables that have no runs; any of the commands makes them."""
+    """(description, commands) of the tables without runs; any of the commands makes them."""
     found = []
     for start, (what, paper, small) in RECIPES.items():
         own = (grid.name for grid in grids)

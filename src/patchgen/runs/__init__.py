@@ -1,1 +1,1 @@
-"""Run folders: what is in them, how they are found, and the one reader of their records."""
+"""Run folders: their content, how to find them, and the reader of their records."""

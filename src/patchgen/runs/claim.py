@@ -1,9 +1,9 @@
-"""A folder that one process at a time works in: its lock, and whether its work is done.
+"""A folder in which only one process works at a time: its lock, and whether its work is done.
 
     claim = RunFolder("runs/4f2a9c01b7de")
-    with claim.locked(): ...            # RunBusy where another process has it
+    with claim.locked(): ...            # RunBusy if another process holds it
 
-The lock belongs to the process: however that ends, the next one may take the folder over.
+The lock is released when the process ends, in whatever way, so another one can continue.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from patchgen.common.files import lock, not_through_links, write_text
 
-LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # a glance at the lock (`busy`) holds it for microseconds
+LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # `busy` holds the lock for microseconds
 
 
 class RunBusy(ValueError):
@@ -25,9 +25,9 @@ class RunBusy(ValueError):
 
 
 class Claim:
-    """A folder with a lock; what `done` means is up to the kind of work."""
+    """A folder with a lock; subclasses define `done`."""
 
-    verb = "trained"  # what is done to it, for messages
+    verb = "trained"  # for messages
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -38,7 +38,7 @@ class Claim:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock meanwhile."""
+        """Hold the lock inside this context."""
         with open(self.path / ".lock", "w", opener=not_through_links) as handle:
             for attempt in range(LOCK_ATTEMPTS):
                 if lock(handle.fileno()):

@@ -1,10 +1,10 @@
-"""Data sets that are called alike, told apart: by the fingerprint of the data that each run folder has.
+"""Distinguish data sets with the same name by the data fingerprint in each run folder.
 
-    name_apart(runs)      # `data` and `other/data` with other images: "data" and "data (2)", each with its place
+    name_apart(runs)      # `data` and `other/data` with other images: "data" and "data (2)", each with its path
 
-Folders of earlier versions have none. Of these, different rows are different data, wherever they lie, and the same rows
-in two places are one data set that was moved, unless two runs of the same settings have different names there: a run's
-name is a digest of its settings and its data.
+Folders of earlier versions have no fingerprint. For these, different rows mean different data, and the same rows at two
+paths mean a data set that was moved, unless two runs with the same settings have different names there: a run's name is
+a digest of its settings and its data.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def name_apart(runs: Iterable[Run]) -> list[Run]:
-    """The runs in their order; where a name stands for several data sets, all but the first get a number behind it.
+    """The runs in their order; if several data sets have the same name, all but the first get a number.
 
-    The first is the one whose path comes first in the alphabet.
+    The first is the one whose path comes first alphabetically.
     """
     found = list(runs)
     places: dict[tuple[str, ...], list[Run]] = {}  # of one name, list of images, fingerprint and path
@@ -43,7 +43,7 @@ def name_apart(runs: Iterable[Run]) -> list[Run]:
 
 
 def _same_data(some: Sequence[Run], others: Sequence[Run]) -> bool:
-    """Whether the runs of two places are of the same data, as far as their folders tell."""
+    """Whether the runs at two paths use the same data, judging by their folders."""
     known_data = {run.data for run in some if run.data}
     if known_data and others[0].data:
         return others[0].data in known_data
@@ -55,7 +55,7 @@ def _same_data(some: Sequence[Run], others: Sequence[Run]) -> bool:
 
 
 def _where(group: Sequence[Run], alike: Sequence[Sequence[Run]]) -> str:
-    """Its path; and some of its runs, where another data set lay there too, before or after."""
+    """Its path; and some of its runs, if another data set was at that path as well."""
     place = group[0].config.data
     if sum(place == others[0].config.data for others in alike) == 1:
         return place
@@ -64,6 +64,6 @@ def _where(group: Sequence[Run], alike: Sequence[Sequence[Run]]) -> str:
 
 
 def _place(run: Run) -> str:
-    """Where the data lay; a relative path means something beside its run alone."""
+    """The path of the data; a relative path is only meaningful together with its run."""
     data = PurePath(run.config.data)
     return str(data if data.is_absolute() else run.path.parent.resolve() / data)

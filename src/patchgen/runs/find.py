@@ -1,8 +1,8 @@
-"""Run folders as things to look after: find them, compare two, clear some away.
+"""Manage run folders: find them, compare two, clean up.
 
 for run in find_runs(["runs"]): describe(run)
 differences(a, b)                          # {"lr": (0.001, 0.003)}
-to_clean(find_runs(["runs"]), failed=True) # what would go; `remove` does it
+to_clean(find_runs(["runs"]), failed=True) # what would be removed; `remove` does it
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from patchgen.runs.scores import headline
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
 FAILED = "failed.json"
-# what reading a folder of others can raise
+# errors when reading an untrusted folder
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What `failed.json` holds."""
+    """The content of `failed.json`."""
 
     attempts: int
     error: str
@@ -38,12 +38,12 @@ class Failure:
 
     @property
     def line(self) -> str:
-        """The error's last line, which says what it is."""
+        """The last line of the error, which names it."""
         return (self.error.strip().splitlines() or ["unknown error"])[-1]
 
 
 def state_of(run: Claim) -> State:
-    """What has become of a run; a lock that is held outweighs an old failure."""
+    """The state of a run; a held lock takes precedence over an old failure."""
     if run.done:
         return "done"
     if run.busy:
@@ -54,7 +54,7 @@ def state_of(run: Claim) -> State:
 
 
 def failure_of(run: Claim) -> Failure | None:
-    """The kept error of a run, if it has one."""
+    """The stored error of a run, if any."""
     try:
         found = read_json(run.path / FAILED)
         return Failure(int(found["attempts"]), str(found["error"]), str(found["time"]), bool(found["final"]))
@@ -87,7 +87,7 @@ def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
 
 
 def describe(run: RunFolder) -> Description:
-    """What a person wants to know of a run; one that cannot be read says so."""
+    """A summary of a run; a run that cannot be read is described as such."""
     files = [stat for file in _files(run.path) if (stat := _stat(file))]
     age = time.time() - max((stat.st_mtime for stat in files), default=0.0)
     size = sum(stat.st_size for stat in files)
@@ -112,7 +112,7 @@ def _stat(file: Path) -> os.stat_result | None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Files that are there now; a run at work may take one away."""
+    """Files that currently exist; a running training may remove some."""
     return [file for file in path.rglob("*") if file.is_file()]
 
 
@@ -130,7 +130,7 @@ def to_clean(
     unfinished: bool = False,
     keep_checkpoints: Sequence[str] | None = None,
 ) -> list[Path]:
-    """What would be removed: whole folders, and of finished runs the checkpoints that are not to be kept.
+    """What would be removed: whole folders, and checkpoints of finished runs that are not in `keep_checkpoints`.
 
     Args:
         keep_checkpoints: Names such as `selected`; an empty list keeps none; None touches no checkpoint.
@@ -147,14 +147,14 @@ def to_clean(
 
 
 def remove(path: Path) -> bool:
-    """Remove a run folder or a checkpoint of a finished run; False where a process has begun to train it meanwhile."""
+    """Remove a run folder or a checkpoint of a finished run; False if a process has started to train it meanwhile."""
     if path.is_file():
         path.unlink()
         return True
-    aside = temporary_name(path)  # what a kill leaves of it goes with the next write to that folder
+    aside = temporary_name(path)  # leftovers after a kill are removed by the next write to that folder
     try:
         with RunFolder(path).locked():
-            os.replace(path, aside)  # whoever comes now finds no half of a run
+            os.replace(path, aside)  # no other process can see half of a run
     except RunBusy:
         return False
     shutil.rmtree(aside)

@@ -1,10 +1,10 @@
-"""The run folder: complete by itself, written so that a kill at any moment loses nothing.
+"""The run folder: self-contained, and written so that a kill at any moment loses nothing.
 
     config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
 
-Every file is written under a temporary name and then renamed. Records are appended; the training state remembers how
-many bytes of them it has seen, so what a killed run wrote after its last state is dropped and made again. Checkpoints,
-the records that a state has seen and those of a finished run carry a checksum: what a disk has changed is refused.
+Every file is written under a temporary name and then renamed. Records are appended; the training state stores their
+length, so records that a killed run wrote after its last state are dropped and recomputed. Checkpoints, the records up
+to a state and those of a finished run have a checksum: corrupted files are rejected.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 CONTENT = "content.npy"  # a digest of each image
-WORKING = ("state", "kept")  # checkpoints that only a run that may go on needs; `kept` is a stream's
+WORKING = ("state", "kept")  # checkpoints needed only to resume a run; `kept` belongs to streams
 
 
-# what a damaged folder may raise when it is read
+# errors when reading a damaged folder
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, RecursionError, OverflowError,
               OSError)  # fmt: skip
 
 
 class ProcessDied(ValueError):
-    """One of a run's processes ended early; another attempt goes on from the last evaluation."""
+    """One of a run's processes died; another attempt resumes from the last evaluation."""
 
 
 class RunFolder(Claim):
@@ -53,11 +53,11 @@ class RunFolder(Claim):
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
         self.data = ""
-        self.listeners: list[Callable[[RunFolder], object]] = []  # told after each record
+        self.listeners: list[Callable[[RunFolder], object]] = []  # called after each record
 
     @classmethod
     def create(cls, parent: str | Path, config: Settings, name: str, data: str = "") -> RunFolder:
-        """Open or make the folder ``parent/name``; the settings are written when it is new.
+        """Open or create the folder ``parent/name``; the settings are written if it is new.
 
         Args:
             data: fingerprint of the data, for ``env.json``.
@@ -69,7 +69,7 @@ class RunFolder(Claim):
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
         now, then = config.deciding(), run.settings.deciding()
-        if local_path(config.backbone) is not None:  # what is in it is in the name: it may lie elsewhere now
+        if local_path(config.backbone) is not None:  # its content is part of the name: the path may have changed
             del now["backbone"]
         odd = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]
         if odd:
@@ -80,14 +80,14 @@ class RunFolder(Claim):
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """An existing run folder; an error that says what was found instead."""
+        """An existing run folder; otherwise an error that suggests the right one."""
         if not (Path(path) / "config.yaml").is_file():
             raise ValueError(f"{path} is not a run folder (it has no config.yaml); {_nearest_run(path)}")
         cls(path).refuse_links()
         return cls(path)
 
     def refuse_links(self) -> None:
-        """A folder of others may hold links, through which a resumed run would write elsewhere: refused."""
+        """Reject links in an untrusted folder, through which a resumed run would write elsewhere."""
         refuse_links(self.path, self.path / "checkpoints")
 
     @property
@@ -121,28 +121,28 @@ class RunFolder(Claim):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process a run folder: the lock goes with the process, however it ends."""
+        """One process per run folder: the lock is released when the process ends, in whatever way."""
         self.refuse_links()
         with super().locked():
             self._clear()
             yield
 
     def _clear(self) -> None:
-        """Remove what a killed process had begun to write; checkpoints alone are large, and written under the lock."""
-        for stray in (self.path / "checkpoints").glob(".*"):  # ours, and those of the library that writes tensors
+        """Remove partial files of a killed process; only checkpoints, which are large and written under the lock."""
+        for stray in (self.path / "checkpoints").glob(".*"):  # our temporary files, and those of safetensors
             stray.unlink(missing_ok=True)
 
     def renew_settings(self, config: Settings) -> None:
-        """Write down what this process was told: where the data is now, and nothing that a disk has changed since."""
+        """Write the settings of this process: the current path of the data, and no values corrupted on disk."""
         text = dump_config(config)
         if (self.path / "config.yaml").read_bytes() != text.encode():
             write_text(self.path / "config.yaml", text)
 
     def check_content(self, digests: np.ndarray, names: Sequence[str]) -> None:
-        """Refuse images that are not those that the run was begun with; a new run writes down what they are.
+        """Check that the images are those that the run was started with; a new run records their digests.
 
         Args:
-            digests: (N,) of `patchgen.data.content`. A folder of an earlier version has none, and nothing to compare.
+            digests: (N,) from `patchgen.data.content`. Folders of earlier versions have none and are not checked.
             names: Of the images.
 
         Raises:
@@ -157,15 +157,15 @@ class RunFolder(Claim):
         try:
             before = np.load(file, allow_pickle=False)
             changed = np.flatnonzero(before != digests) if before.shape == digests.shape else None
-        except (OSError, ValueError, EOFError, MemoryError):  # a forged header asks for any size
+        except (OSError, ValueError, EOFError, MemoryError):  # a forged header can request any size
             changed = None
         if changed is None:
             raise ValueError(f"{file} is damaged; {RESTORE}")
         if len(changed):
             first = ", ".join(names[i] for i in changed[:3]) + ", ..." * (len(changed) > 3)
             raise ValueError(
-                f"{len(changed)} of {len(names)} images have changed since {self.path} was begun, under the same names "
-                f"and sizes: {first}; restore them, or train into another --out"
+                f"{len(changed)} of {len(names)} images have changed since {self.path} was started, with the same "
+                f"names and sizes: {first}; restore them, or train into another --out"
             )
 
     # Records
@@ -179,7 +179,7 @@ class RunFolder(Claim):
             listener(self)
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All whole lines; a last line cut short by a kill is left out.
+        """All complete lines; a last line truncated by a kill is left out.
 
         Raises:
             ValueError: a line is damaged, or a finished run has other records than it was finished with.
@@ -195,19 +195,19 @@ class RunFolder(Claim):
         return [record for record in [*found, *last] if record and kind in (None, record.get("kind"))]
 
     def records_mark(self) -> dict[str, int]:
-        """What a state remembers of the records: their bytes and checksum."""
+        """Length in bytes and checksum of the records, for a saved state."""
         content = self._records_bytes()
         return {"records": len(content), "records_crc32": zlib.crc32(content)}
 
     def rewind_records(self, size: int, crc: int | None = None) -> None:
-        """Forget what was recorded after the state that training resumes from.
+        """Drop records written after the state from which training resumes.
 
         Raises:
-            ValueError: the records that the state has seen are not all there, or not as they were.
+            ValueError: the records up to the state are incomplete or have changed.
         """
         seen = self._records_bytes()[:size]
         if len(seen) < size or crc not in (None, zlib.crc32(seen)):
-            raise ValueError(f"{self._records_path} is damaged: it is not what the state has seen; {RESTORE}")
+            raise ValueError(f"{self._records_path} is damaged: it does not match the saved state; {RESTORE}")
         if self._records_path.exists():
             os.truncate(self._records_path, size)
 
@@ -222,14 +222,14 @@ class RunFolder(Claim):
             return b""
 
     def _finished_with(self) -> int | None:
-        """The checksum of the records in `done`; None where an older version wrote it."""
+        """The checksum of the records in `done`; None if an older version wrote it."""
         words = (self.path / "done").read_bytes().split()
         return int(words[-1]) if len(words) == 3 and words[-1].isdigit() else None
 
     # Files
 
     def write_environment(self, backbone: Mapping[str, Any]) -> None:
-        """What the numbers may depend on beside the settings; of the data its fingerprint."""
+        """What the results may depend on besides the settings, and the fingerprint of the data."""
         import torch
 
         facts: dict[str, Any] = {"backbone": dict(backbone), "data": self.data}
@@ -238,7 +238,7 @@ class RunFolder(Claim):
         self.write_json("env.json", environment(torch.get_num_threads()) | facts)
 
     def recorded_backbone(self) -> dict[str, Any] | None:
-        """What the run wrote down of its backbone when it began; None where it has not begun."""
+        """The run's record of its backbone; None if it has not started."""
         try:
             found = read_json(self.path / "env.json").get("backbone")
         except (OSError, ValueError):  # not there yet, or damaged: then it says nothing
@@ -246,7 +246,7 @@ class RunFolder(Claim):
         return found if isinstance(found, dict) else None
 
     def require_plugins(self) -> None:
-        """Have the plug-ins that the run was made with; where one is not known here, the error says which."""
+        """Load the plug-ins that the run was made with; the error names those that are missing."""
         try:
             facts = read_json(self.path / "env.json")
         except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
@@ -254,10 +254,10 @@ class RunFolder(Claim):
         plugins.require(facts.get("plugins"), self.path)
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Tensors and facts of the state to go on from; None at the beginning.
+        """Tensors and facts of the state to resume from; None at the beginning.
 
         Raises:
-            ValueError: it is damaged, or of another backbone than this one.
+            ValueError: it is damaged, or belongs to another backbone.
         """
         path = self.checkpoint("state")
         if not path.exists():
@@ -265,7 +265,7 @@ class RunFolder(Claim):
         tensors, facts = load_tensors(path)
         if facts["backbone"]["digest"] != backbone["digest"]:
             raise ValueError(
-                f"{self.path} was begun with another backbone ({facts['backbone']['resolved']}); give that one with "
+                f"{self.path} was started with another backbone ({facts['backbone']['resolved']}); give that one with "
                 "--backbone, or train into another folder"
             )
         return tensors, facts
@@ -278,7 +278,7 @@ class RunFolder(Claim):
         self._drop_state()
 
     def _drop_state(self) -> None:
-        """After `done`, and again at the next start if a kill came between."""
+        """Called after `done`, and again at the next start if the process was killed in between."""
         with suppress(OSError):
             for name in WORKING:
                 self.checkpoint(name).unlink(missing_ok=True)
@@ -288,7 +288,7 @@ def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
     """All run folders at or below some folders, each once: those with records, or with settings and checkpoints.
 
     Raises:
-        FileNotFoundError: a folder is not there.
+        FileNotFoundError: a folder does not exist.
     """
     seen = set()
     for folder in map(Path, folders):
@@ -303,9 +303,9 @@ def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
 
 
 def run_name(config: Settings, data: str) -> str:
-    """The folder's name: a digest of what decides the numbers, with the data's fingerprint in place of its path.
+    """The folder's name: a digest of the settings that determine the results, and of the data's fingerprint.
 
-    Of a local backbone or plug-in file its content counts, not its path.
+    For local backbones and plug-in files the content counts, not the path.
     """
     settings, used = config.hashed(), plugins.used_by(config)
     if digest := content(settings.get("backbone", "")):
@@ -328,21 +328,21 @@ def is_model_folder(path: str | Path) -> bool:
 
 
 def _nearest_run(path: str | Path) -> str:
-    """Which run folder to take instead: of a model folder the runs of its fit, which it names."""
+    """Suggests the right run folder: for a model folder, the runs of its fit."""
 
     if not is_model_folder(path):
         return "`patchgen train` prints one"
     facts = read_json(Path(path) / MODEL_CONFIG)
-    advice = "it is a model folder: take a run of its fit, below --runs (`patchgen runs` lists them)"
+    advice = "it is a model folder: use a run of its fit, below --runs (`patchgen runs` lists them)"
     try:
         runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]
         return f"{advice}: {', '.join(runs)}"
-    except (KeyError, TypeError):  # damaged: whoever reads the model is told
+    except (KeyError, TypeError):  # damaged: reported when the model is read
         return advice
 
 
 def environment(threads: int) -> dict[str, Any]:
-    """What the numbers may depend on."""
+    """What the results may depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     import torch

@@ -1,10 +1,10 @@
-"""What `--precision auto` comes to: bfloat16 where the device computes it natively, float32 elsewhere.
+"""Resolve `--precision auto`: bfloat16 if the device computes it natively, otherwise float32.
 
     config = settled(config, "runs", fingerprint)       # `bf16-mixed` or `32-true`, before the run is named
 
-The number format decides a run's numbers, so it is settled before the run has its name, and the run folder says which.
-A run keeps the format that it was begun with: where `auto` finds one of these settings in the other format, it goes on
-with that one, also on another machine.
+The precision affects a run's results, so it is resolved before the run is named, and recorded in the run folder. A run
+keeps the precision that it was started with: if `auto` finds a run of these settings in the other precision, it resumes
+that one, also on another machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMATS: tuple[Precision, Precision] = ("32-true", "bf16-mixed")
 
 
 def settled(config: Config, out: str | Path, data: str) -> Config:
-    """The settings with a number format in place of `auto`.
+    """The settings with `auto` replaced by a precision.
 
     Args:
         out: Parent of the run folders.
@@ -34,7 +34,7 @@ def settled(config: Config, out: str | Path, data: str) -> Config:
 
 
 def settle(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
-    """One number format for runs that belong together: the device's, unless only runs in the other were begun."""
+    """One precision for runs that belong together: the device's, unless only runs in the other were started."""
     usual: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
     begun = {
         one: any(
@@ -47,7 +47,7 @@ def settle(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
 
 
 def computes_bf16(accelerator: str) -> bool:
-    """Whether the device that `--accelerator` means computes products in bfloat16 natively."""
+    """Whether the device of `--accelerator` computes bfloat16 products natively."""
     import torch
 
     if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available():

@@ -1,10 +1,10 @@
-"""Run folders, wherever they lie, as numbers that know where they come from.
+"""Read the scores of run folders, with their provenance.
 
     runs, skipped = read_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
 
-A run belongs to a *setup*: everything that decides its numbers except what tables compare (method, data, unseen domain,
-seed) and what is chosen on source validation (learning rates, loss weights of the grid, hyper-parameters). Numbers of
-two setups never share a table. Nor do those of two data sets with one name: the second is called `name (2)`.
+A run belongs to a *setup*: all settings that affect its results except those that tables compare (method, data, unseen
+domain, seed) and those chosen on source validation (learning rates, loss weights of the grid, hyper-parameters).
+Results of two setups never share a table. Nor do two data sets with the same name: the second is called `name (2)`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "se
 STREAM_DATA = {"cifar100python": "CIFAR-100", "cifar100": "CIFAR-100", "cub2002011": "CUB", "cub": "CUB"}
 PAPER_DATA = {"pacs": "PACS", "vlcs": "VLCS", "officehome": "OfficeHome", "terraincognita": "TerraIncognita",
               "domainnet": "DomainNet", "histopantum": "HISTOPANTUM", "histocolon": "HISTOCOLON"}  # fmt: skip
-BACKBONES = (  # what the name of the weights holds -> the paper's (backbone, pretraining)
+BACKBONES = (  # part of the weights' name -> the paper's (backbone, pretraining)
     ("dinov2-small", "ViT-S/14", "DINOv2"), ("dinov2-base", "ViT-B/14", "DINOv2"),
     ("dinov2-large", "ViT-L/14", "DINOv2"), ("dino-vitb16", "ViT-B/16", "DINO"), ("vit-mae-base", "ViT-B/16", "MAE"),
     ("clip-vit-base-patch16", "ViT-B/16", "CLIP"), ("vit_tiny_patch16_224", "ViT-Ti/16", "ImageNet"),
 )  # fmt: skip
 
 
-# Beside accuracy, in records since they are made by scikit-learn: name -> heading
+# In addition to accuracy, in records since scikit-learn computes them: name -> heading
 METRICS = {
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
@@ -49,8 +49,8 @@ METRICS = {
     "calibration_error": "calibration error",
 }
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
-MOST_FILES = 1000  # lists of images whose digest is remembered
-ROW = ("path", "domain", "label", "group", "stage")  # what of splits.csv and stages.csv is the data's own
+MOST_FILES = 1000  # number of cached digests of image lists
+ROW = ("path", "domain", "label", "group", "stage")  # columns of splits.csv and stages.csv that describe the data
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class Cell:
     checkpoint: str  # selected | swad
     part: str  # in | all
     accuracy: float
-    f1: float | None  # None where classes are discovered
+    f1: float | None  # None if classes are discovered
     images: int
-    validation: float  # source validation of the chosen evaluation: what lr and checkpoint were chosen by
-    known: float | None  # accuracy of known and of unknown classes, where classes are discovered
+    validation: float  # source validation of the selected evaluation, by which lr and checkpoint were chosen
+    known: float | None  # accuracy of known and of unknown classes, if classes are discovered
     unknown: float | None
-    mask: dict[str, float]  # its health, and its recovery of the truth where that is known; {} where there is none
-    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask in the place of the learned one
+    mask: dict[str, float]  # its health, and its recovery of the truth if known; {} without a mask
+    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask instead of the learned one
     lr: float
     select: str
     run: str
     backbone: str  # the weights that were taken
-    metrics: dict[str, float] = field(default_factory=dict)  # of METRICS, what the record has
+    metrics: dict[str, float] = field(default_factory=dict)  # those of METRICS that the record has
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Run:
     path: Path
     config: Any  # the settings of its task
     dataset: str
-    domains: tuple[str, ...]  # all that the data has; the sessions of a stream
+    domains: tuple[str, ...]  # all domains of the data; the sessions of a stream
     backbone: str  # the weights that were taken
     scores: tuple[Score, ...]
     rows: str  # digest of the data's rows: paths, domains, classes, groups
     validation: float = 0.0  # source validation of the chosen checkpoint
     data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
-    place: str = ""  # where the data lay, where others have the same name
+    place: str = ""  # path of the data, if others have the same name
 
     @cached_property
     def label(self) -> str:
@@ -110,21 +110,21 @@ class Run:
 
     @cached_property
     def setup(self) -> tuple[tuple[str, str], ...]:
-        """What two runs must share to stand in one table."""
+        """What two runs must have in common to be in the same table."""
         kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
         kept |= {"task": self.config.task, "backbone": self.backbone}
         own = self._protocol()
-        if own and all(kept[name] == value for name, value in own.items()):  # DomainNet has others than the rest
+        if own and all(kept[name] == value for name, value in own.items()):  # DomainNet's differ from the rest
             kept |= dict.fromkeys(own, "the data set's own")
         return tuple((name, str(value)) for name, value in kept.items())
 
     def _protocol(self) -> dict[str, int]:
-        """Steps and interval of evaluations that the data set has of its own; empty where it has none."""
+        """Steps and evaluation interval specific to the data set; empty if there are none."""
         entry = None if self.config.task == "ccd" else BENCHMARKS.get(data_name(self.config).lower())
         return {"steps": entry.steps, "eval_every": entry.checkpoint_every} if entry else {}
 
     def in_words(self) -> str:
-        """The setup as a reader wants it."""
+        """The setup in readable form."""
         c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
         if c.task == "ccd":
             return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs per stage, batch {c.batch}"
@@ -144,12 +144,12 @@ class Skipped:
 
 
 def backbone_of(run: RunFolder) -> str:
-    """The weights that a run was made with: what `auto` came to."""
+    """The weights that a run used, with `auto` resolved."""
     return str(read_json(run.path / "env.json")["backbone"]["resolved"])
 
 
 def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]:
-    """What a finished run says of one of its reported checkpoints on the unseen domain.
+    """The test record of one of a finished run's reported checkpoints on the unseen domain.
 
     Raises:
         ValueError: it has no such record.
@@ -176,7 +176,7 @@ def _evaluation_at(step: int, records: Iterable[dict[str, Any]]) -> dict[str, An
 
 
 def headline(run: RunFolder) -> float | None:
-    """The one number of a run: accuracy on the whole unseen domain; of a stream All, the mean of its stages."""
+    """The main result of a run: accuracy on the whole unseen domain; for a stream All, the mean of its stages."""
     for record in run.records():
         if record["kind"] == "test" and record["checkpoint"] == "selected":
             return float(record["all"]["accuracy"])
@@ -219,10 +219,10 @@ def _cells(run: RunFolder, config: Any, label: str) -> list[Cell]:
 
 
 def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
-    """All finished runs below the folders, each once, and what was left out.
+    """All finished runs below the folders, each once, and those that were skipped.
 
     Raises:
-        FileNotFoundError: a folder is not there.
+        FileNotFoundError: a folder does not exist.
         ValueError: no run folder is found at all.
     """
     runs: list[Run] = []
@@ -244,7 +244,7 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
 
 
 def read_run(path: Path) -> Run | Skipped:
-    """A run folder's numbers, or why it has none."""
+    """The scores of a run folder, or why it has none."""
     run = RunFolder(path)
     if not (path / "config.yaml").is_file():
         return Skipped(path, "broken: it has no config.yaml")
@@ -304,7 +304,7 @@ _data_seen: dict[bytes, tuple[tuple[str, ...], str]] = {}  # digest of a file ->
 
 
 def _data_rows(path: Path) -> tuple[tuple[str, ...], str]:
-    """The domains of a run's images, and a digest of what these are; runs on the same data have the same file."""
+    """The domains of a run's images, and a digest of the rows; runs on the same data have the same file."""
     content = path.read_bytes()
     key = hashlib.blake2b(content).digest()
     if key not in _data_seen:
@@ -317,7 +317,7 @@ def _data_rows(path: Path) -> tuple[tuple[str, ...], str]:
 
 
 def _digest(rows: list[dict[str, str]]) -> str:
-    """Of what the data is, and not of how it was split."""
+    """A digest of the data, not of its split."""
     lines = ["\0".join(row.get(name, "") for name in ROW) for row in rows]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -331,19 +331,19 @@ def data_name(config: Any) -> str:
     if config.task == "ccd":
         name = STREAM_DATA.get(re.sub(r"[\W_]", "", path.name.casefold()), path.name)
         return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
-    path = path.parent if path.name == "images" else path  # a set with its masks beside the images
+    path = path.parent if path.name == "images" else path  # a set with masks next to the images
     known = config.benchmark or next((name for name, entry in BENCHMARKS.items() if entry.is_called(path.name)), "")
     return PAPER_DATA.get(known, known) or (path.stem if path.suffix == ".csv" else path.name)
 
 
 def paper_backbone(resolved: str) -> tuple[str, str]:
-    """The paper's words for a backbone and its pretraining; two empty texts where it uses another."""
+    """The paper's names of a backbone and its pretraining; two empty strings for other backbones."""
     found = ((name, way) for part, name, way in BACKBONES if part in resolved)
     return next(found, ("", ""))
 
 
 def label_of(config: Any) -> str:
-    """The method with what a table must tell apart: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
+    """The label of a run in tables: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
     usual = type(config)
     words = "".join(f"@{word}" for word in (config.pool, _other_tune(config)) if word)
     notes = []
@@ -364,7 +364,7 @@ def _other_tune(config: Any) -> str | None:
 
 
 def _left_out(config: Settings) -> tuple[str, ...]:
-    """Settings that are no part of the setup: compared, chosen, or without effect on the numbers."""
+    """Settings that are not part of the setup: compared, chosen, or without effect on the results."""
     stream = config.task == "ccd"
     own = ("entropy_weight", "pseudo_labels") if stream else ()
     return (*config.not_hashed, *(n for n in COMPARED if not (stream and n == "tune")), *CHOSEN, *own)

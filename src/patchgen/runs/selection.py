@@ -1,4 +1,4 @@
-"""Named rules that say which checkpoint a run reports, and what they look at.
+"""Named rules for selecting the checkpoint that a run reports.
 
 A rule scores one evaluation; the highest score wins, and ties keep the most recent.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def source_validation(record: Mapping[str, Any], metric: str) -> float:
-    """Mean of the metric over the source domains' held-out parts: the field's default, blind to the unseen domain."""
+    """Mean of the metric over the source domains' held-out parts: the usual default, without the unseen domain."""
     scores = [domain[metric] for domain in record["validation"].values()]
     return sum(scores) / len(scores)
 
@@ -21,7 +21,7 @@ def last(record: Mapping[str, Any], metric: str) -> float:
 
 
 def oracle(record: Mapping[str, Any], metric: str) -> float:
-    """The held-out part of the UNSEEN domain: an upper line, never a result."""
+    """The held-out part of the UNSEEN domain: an upper bound, not a result."""
     return float(record["oracle"][metric])
 
 

@@ -15,7 +15,7 @@ from patchgen.common.tensors import read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """One safetensors file with its facts as JSON in the header: both are replaced together or not at all.
+    """Write one safetensors file with its facts as JSON in the header, atomically.
 
     The facts begin with a checksum of both, because the format has none.
     """
@@ -27,7 +27,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     try:
         with replacing(path) as temporary:
             save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
-    except SafetensorError as error:  # what a full disk raises there
+    except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
 
 
@@ -38,11 +38,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, header = read_tensors(path)
         meta = dict(json.loads(header["patchgen"]))
         if meta.pop("crc32", None) not in (None, _checksum(tensors, meta)):  # older files have none
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum does not match")
         return tensors, meta
     except (KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise ValueError(
-            f"{path} is damaged or not a checkpoint of ours ({error!s:.300}); take another checkpoint of this "
+            f"{path} is damaged or not a PatchGen checkpoint ({error!s:.300}); use another checkpoint of this "
             "run, or delete the run's folder and train again"
         ) from error
 

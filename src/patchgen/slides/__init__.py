@@ -1,1 +1,1 @@
-"""Whole slides: where the tissue is, its tiles at one resolution, what a model says of each, as maps and shapes."""
+"""Whole slides: find tissue, cut it into tiles at one resolution, predict each tile, write maps and shapes."""

@@ -1,12 +1,12 @@
-"""Regions that a person has drawn, as QuPath exports them: GeoJSON polygons with the name of a class.
+"""Manual annotations as exported by QuPath: GeoJSON polygons with the name of a class.
 
-    regions = read_annotations("biopsy.geojson")             # shapes and counts of what was left aside
+    regions = read_annotations("biopsy.geojson")             # shapes, and counts of ignored features
     cover = Cover(regions.shapes)                            # by class
     cover.shares((0, 0, 448, 448))                           # {"tumour": 0.75, "stroma": 0.25}
 
-Coordinates are pixels of level 0. Polygons may have holes and several parts; a self-crossing one is repaired. Shapes
-of one class may overlap each other and count once. What is no area (points, lines), no annotation (cells, tiles) or has
-no class labels nothing, and is counted. QuPath's classes with a trailing `*`, such as `Ignore*`, are left aside too.
+Coordinates are pixels of level 0. Polygons may have holes and several parts; self-intersecting ones are repaired.
+Overlapping shapes of one class count once. Features that are not areas (points, lines), not annotations (cells, tiles)
+or have no class are ignored and counted. QuPath's classes with a trailing `*`, such as `Ignore*`, are ignored too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a file holds."""
+    """The content of a file."""
 
     shapes: dict[str, list[BaseGeometry]]  # by class
     left_aside: Counter[str] = field(default_factory=Counter)  # why -> how many
@@ -41,7 +41,7 @@ class Cover:
     """How much of an area each class covers."""
 
     def __init__(self, shapes: Mapping[str, list[BaseGeometry]], origin: tuple[float, float] = (0, 0)) -> None:
-        """`origin` is the level-0 pixel that the shapes count from."""
+        """`origin` is the level-0 pixel at which the coordinates of the shapes start."""
         from shapely import STRtree, union_all
         from shapely.affinity import translate
 
@@ -74,7 +74,7 @@ def read_annotations(path: str | Path) -> Annotations:
     """The shapes of a GeoJSON file.
 
     Raises:
-        ValueError: no GeoJSON, a polygon that is none, or nothing that labels an area.
+        ValueError: not GeoJSON, an invalid polygon, or no labelled area.
     """
     require_shapely()
     from shapely.errors import ShapelyError
@@ -121,14 +121,14 @@ def _features(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _class_name(properties: dict[str, Any]) -> str:
-    """QuPath's name of a class; one that is derived from another has several, written `Tumor: Positive` there."""
+    """QuPath's name of a class; a derived class has several parts, written `Tumor: Positive` there."""
     found = properties.get("classification") or {}
     names = found.get("names") or [found.get("name") or ""]
     return ": ".join(str(name) for name in names).strip()
 
 
 def _why_not(properties: dict[str, Any], geometry: dict[str, Any]) -> str:
-    """Why a feature labels no area; empty where it does."""
+    """Why a feature is ignored; empty if it labels an area."""
     kind = str(properties.get("objectType") or "annotation").lower()
     if kind not in ("annotation", "pathannotationobject"):
         return f"object of type {kind}"
@@ -151,7 +151,7 @@ def _area(geometry: dict[str, Any]) -> BaseGeometry:
 
 
 def require_shapely() -> None:
-    """ValueError where the library is missing."""
+    """ValueError if the library is missing."""
     try:
         import shapely  # noqa: F401
     except ImportError as error:

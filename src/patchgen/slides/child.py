@@ -1,4 +1,4 @@
-"""OpenSlide in a process of its own: where a forged slide crashes or hangs it, that slide alone is lost.
+"""OpenSlide in a separate process: if a forged slide makes it crash or hang, only that slide is lost.
 
 handle = SlideChild("biopsy.svs")                    # the part of `openslide.OpenSlide` that `Slide` uses
 region = handle.read_region((0, 0), 0, (256, 256))   # the same pixels
@@ -21,11 +21,11 @@ MEMORY = 8 << 30  # bytes of the child's address space
 
 
 class SlideChild:
-    """A slide that is open in a child process.
+    """A slide opened in a child process.
 
     Raises:
-        ChildError: what OpenSlide says of the file.
-        ChildDied: it crashed, or gave no answer in time.
+        ChildError: OpenSlide's error for the file.
+        ChildDied: it crashed or timed out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -55,7 +55,7 @@ class SlideChild:
 
 
 class _Reader:
-    """What the child does."""
+    """Runs in the child."""
 
     handle: OpenSlide
 

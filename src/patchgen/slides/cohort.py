@@ -2,8 +2,8 @@
 
     page = write_cohort(out, [out / "a", out / "b"], {"c.svs": "cannot use slide c.svs: ..."})
 
-All of it comes from the finished folders of the slides, so it can be made again at any time. A slide's numbers are
-means and counts over its tiles; they are no diagnosis of the patient.
+Everything comes from the finished folders of the slides, so it can be regenerated at any time. A slide's numbers are
+means and counts over its tiles, not a diagnosis of the patient.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIDE = 512  # pixels of a thumbnail's longer side, at most
 
 @dataclass(frozen=True)
 class SlideSummary:
-    """What a folder's tiles say together."""
+    """Summary of a slide's tiles."""
 
     folder: Path
     slide: str
@@ -75,7 +75,7 @@ def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
 
 
 def write_cohort(out: Path, folders: Sequence[Path], failures: Mapping[str, str]) -> Path:
-    """Write table and page of finished slides, and of those that failed why; returns the page."""
+    """Write the table and page of finished slides and of failures with their reasons; returns the page."""
     slides = [summarise(folder) for folder in folders]
     classes = slides[0].classes
     header = ["slide", "folder", "tiles", "tissue_mm2", "label", "mean_probability", "mask_mean", "unlike_training",
@@ -114,7 +114,7 @@ def _row(slide: SlideSummary) -> list[object]:
 
 
 def _section(slide: SlideSummary) -> dict[str, object]:
-    """What the page says and shows of a slide."""
+    """The section of a slide on the page."""
     folder = slide.folder.name
     shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(slide.classes, slide.shares, strict=True))
     unlike = f"; {slide.unlike:.1%} unlike the training images" if slide.unlike is not None else ""

@@ -1,10 +1,10 @@
-"""Cut a slide into labelled tiles for training: where there is tissue, and where the annotations leave no doubt.
+"""Cut a slide into labelled tiles for training, from tissue with unambiguous annotations.
 
     cut_slide(folder, slide="a.svs", annotation="a.geojson", label="", settings={...}, result="TILES/images/a")
 
 A tile takes the class that covers at least `min_label` of it, if all others together cover no more than the rest;
-tissue outside of every annotation counts as a class of its own. A tile without such a class is ambiguous, and left out.
-The folder of a slide appears under its name when it is whole: PNG files, `tiles.csv` and `slide.json`.
+tissue outside every annotation counts as a separate class. A tile without such a class is ambiguous and left out. The
+folder of a slide gets its name when it is complete: PNG files, `tiles.csv` and `slide.json`.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ AMBIGUOUS, OUTSIDE = "(ambiguous)", "(outside)"  # why tiles are left out; no cl
 
 @dataclass(frozen=True)
 class CutSettings:
-    """What decides the tiles of a slide."""
+    """The settings that the tiles of a slide depend on."""
 
-    mpp: float  # microns a pixel of the tiles
+    mpp: float  # microns per pixel of the tiles
     tile: int  # their side in pixels
-    overlap: float  # share of its side that a tile shares with the next one
+    overlap: float  # overlap of neighbouring tiles as a share of their side
     min_tissue: float
     min_label: float
     outside: str | None  # the label of tissue outside all annotations; None leaves it out
-    ignore: tuple[str, ...]  # classes of annotations that label nothing
+    ignore: tuple[str, ...]  # ignored annotation classes
     mpp_slide: float | None
-    from_corner: bool  # annotations count from the corner of the scanned area
+    from_corner: bool  # annotation coordinates start at the corner of the scanned area
 
 
 @dataclass(frozen=True)
 class Window:
-    """Where a tile is."""
+    """The position of a tile."""
 
     corner: tuple[float, float]  # level-0 pixels
     tissue: float
@@ -63,7 +63,7 @@ def cut_slide(
     """Cut one slide into `result`, by its annotations or, where it has none, all with the slide's own label.
 
     Args:
-        folder: Of the claim; a slide is cut in minutes, so nothing is kept there.
+        folder: The claim's folder; not used, because cutting a slide takes only minutes.
 
     Raises:
         UnreadableSlide: the slide cannot be used, or shows no tissue.
@@ -87,7 +87,7 @@ def cut_slide(
 
 
 def description(slide: str, annotation: str | None, label: str, rules: CutSettings) -> dict[str, Any]:
-    """What decides the tiles, as JSON has it; a folder that was cut of something else is never mixed in."""
+    """The settings that the tiles depend on, as JSON, so that folders with other settings are never mixed."""
     drawn = hashlib.sha256(Path(annotation).read_bytes()).hexdigest()[:16] if annotation else None
     size = Path(slide).stat().st_size if Path(slide).exists() else -1
     settings = {**asdict(rules), "ignore": list(rules.ignore)}
@@ -95,7 +95,7 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
 
 
 def find_windows(mask: np.ndarray, grid: TileGrid, overlap: float, least: float) -> Iterator[Window]:
-    """Places of tiles with enough tissue, row by row, from a mask (rows * cell, columns * cell) of the whole grid."""
+    """Tiles with enough tissue, row by row, from a mask (rows * cell, columns * cell) of the whole grid."""
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
     sums[0, :] = sums[:, 0] = 0
     stride = 1 - overlap  # in tiles
@@ -115,8 +115,8 @@ def choose_label(shares: Mapping[str, float], covered: float, least: float) -> s
     """The class of a tile, OUTSIDE, or AMBIGUOUS.
 
     Args:
-        shares: How much of the tile each class covers; classes may overlap.
-        covered: How much of it any class covers.
+        shares: Share of the tile that each class covers; classes may overlap.
+        covered: Share that any class covers.
         least: Share that the class must cover, above one half; the others together may cover what is left.
     """
     every = {**shares, OUTSIDE: 1 - covered}
@@ -128,7 +128,7 @@ def choose_label(shares: Mapping[str, float], covered: float, least: float) -> s
 def _labelled(
     slide: Slide, grid: TileGrid, windows: Sequence[Window], annotation: str | None, label: str, rules: CutSettings
 ) -> Iterator[tuple[Window, str, float]]:
-    """Each window with its label, or why it has none, and how much of it that label covers."""
+    """Each window with its label, or why it has none, and the share that the label covers."""
     if annotation is None:
         yield from ((window, label, 1.0) for window in windows)
         return
@@ -150,7 +150,7 @@ def _box(window: Window, grid: TileGrid) -> Box:
 def _write_tiles(
     folder: Path, slide: Slide, grid: TileGrid, tiles: Sequence[tuple[Window, str, float]], size: int
 ) -> None:
-    """A PNG a tile, and their list."""
+    """Write one PNG per tile, and their list."""
 
     def write(one: tuple[Window, str, float]) -> tuple[str, ...]:
         window, label, share = one

@@ -1,7 +1,7 @@
-"""Predicted tiles as GeoJSON that QuPath (0.4 and newer) imports by drag and drop.
+"""Predicted tiles as GeoJSON, which QuPath (0.4 and newer) imports by drag and drop.
 
-A feature a tile: its square in level-0 pixels, the predicted class with a colour, and every probability as a
-measurement. GeoJSON is written for the earth, but QuPath reads its coordinates as pixels.
+One feature per tile: its square in level-0 pixels, the predicted class with a colour, and every probability as a
+measurement. GeoJSON is meant for geographic coordinates, but QuPath reads them as pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from patchgen.common.files import replacing
 from patchgen.slides.scan import TilePrediction
 
-# Okabe and Ito's eight colours, told apart by most eyes (2008), black left out; classes beyond them repeat
+# Okabe and Ito's colour-blind safe colours (2008), without black; further classes repeat them
 COLOURS = ((230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167))
 
 
@@ -41,7 +41,7 @@ def feature(tile: TilePrediction, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def write_geojson(path: str | Path, tiles: Iterable[TilePrediction], classes: Sequence[str]) -> None:
-    """Write the features one by one, so that a slide's number of tiles needs no memory."""
+    """Write the features one by one, without holding them in memory."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
         stream.write('{"type": "FeatureCollection", "features": [')
         for i, tile in enumerate(tiles):

@@ -1,9 +1,9 @@
-"""Tile predictions as maps of the slide: one value a tile, the colours fixed to 0..1, empty where there is no tissue.
+"""Tile predictions as maps of the slide: one value per tile, colours fixed to 0..1, empty without tissue.
 
     maps = collect_maps(read_tiles(file, classes), grid, classes)     # {"p tumour": (rows, columns), ...}
     write_map(out / "tumour", "p tumour", maps["p tumour"], grid, small, slide.mpp)
 
-A map is drawn in squares, as coarse as it is: smoothing would show borders that no tile has.
+A map is drawn in squares, without smoothing, which would suggest a finer resolution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TILE_NOTICE = "one prediction per tile, not an annotation"
 
 
 def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """(rows, columns) float32 for each class and, where the model has a mask, its mean; NaN where no tile was read."""
+    """(rows, columns) float32 for each class and, if the model has a mask, its mean; NaN without a tile."""
     maps = {
         name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in (*map("p {}".format, classes), MASK)
     }
@@ -43,7 +43,7 @@ def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Seque
 
 
 def enlarge(values: np.ndarray, grid: TileGrid) -> np.ndarray:
-    """A value a tile -> `grid.cell` pixels a tile, cut to the slide: (height, width)."""
+    """One value per tile -> `grid.cell` pixels per tile, cropped to the slide: (height, width)."""
     width, height = grid.map_size
     return values.repeat(grid.cell, axis=0).repeat(grid.cell, axis=1)[:height, :width]
 
@@ -65,8 +65,8 @@ def write_map(
 
     Args:
         values: (rows, columns) in [0, 1], NaN where there is no tile.
-        small: The slide's thumbnail, at `grid.cell` pixels a tile.
-        mpp: Microns a pixel of the slide's level 0.
+        small: The slide's thumbnail, at `grid.cell` pixels per tile.
+        mpp: Microns per pixel of the slide's level 0.
     """
     pixels = colour(enlarge(values, grid))
     files = [stem.with_name(stem.name + end) for end in (".png", ".tif", "_overlay.png")]
@@ -84,7 +84,7 @@ def save_png(path: Path, picture: Image.Image) -> None:
 
 
 def overlay(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Image.Image:
-    """[thumbnail | map over it] with a colour bar and what the map is not."""
+    """[thumbnail | map over it] with a colour bar and a notice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     height, width = values.shape
@@ -104,7 +104,7 @@ def _draw(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Figu
     right.imshow(np.asarray(Image.fromarray(small).convert("L")), cmap="gray", vmin=0, vmax=255)
     colours = right.imshow(values, cmap=COLOURS, vmin=0, vmax=1, alpha=OPACITY, interpolation="nearest")
     bar = figure.colorbar(colours, ax=right, fraction=0.046, pad=0.02)
-    bar.ax.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the slide
+    bar.ax.set_facecolor("0.55")  # gray behind the semi-transparent colours, as on the slide
     figure.suptitle(name, fontsize=14, weight="bold", parse_math=False)
     tiles = values[~np.isnan(values)]
     left.set_title("slide", fontsize=9, color="0.35")

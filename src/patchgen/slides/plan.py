@@ -1,11 +1,11 @@
-"""Which slides there are, and what is known of each: its annotations, label, site and patient.
+"""Find slides and their annotations, labels, sites and patients.
 
     slides = find_slides(["slides/site_a", "more/b.svs"])
     plan = make_plan(slides, find_annotations(["annotations"]), read_labels("slides.csv"))
     plan.slides[0].domain, plan.classes
 
-An annotation belongs to the slide whose name it has: `b.geojson` or `b.svs.geojson` to `b.svs`. The site is the column
-`domain` of the CSV file, else the folder that the slide is in; the group is the column `group` (or `patient`), else the
+An annotation belongs to the slide with the same name: `b.geojson` or `b.svs.geojson` to `b.svs`. The site is the column
+`domain` of the CSV file, else the folder of the slide; the group is the column `group` (or `patient`), else the
 slide itself. All of it is checked before the first slide is opened.
 """
 
@@ -32,12 +32,12 @@ class PlannedSlide:
     path: Path
     domain: str
     group: str
-    label: str  # empty where annotations say it
+    label: str  # empty if annotations give it
     annotation: Path | None
 
     @property
     def folder(self) -> str:
-        """`site/slide`, in letters that any file system takes."""
+        """`site/slide`, in portable characters."""
         return "/".join(re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "_" for name in (self.domain, self.path.stem))
 
 
@@ -46,14 +46,14 @@ class Plan:
     slides: list[PlannedSlide]
     classes: list[str]
     unlabelled: list[Path]  # neither annotation nor label
-    left_aside: Counter[str]  # features of annotations that label nothing
+    left_aside: Counter[str]  # ignored features of annotations
 
 
 def find_slides(words: Sequence[str]) -> list[Path]:
     """Files as they are, and the slides below folders, each once.
 
     Raises:
-        ValueError: no word, or a folder without a slide.
+        ValueError: no argument, or a folder without a slide.
     """
     found: dict[Path, None] = {}
     for word in words:
@@ -90,7 +90,7 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def read_labels(path: str | Path) -> dict[str, dict[str, str]]:
-    """The rows of a CSV file by slide; a slide is named with or without its ending.
+    """The rows of a CSV file by slide; a slide is named with or without its extension.
 
     Raises:
         ValueError: no such file or column, an empty cell, or a slide twice.
@@ -122,19 +122,19 @@ def make_plan(
     ignore: Sequence[str] = (),
     outside: str | None = None,
 ) -> Plan:
-    """What is to be cut.
+    """Plan which slides to cut.
 
     Args:
-        classes: The only classes that there may be; any when left out.
-        ignore: Classes of annotations that label nothing.
+        classes: The allowed classes; all by default.
+        ignore: Annotation classes to ignore.
         outside: The label of tissue outside all annotations.
 
     Raises:
-        ValueError: an annotation for no slide or for two, an unknown class, two slides of one name and site.
+        ValueError: an annotation for no slide or for two, an unknown class, two slides with the same name and site.
     """
     drawn = _match(slides, annotations)
     planned, unlabelled, aside = [], [], Counter[str]()
-    names: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it was met first
+    names: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
         cells = labels.get(path.name) or labels.get(path.stem) or {}
         annotation, label = drawn.get(path), cells.get("label", "")
@@ -182,7 +182,7 @@ def _check_classes(names: Mapping[str, str], classes: Sequence[str]) -> None:
         if classes and name not in classes:
             raise ValueError(
                 f"unknown class {name!r} in {where}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
-                "correct it, add it to --classes, or leave its annotations aside with --ignore"
+                "correct it, add it to --classes, or ignore its annotations with --ignore"
             )
 
 

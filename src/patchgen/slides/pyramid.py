@@ -1,9 +1,9 @@
-"""A picture as a pyramid TIFF: tiles at every halving, so that a viewer reads only what it shows.
+"""Write a picture as a pyramid TIFF: tiles at every halving, so that a viewer reads only what it shows.
 
     write_pyramid("heatmap.tif", image, mpp=(7.0, 7.0), description="tile probabilities")
 
 Pillow writes TIFFs in strips only, which slide viewers cannot page through; this is the part of the format that they
-need: classic TIFF, 8-bit RGB, square tiles, deflate, resolution in pixels a centimetre.
+need: classic TIFF, 8-bit RGB, square tiles, deflate, resolution in pixels per centimetre.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from PIL import Image
 from patchgen.common.files import replacing
 
 TILE = 256
-MICRONS = 10_000  # a centimetre
+MICRONS = 10_000  # per centimetre
 FORMATS = {"text": (2, "s"), "short": (3, "H"), "long": (4, "L"), "rational": (5, "L")}  # TIFF's number, struct's
 Value = tuple[int, ...] | bytes
 Entry = tuple[int, str, Value]  # tag, kind, value
@@ -32,14 +32,14 @@ def write_pyramid(
     """Write `image` (H,W,3) uint8 and its halvings down to one tile, under a temporary name first.
 
     Args:
-        mpp: Microns a pixel in x and y, of the full image; not recorded when left out.
+        mpp: Microns per pixel in x and y of the full image; not recorded by default.
         description: Plain text that viewers show as the image's description.
     """
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
         raise ValueError(f"a pyramid needs pixels (H,W,3) of uint8, got {image.dtype} {image.shape}")
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(struct.pack("<2sHL", b"II", 42, 0))
-        link = 4  # where the offset of the next directory is to be filled in
+        link = 4  # position of the offset of the next directory
         for level, pixels in enumerate(_halvings(image)):
             scale = (image.shape[1] / pixels.shape[1], image.shape[0] / pixels.shape[0])
             link = _write_level(file, pixels, level, _resolution(mpp, scale), description, link)
@@ -54,7 +54,7 @@ def _halvings(image: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _tiles(pixels: np.ndarray) -> Iterator[bytes]:
-    """Compressed tiles, row by row; what lies beyond the edge repeats it, which costs no bytes."""
+    """Compressed tiles, row by row; pixels beyond the edge repeat it, which compresses well."""
     height, width = pixels.shape[:2]
     for top in range(0, height, TILE):
         for left in range(0, width, TILE):
@@ -66,7 +66,7 @@ def _tiles(pixels: np.ndarray) -> Iterator[bytes]:
 def _write_level(
     file: BinaryIO, pixels: np.ndarray, level: int, resolution: list[Entry], description: str, link: int
 ) -> int:
-    """Tiles, then their directory; returns where the next directory's offset goes."""
+    """Write tiles, then their directory; returns the position of the next directory's offset."""
     offsets, sizes = [], []
     for tile in _tiles(pixels):
         offsets.append(file.tell())
@@ -80,7 +80,7 @@ def _write_level(
         (259, "short", (8,)),  # deflate
         (262, "short", (2,)),  # RGB
         (277, "short", (3,)),
-        (284, "short", (1,)),  # the three values of a pixel stand together
+        (284, "short", (1,)),  # interleaved channels
         (322, "long", (TILE,)),
         (323, "long", (TILE,)),
         (324, "long", tuple(offsets)),
@@ -92,7 +92,7 @@ def _write_level(
 
 
 def _resolution(mpp: tuple[float, float] | None, scale: tuple[float, float]) -> list[Entry]:
-    """Pixels a centimetre, as fractions over 1000."""
+    """Pixels per centimetre, as fractions over 1000."""
     if mpp is None:
         return []
     x, y = (round(1000 * MICRONS / (microns * times)) for microns, times in zip(mpp, scale, strict=True))
@@ -100,7 +100,7 @@ def _resolution(mpp: tuple[float, float] | None, scale: tuple[float, float]) -> 
 
 
 def _write_directory(file: BinaryIO, entries: list[Entry], link: int) -> int:
-    """Values of more than four bytes stand before the directory and are pointed at."""
+    """Write a directory; values of more than four bytes precede it and are referenced by offset."""
     rows = []
     for tag, kind, value in entries:
         number, letter = FORMATS[kind]
@@ -122,6 +122,6 @@ def _write_directory(file: BinaryIO, entries: list[Entry], link: int) -> int:
 
 
 def _align(file: BinaryIO) -> None:
-    """The format wants even offsets."""
+    """The format requires even offsets."""
     if file.tell() % 2:
         file.write(b"\0")

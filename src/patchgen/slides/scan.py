@@ -1,11 +1,11 @@
-"""Predict the tiles of a slide, a batch at a time, into a CSV that a stopped pass goes on with.
+"""Predict the tiles of a slide in batches, into a resumable CSV file.
 
     places = find_places(share, least=0.5)                    # tiles with enough tissue, row by row
-    scan(predictor, slide, grid, places, Path("tiles.csv"))   # appends; a second call only does what is missing
+    scan(predictor, slide, grid, places, Path("tiles.csv"))   # appends; a second call predicts only the missing tiles
     for tile in read_tiles(Path("tiles.csv"), classes): ...
 
-Memory holds two batches, whatever the slide's size. A pass that goes on repeats the batches of an unbroken one, and so
-ends with the same file.
+Memory holds two batches, whatever the slide's size. A resumed pass uses the same batches as an uninterrupted one, and
+so produces the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERDICT = ("label", "confidence", "mask", "unlike_training")
 
 @dataclass(frozen=True)
 class Place:
-    """A tile that is to be predicted."""
+    """A tile to predict."""
 
     column: int
     row: int
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class TilePrediction:
-    """A predicted tile, as a line of the CSV says it."""
+    """A predicted tile, as in a line of the CSV."""
 
     column: int
     row: int
@@ -47,12 +47,12 @@ class TilePrediction:
     tissue: float
     label: str
     probabilities: tuple[float, ...]
-    mask: float | None  # mean of the selection mask; None where the method has none
+    mask: float | None  # mean of the selection mask; None if the method has none
     unlike_training: bool | None
 
 
 def find_places(share: np.ndarray, least: float) -> list[Place]:
-    """Tiles whose share of tissue (rows, columns) is at least `least`; a tile without any is never taken."""
+    """Tiles whose share of tissue (rows, columns) is at least `least`, and never without any tissue."""
     rows, columns = np.nonzero((share >= least) & (share > 0))
     return [Place(int(c), int(r), float(share[r, c])) for r, c in zip(rows, columns, strict=True)]
 
@@ -71,7 +71,7 @@ def scan(
     batch: int = 64,
     tick: Callable[[int], None] | None = None,
 ) -> None:
-    """Predict what `file` does not have yet, and append it batch by batch."""
+    """Predict the tiles missing from `file`, and append them batch by batch."""
     if batch < 1:
         raise ValueError(f"--batch must be at least 1, not {batch}")
     done = _resume(file, header(predictor.classes), places, batch)
@@ -98,7 +98,7 @@ def scan(
 def _ahead(
     pool: ThreadPoolExecutor, read: Callable[[Place], np.ndarray], batches: Iterator[Sequence[Place]]
 ) -> Iterator[tuple[Sequence[Place], list[np.ndarray]]]:
-    """Batches with their pixels; the next one's are read while this one's are in use."""
+    """Batches with their pixels; the next batch is read while the current one is used."""
 
     def begin() -> tuple[Sequence[Place], list[Future[np.ndarray]]]:
         part = next(batches, ())
@@ -125,7 +125,7 @@ def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: TileGrid, cl
 
 
 def _resume(file: Path, columns: list[str], places: Sequence[Place], batch: int) -> int:
-    """Cut the file back to its last whole batch and return how many tiles it has; a new file gets its header."""
+    """Truncate the file to its last complete batch and return its number of tiles; a new file gets its header."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerow(columns)
     first = text.getvalue().encode()

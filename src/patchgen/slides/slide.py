@@ -1,4 +1,4 @@
-"""A whole slide as one picture of known scale, of which any area can be read at any size.
+"""A whole slide as one picture of known scale, from which any area can be read at any size.
 
     with open_slide("biopsy.svs") as slide:
         pixels = slide.read((x, y), (448, 448), (224, 224))     # level-0 corner and extent -> (224,224,3) uint8
@@ -30,7 +30,7 @@ SLACK = 1.01  # a level that is a little too coarse (scanners round) still count
 
 
 class UnreadableSlide(ValueError):
-    """A slide that cannot be used; the text names the slide, the `reason` and the fix."""
+    """A slide that cannot be used; the message names the slide, the `reason` and the fix."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"cannot use slide {path}: {reason}")
@@ -38,7 +38,7 @@ class UnreadableSlide(ValueError):
 
 
 def require_openslide() -> None:
-    """ValueError where the extra is not installed."""
+    """ValueError if the extra is not installed."""
     try:
         import openslide  # noqa: F401
     except ImportError as error:
@@ -49,10 +49,10 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     """Open a slide of any format that OpenSlide reads.
 
     Args:
-        mpp: Microns a pixel of level 0; wins over what the file says.
+        mpp: Microns per pixel of level 0; overrides the value in the file.
 
     Raises:
-        UnreadableSlide: no such file, no slide, or a slide of unknown scale.
+        UnreadableSlide: no such file, not a slide, or a slide of unknown scale.
     """
     require_openslide()
     if mpp is not None and not 0 < mpp < math.inf:
@@ -64,7 +64,7 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
     try:
         handle = SlideChild(path)
     except ChildError as error:
-        raise UnreadableSlide(path, f"OpenSlide says: {error}; a plain image is a matter for `predict`") from error
+        raise UnreadableSlide(path, f"OpenSlide says: {error}; for a plain image use `predict`") from error
     except ChildDied as error:
         raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
     try:
@@ -76,7 +76,7 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
 
 
 def _check_tiles(path: str | Path, handle: SlideChild) -> None:
-    """OpenSlide ends its process where a tile, whatever size the file claims, does not fit into memory: say why."""
+    """OpenSlide kills its process if a tile of the claimed size does not fit into memory: report it instead."""
     for name, value in handle.properties.items():
         if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
             raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
@@ -103,12 +103,12 @@ class Slide:
     """An open slide; `open_slide` makes one."""
 
     def __init__(self, path: Path, handle: SlideChild, mpp: tuple[float, float]) -> None:
-        self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns a pixel of level 0, in x and y
+        self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns per pixel of level 0, in x and y
         self.size: tuple[int, int] = handle.dimensions  # (width, height)
 
     @property
     def origin(self) -> tuple[int, int]:
-        """Upper left corner of the scanned area, where the format (MIRAX, for one) has empty margins; else (0, 0)."""
+        """Upper left corner of the scanned area in formats with empty margins (such as MIRAX); else (0, 0)."""
         try:
             x, y = (int(float(self.handle.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
         except (ValueError, OverflowError) as error:

@@ -1,8 +1,8 @@
-"""The grid of tiles over a slide, and the small picture of the slide that lies on the same grid.
+"""The grid of tiles over a slide, and a thumbnail of the slide on the same grid.
 
 grid = make_grid(slide, mpp=0.5, tile=224)       # tiles of 112 microns, edge to edge
 grid.box(column=3, row=1)                        # left, top, right, bottom in pixels of level 0
-small = thumbnail(slide, grid)                   # grid.cell pixels a tile, so that a block of it is a tile
+small = thumbnail(slide, grid)                   # grid.cell pixels per tile, so that a block of it is a tile
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import numpy as np
 
 from patchgen.slides.slide import Slide, UnreadableSlide
 
-CELL = 16  # pixels of the small picture a tile, at most
-LONGEST = 4096  # pixels of the small picture's longer side, so that no slide needs much memory
-STRIDE = 8  # tiles a side of a block that the small picture is read by
-FINER = 1.1  # how much finer than the slide a resolution may be asked for: scanners differ by a few per cent
+CELL = 16  # maximum pixels of the thumbnail per tile
+LONGEST = 4096  # maximum longer side of the thumbnail in pixels, to limit memory
+STRIDE = 8  # tiles per side of the blocks in which the thumbnail is read
+FINER = 1.1  # how much finer than the slide a requested resolution may be: scanners differ by a few per cent
 
 
 @dataclass(frozen=True)
 class TileGrid:
     """Tiles from the upper left corner, edge to edge; the last column and row may reach beyond the slide."""
 
-    step: tuple[float, float]  # extent of a tile in level-0 pixels; seldom whole numbers
+    step: tuple[float, float]  # extent of a tile in level-0 pixels; rarely whole numbers
     columns: int
     rows: int
     size: tuple[int, int]  # of the slide
-    cell: int  # pixels a tile in the small picture and in maps
+    cell: int  # pixels per tile in the thumbnail and in maps
 
     def corner(self, column: int, row: int) -> tuple[float, float]:
         """Upper left corner in level-0 pixels."""
@@ -41,16 +41,16 @@ class TileGrid:
 
     @property
     def map_size(self) -> tuple[int, int]:
-        """(width, height) of a map that covers exactly the slide, at `cell` pixels a tile."""
+        """(width, height) of a map that covers exactly the slide, at `cell` pixels per tile."""
         width, height = (max(1, round(n * self.cell / s)) for n, s in zip(self.size, self.step, strict=True))
         return width, height
 
 
 def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
-    """Tiles of `tile` pixels at `mpp` microns a pixel.
+    """Tiles of `tile` pixels at `mpp` microns per pixel.
 
     Raises:
-        UnreadableSlide: the slide is coarser than that; its tiles would be blurred ones.
+        UnreadableSlide: the slide is coarser than that; its tiles would be blurred.
     """
     if not 0 < mpp < math.inf:
         raise ValueError(f"--mpp must be a positive number of microns a pixel, not {mpp}")

@@ -1,11 +1,11 @@
-"""Where a slide has tissue: saturated colour on pale glass, found by Otsu's threshold on a small picture.
+"""Tissue detection: saturated colour on pale glass, by Otsu's threshold on a thumbnail.
 
     mask = tissue_mask(thumbnail(slide, grid), small=grid.cell**2 / 4)     # (H, W) bool
     share = tissue_share(mask, grid)                                       # (rows, columns) in [0, 1]
 
-Otsu (1979) cuts a histogram in two where the classes lie farthest apart. It always finds a cut, so a floor keeps the
-noise of empty glass from becoming tissue; a slide that is tissue from edge to edge has no glass to compare with, and
-parts of it may be left out (docs/slides.md).
+Otsu (1979) splits a histogram so that the two classes are farthest apart. It always finds a split, so a floor prevents
+the noise of empty glass from counting as tissue; a slide that is tissue from edge to edge has no glass to compare with,
+and parts of it may be left out (docs/slides.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from PIL import Image
 
 from patchgen.slides.tiles import TileGrid
 
-FLOOR = 15  # of 255: glass, also yellowed glass, lies below this saturation
+FLOOR = 15  # of 255: glass, even yellowed, is below this saturation
 DARK = 40  # of 255: below this brightness (pen, edges, scanner's black) saturation is rounding noise
 
 

@@ -1,1 +1,1 @@
-"""Many runs: a recipe is expanded to jobs, an engine does those that are not done, and all state is in run folders."""
+"""Many runs: a recipe is expanded to jobs, an engine runs the missing ones, and all state is in run folders."""

@@ -1,4 +1,4 @@
-"""The engines by name, and what each takes of the machine."""
+"""The engines by name, and the resources that each uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class Share:
-    """What each of the local workers gets."""
+    """The resources of each local worker."""
 
     workers: int
     threads: int
@@ -38,9 +38,9 @@ class Share:
 
 
 def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[str], devices: int = 1) -> Share:
-    """Divide a machine: a worker for each group of `devices` CUDA devices, or for each `threads` cores.
+    """Divide a machine: one worker per group of `devices` CUDA devices, or per `threads` cores.
 
-    Without CUDA and without a wish a worker has one thread: for many small runs nothing is faster.
+    By default, without CUDA, a worker has one thread, which is fastest for many small runs.
     """
     if cuda:
         groups = [",".join(cuda[i : i + devices]) for i in range(0, len(cuda) - devices + 1, devices)]
@@ -55,7 +55,7 @@ def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[
 
 
 def share_of(options: EngineOptions, jobs: Sequence[Work]) -> Share:
-    """What a local worker gets on this machine."""
+    """The resources of a local worker on this machine."""
     import torch
 
     needs_cuda = any(job.config.accelerator != "cpu" for job in jobs)
@@ -66,12 +66,12 @@ def share_of(options: EngineOptions, jobs: Sequence[Work]) -> Share:
 
 
 def threads_of(options: EngineOptions, jobs: Sequence[Work]) -> int | None:
-    """The option's, else the most that a recipe asks for, if one does."""
+    """The option's value, else the maximum of the recipes, if any."""
     return options.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
 
 
 def devices_of(jobs: Sequence[Work]) -> int:
-    """The most devices that one run asks for."""
+    """The maximum number of devices of a run."""
     return max((getattr(job.config, "devices", 1) for job in jobs), default=1)
 
 

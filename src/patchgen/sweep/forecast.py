@@ -1,7 +1,7 @@
-"""What a sweep will cost, before it starts: from finished runs like it, else from a stated rate.
+"""Estimate the cost of a sweep before it starts: from similar finished runs, else from a default rate.
 
 forecast = predict_cost(jobs, finished_runs("runs"), rate=None)
-forecast.seconds, forecast.bases           # in all, of one worker; how many runs rest on what
+forecast.seconds, forecast.bases           # total for one worker; how many runs are estimated in which way
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from patchgen.sweep.jobs import Job
 
 # ViT-S/14 with tuned LayerNorms at 112 px on two CPU cores; time grows with the pixels and the width of the backbone
 RATE, RATE_PIXELS = 15.0, 112
-WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0}  # cost beside a ViT-S
+WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0}  # cost relative to a ViT-S
 SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
 
 
 @dataclass(frozen=True)
 class Forecast:
-    seconds: float  # of all runs that are left, one after the other
-    bases: Counter[str]  # what it rests on -> number of runs
+    seconds: float  # of all remaining runs, sequentially
+    bases: Counter[str]  # basis of the estimate -> number of runs
 
     def lines(self, workers: int) -> list[str]:
-        """For a person."""
+        """Human-readable lines."""
         total, each = duration(self.seconds), duration(self.seconds / workers)
         text = f"forecast: {total} of work" + (f", about {each} with {workers} workers" if workers > 1 else "")
         return [text, *(f"  {count} run{'s' * (count > 1)} from {basis}" for basis, count in self.bases.items())]
 
 
 def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float | None = None) -> Forecast:
-    """Add up what the unfinished part of each job will take.
+    """Sum of the estimated time of the unfinished part of each job.
 
     Args:
-        rate: Training images a second of one worker, for runs unlike all finished ones; ``RATE`` when None.
+        rate: Training images per second of one worker, for runs unlike all finished ones; ``RATE`` if None.
     """
     known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
     for run in finished:
         try:
             config, seconds = run.settings, seconds_of(run)
-        except ValueError:  # a damaged folder tells nothing
+        except ValueError:  # skip damaged folders
             continue
         known[(config.method, *config.likeness())].append(seconds)
         known[config.likeness()].append(seconds)
@@ -72,7 +72,7 @@ def _one(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: floa
 
 
 def usual_rate(config: Settings) -> float:
-    """The stated rate, scaled to the run's pixels and to the size that the backbone's name tells."""
+    """The default rate, scaled to the run's pixels and to the backbone's size, taken from its name."""
     name = Path(config.backbone).name.lower()
     cost = next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
     return RATE / cost * (RATE_PIXELS / config.image_size) ** 2
@@ -81,8 +81,9 @@ def usual_rate(config: Settings) -> float:
 def seconds_of(run: RunFolder) -> float:
     """How long a finished run took.
 
-    The records hold the time of the training steps; from the start of its last process (env.json) to `done` there are
-    validation and scoring too. A copied folder has lost those times, a resumed run has them of its last part only.
+    The records have the time of the training steps; the time from the start of its last process (env.json) to `done`
+    also includes validation and scoring. A copied folder has lost these file times, a resumed run has only those of its
+    last part.
     """
     steps = sum(record.get("seconds", 0.0) for record in run.records())
     try:

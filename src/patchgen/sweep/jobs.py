@@ -1,9 +1,9 @@
-"""A job: one run of a sweep. What has become of it stands in its run folder and nowhere else.
+"""A job: one run of a sweep, whose entire state is in its run folder.
 
     job.state                          # waiting | unfinished | running | done | failed
-    perform(job)                       # train it, here and now; an error is kept in RUN/failed.json
+    perform(job)                       # train it in this process; an error is stored in RUN/failed.json
 
-So a sweep may be stopped, extended, moved to another place and gone on with, by one launcher or by several.
+So a sweep can be stopped, extended, moved and resumed, by one launcher or by several.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from patchgen.runs.claim import Claim, RunBusy
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunFolder
 
-Outcome = Literal["done", "found", "busy", "failed"]  # found: somebody else had done it; busy: is doing it
+Outcome = Literal["done", "found", "busy", "failed"]  # found: done by another process; busy: locked by one
 Kind = Literal["train", "no-op"]
 
 
 class Work:
-    """What launchers, engines and workers know of a piece of work: a training (`Job`), or a call (`unit.Unit`)."""
+    """The interface of work for launchers, engines and workers: a training (`Job`), or a call (`unit.Unit`)."""
 
-    run: str  # names it among the others
-    size: int  # how much there is to do
-    config: Any  # has `threads` and `accelerator`, and `devices` where several share the work
+    run: str  # unique name
+    size: int  # amount of work
+    config: Any  # has `threads` and `accelerator`, and `devices` if several share the work
 
     @property
     def folder(self) -> Claim:
@@ -41,25 +41,25 @@ class Work:
 
     @property
     def progress(self) -> int:
-        """How much of `size` is done."""
+        """The completed part of `size`."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Make its folder."""
+        """Create its folder."""
         raise NotImplementedError
 
     def do(self) -> None:
-        """All of it, here and now."""
+        """Do all of the work in this process."""
         raise NotImplementedError
 
     def to_json(self) -> str:
-        """One line, for another process; `read_work` reads it."""
+        """One line for another process, read by `read_work`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Job(Work):
-    labels: tuple[str, ...]  # what its recipes call it
+    labels: tuple[str, ...]  # its names in the recipes
     rows: tuple[str, ...]
     config: Settings
     out: Path
@@ -82,7 +82,7 @@ class Job(Work):
 
     @property
     def progress(self) -> int:
-        """Steps (epochs) that are done, of `size`; 0 where the records are damaged, which training will tell."""
+        """Completed steps (epochs) of `size`; 0 if the records are damaged, which training will report."""
         if self.folder.done:
             return self.size
         try:
@@ -93,7 +93,7 @@ class Job(Work):
         return min(self.size, epochs or max((record.get("step", -1) + 1 for record in records), default=0))
 
     def begin(self) -> None:
-        with suppress(ValueError):  # the folder of another run: `perform` has said so already
+        with suppress(ValueError):  # the folder of another run, already reported by `perform`
             RunFolder.create(self.out, self.config, self.run)
 
     def do(self) -> None:
@@ -110,27 +110,27 @@ class Job(Work):
 
 
 def read_work(text: str) -> Work:
-    """What `to_json` wrote."""
+    """The inverse of `to_json`."""
     from patchgen.sweep.unit import Unit
 
     return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
 
 
 def worth_another(job: Work, retries: int) -> bool:
-    """False where a run has used up its attempts, or would fail again as it did."""
+    """False if a run has used up its attempts, or would fail again."""
     failure = failure_of(job.folder)
     return failure is None or (not failure.final and failure.attempts <= retries)
 
 
 def perform(job: Work) -> Outcome:
-    """Train one run (or do one unit of other work) to its end; what goes wrong is kept in its folder."""
+    """Train one run (or do one unit of other work) to completion; errors are stored in its folder."""
     if job.folder.done:
         return "found"
     try:
         job.do()
     except RunBusy:
         return "busy"
-    except Exception as error:  # whatever it is, the sweep goes on with the other runs
+    except Exception as error:  # the sweep continues with the other runs
         plain = isinstance(error, (ValueError, OSError))
         text = str(error) if plain else traceback.format_exc()
         note_failure(job, text, final=isinstance(error, ValueError) and not isinstance(error, ProcessDied))
@@ -139,7 +139,7 @@ def perform(job: Work) -> Outcome:
 
 
 def note_failure(job: Work, error: str, final: bool = False) -> Failure:
-    """Count an attempt that failed, and keep its error."""
+    """Record a failed attempt and its error."""
     before = failure_of(job.folder)
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     failure = Failure((before.attempts if before else 0) + 1, error or "unknown error", now, final)
@@ -158,7 +158,7 @@ def _train(job: Job) -> None:
 
 
 def _no_op(job: Job) -> None:
-    """All of a run's bookkeeping and none of its work: what `python -m benchmarks sweep` times."""
+    """The bookkeeping of a run without its work, timed by `python -m benchmarks sweep`."""
     run = RunFolder.create(job.out, job.config, job.run)
     with run.locked():
         if not run.done:

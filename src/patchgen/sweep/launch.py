@@ -1,9 +1,9 @@
-"""The launcher: hand out the jobs that are not done, look at what came of them, try again where that may help.
+"""The launcher: distribute the unfinished jobs, collect their outcomes, and retry if that may help.
 
     launch(jobs, engine, retries=2, watch=Watch(jobs))
 
-It keeps nothing that is not in the run folders, so it may be killed and started again, and several may work on one
-folder: a run whose lock is held is somebody else's; it is put aside and looked at again at the end.
+It has no state outside the run folders, so it can be killed and restarted, and several launchers can work on one
+folder: a run whose lock is held by another process is skipped and checked again at the end.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from patchgen.common.progress import Progress
 from patchgen.runs.find import failure_of
 from patchgen.sweep.jobs import Outcome, Work, note_failure, worth_another
 
-TICK = 1.0  # seconds between two looks at the records of what is running
+TICK = 1.0  # seconds between two checks of the records of active runs
 
 
 class WorkerLost(Exception):
-    """The process or machine that did a job ended without an answer."""
+    """The process or machine of a job ended without an answer."""
 
 
 class EngineLost(ValueError):
-    """The engine itself is gone: no run is to blame, and none can be done any more."""
+    """The engine itself has failed: not the fault of a run, and no run can continue."""
 
 
 class Engine(Protocol):
-    """Where jobs are done."""
+    """Executes jobs."""
 
-    slots: int  # jobs that it takes at once
+    slots: int  # jobs that it accepts at once
 
     def submit(self, jobs: Sequence[Work]) -> list[Any]:
-        """Begin jobs; a handle for each."""
+        """Start jobs; returns a handle for each."""
 
     def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """The handles that have ended, after at most so many seconds."""
+        """The handles that have ended, after at most this many seconds."""
 
     def outcome(self, handle: Any) -> Outcome:
-        """What came of a job that has ended; WorkerLost where nobody can say, EngineLost where nobody is left."""
+        """The outcome of a job that has ended; raises WorkerLost if it is unknown, EngineLost if the engine died."""
 
     def close(self) -> None:
-        """End everything that still goes on."""
+        """Stop everything that is still running."""
 
 
 class Watch:
-    """What a person sees of a sweep: steps done in all runs, time left, a line for each run that ends."""
+    """Displays the progress of a sweep: completed steps, remaining time, a line for each run that ends."""
 
     def __init__(self, jobs: Sequence[Work], quiet: bool = False, title: str = "sweep", what: str = "runs") -> None:
         self.jobs, self.what = jobs, what
@@ -57,7 +57,7 @@ class Watch:
         self.looked = time.monotonic()
 
     def look(self, active: Sequence[Work]) -> None:
-        """Count the steps that the active runs have recorded since the last look."""
+        """Count the steps that the active runs have recorded since the last call."""
         if time.monotonic() - self.looked >= TICK:
             for job in active:
                 self._count(job, job.progress)
@@ -69,13 +69,13 @@ class Watch:
         self.bar.say(f"{self.ended} of {len(self.jobs)} {self.what}: {job}: {word}")
 
     def _count(self, job: Work, progress: int) -> None:
-        # a run that went on from a checkpoint may fall back; the bar waits for it
+        # a resumed run may fall back to its checkpoint; the bar waits for it
         self.bar.advance(max(0, progress - self.seen[job.run]))
         self.seen[job.run] = max(progress, self.seen[job.run])
 
 
 def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) -> Counter[str]:
-    """Do what is not done; returns how many runs were done here, found done, and failed for good."""
+    """Run the unfinished jobs; returns how many runs were done here, found done, and failed for good."""
     counts: Counter[str] = Counter()
     todo, aside = deque(job for job in jobs if not job.folder.done and worth_another(job, retries)), deque[Work]()
     active: list[tuple[Any, Work]] = []
@@ -85,7 +85,7 @@ def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) 
                 if not todo and aside:
                     todo, aside = aside, deque()
                 active += _hand_out(todo, aside, engine, len(active), counts, watch)
-                if not active and not todo:  # only others are at work
+                if not active and not todo:  # only other launchers are working
                     time.sleep(TICK)
                 ended = engine.finished([handle for handle, _ in active], TICK) if active else []
                 for handle, job in [pair for pair in active if pair[0] in ended]:
@@ -100,7 +100,7 @@ def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) 
 def _hand_out(
     todo: deque[Work], aside: deque[Work], engine: Engine, active: int, counts: Counter[str], watch: Watch
 ) -> list[tuple[Any, Work]]:
-    """Begin as many of the waiting jobs as there is room for; what others do or have done is not begun."""
+    """Start as many waiting jobs as there are free slots; skips jobs that others are doing or have done."""
     ready: list[Work] = []
     while todo and active + len(ready) < engine.slots:
         job = todo.popleft()
@@ -119,7 +119,7 @@ def _outcome(engine: Engine, handle: Any, job: Work) -> Outcome:
         return engine.outcome(handle)
     except WorkerLost as error:
         if job.folder.done:
-            return "done"  # it was lost after the last of its work
+            return "done"  # the worker was lost after finishing
         note_failure(job, str(error))
         return "failed"
 
@@ -130,7 +130,7 @@ def _take_in(
     if outcome == "busy":
         aside.append(job)
     elif outcome == "failed" and worth_another(job, retries):
-        watch.bar.say(f"{job}: failed, is tried again ({_why(job)})")
+        watch.bar.say(f"{job}: failed, retrying ({_why(job)})")
         todo.append(job)
     else:
         counts[outcome] += 1

@@ -1,6 +1,6 @@
 """Jobs on this machine: worker processes, each with its devices and a fixed number of threads.
 
-A worker that dies takes one attempt of its own run with it and is replaced.
+A worker that dies costs its run one attempt and is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from patchgen.common.files import not_through_links, regular
 from patchgen.sweep.jobs import Outcome, Work
 from patchgen.sweep.launch import WorkerLost
 
-LOG = "sweep.log"  # in the sweep's folder: what the workers and the libraries in them print
+LOG = "sweep.log"  # in the sweep's folder: the output of the workers
 
 
 class Worker:
@@ -37,7 +37,7 @@ class Worker:
     def do(self, job: Work) -> Outcome:
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
-        with suppress(BrokenPipeError):  # it died while it was idle: no answer will come
+        with suppress(BrokenPipeError):  # it died while idle: no answer will come
             process.stdin.write(job.to_json() + "\n")
             process.stdin.flush()
         answer = process.stdout.readline().strip()
@@ -46,7 +46,7 @@ class Worker:
             self.process = None
             raise WorkerLost(f"the worker process ended with {_reason(code)}; what it printed is in {self.log}")
         if answer == "failed":
-            self.end()  # a device may be in an error from which its process does not recover
+            self.end()  # a process may not recover from a device error
         return cast(Outcome, answer)
 
     def _running(self) -> subprocess.Popen[str]:
@@ -68,13 +68,13 @@ class Worker:
             self.process.wait()
 
     def close(self) -> None:
-        """For good."""
+        """End permanently."""
         self.closed = True
         self.end()
 
 
 class LocalEngine:
-    """`workers` processes; `devices` names the CUDA devices of each, or is empty where there are none."""
+    """`workers` processes; `devices` names the CUDA devices of each, or is empty without CUDA."""
 
     def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:
         out.mkdir(parents=True, exist_ok=True)

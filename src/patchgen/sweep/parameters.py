@@ -1,8 +1,8 @@
-"""`reproducibility_parameters.md`: every parameter in force, row by row, with the splits and the environment.
+"""`reproducibility_parameters.md`: all effective parameters, row by row, with the splits and the environment.
 
     write_parameters("reproducibility_parameters.md", recipes, jobs)
 
-Written from the recipes, and from the run folders as far as they are there.
+Written from the recipes, and from the run folders that exist.
 """
 
 from __future__ import annotations
@@ -59,27 +59,27 @@ def _recipe(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
 
 
 def header_of(path: Path) -> list[str]:
-    """The comment that a recipe begins with."""
+    """The comment at the start of a recipe."""
     lines = path.read_text(encoding="utf-8").splitlines()
     end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return lines[:end]
 
 
 def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
-    """Every setting with its values over some runs, and the hyper-parameters that the method has in force."""
+    """Every setting with its values over some runs, and the effective hyper-parameters of the method."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for job in jobs:
         settings = dataclasses.asdict(job.config) | _by_method(job.config)
         for rate in ("lr_module", "lr_backbone"):
             settings[rate] = settings["lr"] if settings.get(rate) is None else settings[rate]
-        settings["data"] = Path(job.config.data).name  # where it lies on this machine decides nothing
+        settings["data"] = Path(job.config.data).name  # its path on this machine is irrelevant
         for name, value in settings.items():
             found[name][_text(value)] = None
     return {name: ", ".join(texts) for name, texts in found.items()}
 
 
 def _by_method(config: Settings) -> dict[str, Any]:
-    """What the method chooses where the settings leave it open."""
+    """The method's defaults for settings that are left open."""
     method = TASKS[config.task].make_method(config)
     chosen = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
     hparams = getattr(method, "hparams", None)
@@ -110,7 +110,7 @@ def _splits(jobs: Sequence[Job]) -> list[str]:
 
 
 def _environment(jobs: Sequence[Job]) -> list[str]:
-    """What the runs were made with, or without runs what this machine has."""
+    """The environment of the runs, or without runs that of this machine."""
     import torch
 
     texts: dict[str, int] = defaultdict(int)
@@ -129,7 +129,7 @@ def _environment(jobs: Sequence[Job]) -> list[str]:
 
 
 def _flat(found: dict[str, Any]) -> dict[str, str]:
-    """`packages torch` for what lies one level down."""
+    """Nested values with joined names, such as `packages torch`."""
     flat: dict[str, str] = {}
     for key, value in found.items():
         inner = {f"{key} {name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}

@@ -1,8 +1,8 @@
-"""From recipes to jobs: each run once, under the name its folder will have.
+"""From recipes to jobs: each run once, with the name of its folder.
 
     jobs = plan([read_recipe("configs/ablation-small.yaml")], "runs")
 
-The data are read for that, once each, so that a missing folder or a misspelt domain is told before any work.
+Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
     """The jobs of the recipes, each run once; the data are read, and every run's settings and method are checked.
 
     Args:
-        changes: Settings that say where and how a run is computed, such as `threads`; None leaves the recipe's own.
+        changes: Settings that say where and how a run is computed, such as `threads`; None keeps the recipe's values.
     """
     data, given = DataSets(), {key: value for key, value in changes.items() if value is not None}
     jobs: dict[str, Job] = {}
@@ -53,7 +53,7 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
 
 
 def plan_runs(planned: Iterable[Planned], out: str | Path, data: DataSets) -> list[Job]:
-    """The jobs of single runs, each run once, under the name that its folder will have."""
+    """The jobs of single runs, each run once, with the name of its folder."""
     jobs: dict[str, Job] = {}
     for one in planned:
         try:
@@ -78,17 +78,17 @@ class DataSets:
         self._content: dict[str, np.ndarray] = {}  # by fingerprint
 
     def domains(self, settings: Given) -> Sequence[str]:
-        """The domains that settings without an unseen one could leave out."""
+        """The domains that could be left out, for settings without an unseen one."""
         return self._table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0].domains
 
     def settled(self, config: Settings, out: str | Path) -> Settings:
-        """The settings with a number format in place of `auto`, which names no run."""
+        """The settings with `auto` replaced by a precision."""
         if not isinstance(config, Config) or config.precision != AUTO:
             return config
         return settled(config, out, self._table(config.data, config.benchmark, config.options)[1])
 
     def name_and_size(self, config: Settings) -> tuple[str, int]:
-        """The run's name, and how many steps (of a stream: epochs of all stages) it has."""
+        """The run's name, and its number of steps (for a stream: epochs of all stages)."""
         if config.task == "ccd":
             stream, digest = self._stream(cast(StreamConfig, config))
             return run_name(config, digest), cast(StreamConfig, config).epochs * len(stream.stages)
@@ -98,7 +98,7 @@ class DataSets:
         return run_name(fold, digest), fold.steps
 
     def check_content(self, config: Settings, run: RunFolder) -> None:
-        """Refuse to take a run for one of these images if they have changed under the same names and sizes."""
+        """Raise ValueError if images of an existing run have changed under the same names and sizes."""
         if config.task == "ccd":
             stream, digest = self._stream(cast(StreamConfig, config))
             table = stream.table
@@ -128,7 +128,7 @@ PROTOCOL = ("data", "runs", "steps", "evaluated every", "batch", "learning rates
 
 
 def protocols(jobs: Iterable[Job]) -> list[tuple[str, ...]]:
-    """What the runs on each data set share, in the columns of `PROTOCOL`: a row for each kind of budget and rates."""
+    """What the runs on each data set share, in the columns of `PROTOCOL`: one row per budget and rates."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for job in jobs:
         groups.setdefault(_budget(job.config), []).append(job.config.method)

@@ -1,8 +1,8 @@
 """Jobs as Ray tasks, on this machine or on a cluster (extra `ray`).
 
-On a cluster the run folders must lie on a file system that all machines share, with locks that hold across them, and
-the data and PatchGen must be found at the same place everywhere. A task that loses its worker is started again by Ray,
-up to `retries` times, and goes on from the last evaluation.
+On a cluster the run folders must be on a file system that all machines share, with locks that hold across them, and
+the data and PatchGen must be available at the same path everywhere. A task that loses its worker is restarted by Ray,
+up to `retries` times, and resumes from the last evaluation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from patchgen.sweep.launch import EngineLost, WorkerLost
 
 
 def ray_perform(text: str, folder: str) -> Outcome:
-    """One job, in a worker of Ray's; `folder` is the launcher's, for relative paths in the settings."""
+    """One job in a Ray worker; `folder` is the launcher's working directory, for relative paths in the settings."""
     if os.path.isdir(folder):
         os.chdir(folder)
     return perform(read_work(text))
@@ -32,9 +32,9 @@ class RayEngine:
             import ray
         except ImportError:
             raise ValueError(
-                '--engine ray needs Ray, which is not installed: pip install "patchgen[ray]", or take --engine local'
+                '--engine ray needs Ray, which is not installed: pip install "patchgen[ray]", or use --engine local'
             ) from None
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's coming default, without its warning
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray's future default, without its warning
         self.ray: Any = ray
         own: dict[str, Any] = {"address": address}
         if address is None:
@@ -42,7 +42,7 @@ class RayEngine:
         if plugins.VARIABLE in os.environ:  # a cluster's machines do not inherit it
             own["runtime_env"] = {"env_vars": {plugins.VARIABLE: os.environ[plugins.VARIABLE]}}
         try:
-            # Ray lets its workers import from the launcher's current folder: let that be the one of this package
+            # Ray workers import from the launcher's current folder: set it to that of this package
             with safe_children(), chdir(SOURCE):
                 ray.init(log_to_driver=False, logging_level=logging.ERROR, **own)
         except ConnectionError as error:
@@ -50,7 +50,7 @@ class RayEngine:
         self.threads, self.retries = threads, retries
         resources = ray.cluster_resources()
         self.gpus = bool(resources.get("GPU"))
-        self.slots = 100_000  # Ray has a queue of its own
+        self.slots = 100_000  # Ray has its own queue
         self._check_room(int(resources.get("CPU", 0)))
 
     def _check_room(self, cpus: int) -> None:
@@ -62,7 +62,7 @@ class RayEngine:
         return [self._task(job).remote(job.to_json(), os.getcwd()) for job in jobs]
 
     def _task(self, job: Work) -> Any:
-        """The function with what it asks the cluster for."""
+        """The function with its resource requirements."""
         devices = getattr(job.config, "devices", 1)
         gpus = devices if self.gpus and job.config.accelerator != "cpu" else 0
         cpus = self.threads * (devices if not gpus else 1)

@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that stands for many runs (the format: docs/sweep.md).
+"""A recipe: one YAML file that describes many runs (the format: docs/sweep.md).
 
     recipe = read_recipe("configs/ablation-small.yaml")
     for run in expand(recipe, domains_of):
@@ -36,7 +36,7 @@ class Recipe:
     preset: str | None
     shared: Settings
     grid: dict[str, Any]  # a setting's name -> list; `unseen` may be "all"
-    rows: dict[str, Settings]  # name -> settings; one nameless row where there are none
+    rows: dict[str, Settings]  # name -> settings; one nameless row if there are none
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Planned:
     """One run of a recipe."""
 
     row: str
-    label: str  # what tells it from the recipe's other runs
+    label: str  # distinguishes it from the recipe's other runs
     config: Config | StreamConfig
 
 
@@ -54,7 +54,7 @@ def is_recipe(settings: Mapping[str, Any]) -> bool:
 
 
 def read_recipe(path: str | Path) -> Recipe:
-    """Read and check all that can be checked without the data."""
+    """Read a recipe and check everything that can be checked without the data."""
     try:
         found = read_settings(path)
     except FileNotFoundError:
@@ -117,7 +117,7 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
     """Every run, row by row; a wrong setting is an error that names the recipe and the row.
 
     Args:
-        domains_of: The domains of the data that some settings name; asked only where `unseen` is `all`.
+        domains_of: Returns the domains of the data in some settings; called only if `unseen` is `all`.
     """
     for name, row in recipe.rows.items():
         where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
@@ -132,7 +132,7 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
 
 
 def _runs_at(recipe: Recipe, name: str, row: Settings, point: Settings, domains_of: DomainsOf) -> Iterator[Planned]:
-    """The run of one combination, or one for each domain where all are to be left out in turn."""
+    """The run of one combination, or one per domain if all are left out in turn."""
     settings = {key: expand_variables(value) for key, value in (recipe.shared | row | point).items()}
     every = settings.get("unseen") == EVERY_DOMAIN
     for unseen in domains_of(settings) if every else (None,):
@@ -155,7 +155,7 @@ def _config(recipe: Recipe, settings: Settings) -> Config | StreamConfig:
 
 
 def _preset(preset: str | None, settings: Settings) -> Settings:
-    """What a preset sets for this run's method and data; `paper` adds what the method's authors published for them."""
+    """The settings of a preset for this run's method and data; `paper` adds the published values of the method."""
     from patchgen.methods.presets import preset_settings, published
 
     method, data = str(settings.get("method", Config.method)), str(settings.get("data", ""))
@@ -182,7 +182,7 @@ def _gather_hparams(settings: Settings) -> Settings:
 
 
 def _beside(recipe: Recipe, settings: Settings) -> Settings:
-    """A schedule's file is looked for where the command runs, then beside the recipe."""
+    """A schedule file is searched in the current folder, then next to the recipe."""
     schedule = str(settings.get("schedule", ""))
     near = recipe.path.parent / schedule
     is_file = schedule.endswith((".yaml", ".yml")) and not Path(schedule).exists() and near.exists()
@@ -190,7 +190,7 @@ def _beside(recipe: Recipe, settings: Settings) -> Settings:
 
 
 def expand_variables(value: Any) -> Any:
-    """Put in the environment's `$NAME`; other values than text stay as they are."""
+    """Expand `$NAME` from the environment; values other than text are unchanged."""
     if not isinstance(value, str):
         return value
     text = os.path.expandvars(value)
@@ -200,5 +200,5 @@ def expand_variables(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    """A path's last name is enough to tell runs apart for a person."""
+    """A short form for labels: only the last part of a path."""
     return os.path.basename(value.rstrip("/")) if isinstance(value, str) and "/" in value else str(value)

@@ -1,4 +1,4 @@
-"""The recipes that come with the package, found by their name wherever it is installed.
+"""The recipes included in the package, found by name wherever it is installed.
 
 find_recipe("selection")        # also configs/selection.yaml where the current folder has no such file
 """
@@ -16,17 +16,17 @@ SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "con
 
 
 def recipes() -> dict[str, str]:
-    """Name -> what it is for, the first line of its file."""
+    """Name -> description, the first line of its file."""
     files = sorted(SHIPPED.glob("*.yaml")) if SHIPPED else []
     texts = {file: file.read_text(encoding="utf-8").splitlines()[0] for file in files if is_recipe(read_settings(file))}
     return {file.stem: line.removeprefix("# ") for file, line in texts.items()}
 
 
 def find_recipe(word: str) -> Path:
-    """The file that a word names: a file that is there, or a recipe of ours by its name.
+    """The recipe file for an argument: an existing file, or the name of an included recipe.
 
     Raises:
-        ValueError: neither of the two.
+        ValueError: it is neither.
     """
     path = Path(word)
     by_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")

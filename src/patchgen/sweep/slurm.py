@@ -1,7 +1,7 @@
-"""Jobs as Slurm tasks through submitit (extra `slurm`): one array, as many at a time as `workers` says.
+"""Jobs as Slurm tasks through submitit (extra `slurm`): one array, with at most `workers` tasks in parallel.
 
-The run folders must lie on a file system that all nodes share. A task that reaches its time limit or is preempted is
-put into the queue again and goes on from the last evaluation.
+The run folders must be on a file system that all nodes share. A task that reaches its time limit or is preempted is
+requeued and resumes from the last evaluation.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from patchgen.common.children import python, safe_children
 from patchgen.sweep.jobs import Outcome, Work, perform, read_work
 from patchgen.sweep.launch import WorkerLost
 
-POLL = 2.0  # seconds between two questions to Slurm, which answers slowly
+POLL = 2.0  # seconds between two queries to Slurm, which answers slowly
 
 
 class SlurmTask:
-    """What runs on a node."""
+    """The task that runs on a node."""
 
     def __call__(self, text: str) -> Outcome:
-        # a task is one whole run: without this its trainer would take itself for one rank of a distributed job
+        # a task is one whole run: otherwise its trainer would act as one rank of a distributed job
         os.environ.pop("SLURM_NTASKS", None)
         return perform(read_work(text))
 
     def checkpoint(self, text: str) -> Any:
-        """Called before a time-out or preemption: the same again."""
+        """Called before a time-out or preemption: requeue the same task."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, text)
@@ -59,17 +59,17 @@ class SlurmEngine:
             folder=out / ".slurm", cluster=cluster, slurm_python=command, local_python=command
         )
         if cluster is None and self.executor.cluster != "slurm":
-            raise ValueError("--engine slurm finds no srun here; start it where Slurm is, or take --engine local")
+            raise ValueError("--engine slurm finds no srun here; start it on a Slurm node, or use --engine local")
         wanted: dict[str, Any] = {"timeout_min": minutes, "cpus_per_task": threads, "gpus_per_node": gpus or None}
         if self.executor.cluster == "slurm":
             wanted |= {"slurm_partition": partition, "slurm_array_parallelism": workers}
         given = {name: value for name, value in wanted.items() if value is not None}
         self.executor.update_parameters(name="patchgen-sweep", **given)
-        self.slots = 100_000  # Slurm has a queue of its own
+        self.slots = 100_000  # Slurm has its own queue
         self.open: list[Any] = []
 
     def submit(self, jobs: Sequence[Work]) -> list[Any]:
-        with safe_children(), self.executor.batch():  # one array, which is one question to Slurm
+        with safe_children(), self.executor.batch():  # one array, submitted in a single call
             handles = [self.executor.submit(SlurmTask(), job.to_json()) for job in jobs]
         self.open += handles
         return handles

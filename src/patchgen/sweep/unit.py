@@ -1,11 +1,11 @@
-"""A unit of work that is not a training: one call of a function of this package, claimed on disk as a run is.
+"""A unit of work other than a training: one call of a function of this package, claimed on disk like a run.
 
     unit = Unit("patchgen.commands.slide:map_slide", {"slide": "a.svs"}, out / ".work" / "a", out / "a", "a.svs")
     failed = run_units([unit], "ray", EngineOptions(out / ".work"))
 
-The function is called with the arguments and with `folder`, the claim's own folder, where it may keep what it has so
-far. It writes the result under another name and renames it: a unit is done when its result is there, and its claim is
-removed then. Whoever is killed leaves the claim behind, and the next attempt takes it over.
+The function is called with the arguments and with `folder`, the claim's own folder, for partial results. It writes the
+result under another name and renames it: a unit is done when its result exists, and its claim is then removed. A killed
+process leaves its claim behind, and the next attempt takes it over.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from patchgen.sweep.local import LOG
 if TYPE_CHECKING:
     from patchgen.sweep.engines import EngineOptions
 
-PACKAGE = "patchgen."  # a call is read from another process: nothing outside the package is imported for it
+PACKAGE = "patchgen."  # a call comes from another process: only this package may be imported for it
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a unit asks of the machine, by the names that a run's settings have."""
+    """The resources that a unit needs, named as in a run's settings."""
 
     threads: int | None = None
     accelerator: str = "auto"
@@ -84,7 +84,7 @@ class Unit(Work):
     def do(self) -> None:
         self.begin()
         with self.folder.locked():
-            if not self.folder.done:  # by another process, before the lock was ours
+            if not self.folder.done:  # done by another process before we got the lock
                 use_threads(self.config.threads)
                 self._function()(folder=self.claim, **self.arguments)
             shutil.rmtree(self.claim, ignore_errors=True)
@@ -107,7 +107,7 @@ class Unit(Work):
 
 
 class Here:
-    """The engine of this process: one unit after the other."""
+    """The engine of this process: runs units sequentially."""
 
     slots = 1
 
@@ -127,9 +127,9 @@ class Here:
 def run_units(
     units: Sequence[Unit], engine: str | None, options: EngineOptions, what: str = "slides", quiet: bool = False
 ) -> dict[str, Failure]:
-    """Do what is not done, on an engine or (None) in this process; the failures that remain, by the unit's label.
+    """Run the unfinished units, on an engine or (None) in this process; returns remaining failures by label.
 
-    Failures of an earlier command are forgotten: what made them may have been mended.
+    Failures of an earlier command are reset: their cause may have been fixed.
     """
     from patchgen.sweep.engines import ENGINES
 
@@ -151,7 +151,7 @@ def _forget_failures(units: Sequence[Unit]) -> None:
 
 
 def _clear(units: Sequence[Unit]) -> None:
-    """Remove the parent of the claims where nothing in it is needed any more."""
+    """Remove the parent of the claims if it is no longer needed."""
     for parent in {unit.claim.parent for unit in units}:
         with suppress(OSError):
             (parent / LOG).unlink(missing_ok=True)

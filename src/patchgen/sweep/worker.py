@@ -1,9 +1,9 @@
-"""A process that does one job after another: a line of JSON in, the outcome as a line out.
+"""A process that runs jobs sequentially: a line of JSON in, the outcome as a line out.
 
 python -m patchgen.sweep.worker
 
-Importing torch takes seconds, so a worker is kept for many runs. It ends with its launcher, however that ends: when
-the pipe it reads from closes, it is gone, and its run goes on from the last evaluation at the next launch.
+Importing torch takes seconds, so a worker is reused for many runs. It ends with its launcher, in whatever way that
+ends: when its input pipe closes, it exits, and its run resumes from the last evaluation at the next launch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NoReturn
 
 def main() -> NoReturn:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever prints must not get between the answers
+    os.dup2(2, 1)  # printed output must not mix with the answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
     from patchgen.common.kept import keeping
     from patchgen.sweep.jobs import perform, read_work
 
-    with keeping():  # a table, its images and a backbone's weights are read once for the runs that share them
+    with keeping():  # reads a table, its images and a backbone's weights once for the runs that share them
         while True:
             answers.write(perform(read_work(lines.get())) + "\n")
             answers.flush()
@@ -34,7 +34,7 @@ def _read(lines: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         lines.put(line)
     if os.name == "posix":
-        os.killpg(0, signal.SIGKILL)  # with the processes of a run on several devices
+        os.killpg(0, signal.SIGKILL)  # including the processes of a run on several devices
     os._exit(1)
 
 

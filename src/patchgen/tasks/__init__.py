@@ -1,10 +1,10 @@
-"""Tasks: what is trained on and what is scored.
+"""Tasks: which data is used for training and which for scoring.
 
     mdg        one domain is left out of training and scored at the end
-    mdg_gcd    the same, and the labels of some classes are hidden: they are to be discovered
+    mdg_gcd    the same, and the labels of some classes are hidden: these classes must be discovered
     ccd        a labelled stage, then stages of unlabelled images in which new classes appear
 
-`TASKS` is the one table of them: the settings of each, its methods, and how its data are read.
+`TASKS` lists them with their settings, their methods and the function that reads their data.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from patchgen.tasks.fold import Fold
 class Task(NamedTuple):
     config: type[Settings]
     methods: Mapping[str, Any]  # name -> class
-    make_method: Callable[[Any], Any]  # the method that settings name, or an error that says what is wrong
-    read: Callable[[Any, Table | None], Fold | Stream]  # settings, and a table where it is read already
-    loop: str  # the module below `patchgen.train` whose `work` trains it
+    make_method: Callable[[Any], Any]  # the method named in the settings; raises ValueError
+    read: Callable[[Any, Table | None], Fold | Stream]  # settings, and the table if it is already read
+    loop: str  # the module in `patchgen.train` whose `work` trains it
 
 
 TASKS: Mapping[str, Task] = {

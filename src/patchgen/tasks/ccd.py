@@ -1,11 +1,11 @@
-"""Continual category discovery, scored: which cluster each image of a stage went to, and how good that is.
+"""Scoring of continual category discovery: the cluster of each image of a stage, and its accuracy.
 
-    found = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist from stage to stage
+    found = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist across stages
     score(truth, found.assignment, entry, stage=1)                              # A/K/U, per entry group, NMI, ARI
 
-The clustering is semi-supervised k-means: the images of stage 0 are pinned to their class, those of earlier unlabelled
-stages to the cluster they were given then (by image, not by position), and only the clusters that are missing are
-drawn. Every number is read off ONE match of clusters to classes.
+The clustering is semi-supervised k-means: images of stage 0 are pinned to their class, images of earlier unlabelled
+stages to their earlier cluster (by image, not by position), and only the missing clusters are initialised. All scores
+use the same match of clusters to classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Found(NamedTuple):
     centres: Tensor  # (K, D)
 
     def predict(self, features: Tensor) -> np.ndarray:
-        """Ids (M,) of the nearest centres of other images."""
+        """Ids (M,) of the nearest centres for other images."""
         return self.ids[nearest_centre(features, self.centres).numpy()]
 
 
@@ -46,14 +46,14 @@ def discover(
     inits: int = 10,
     seed: int = 1,
 ) -> Found:
-    """Cluster the images of a stage, given all that has a class or a cluster already.
+    """Cluster the images of a stage, given all images that already have a class or a cluster.
 
     Args:
         features: (N, D) of the stage's images.
         labelled: (M, D) of the images of stage 0 and of the earlier stages.
         labels: (M,) class of the former, cluster of the latter.
-        clusters: K, how many there are by now; never fewer than there are labels.
-        first_new: the id that the first new cluster gets.
+        clusters: K, the number of clusters so far; at least the number of labels.
+        first_new: the id of the first new cluster.
     """
     kmeans = SemiSupervisedKMeans(max(clusters, len(np.unique(labels))), inits=inits, seed=seed)
     kmeans.fit(features, labelled, labels)
@@ -80,9 +80,9 @@ def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: i
 
     Args:
         truth: (N,) class ids.
-        assignment: (N,) cluster ids, of any kind.
+        assignment: (N,) arbitrary cluster ids.
         entry: (C,) stage at which each class first appeared.
-        stage: the stage that is scored; "soft" calls the classes of the stages before it known.
+        stage: the scored stage; "soft" counts the classes of all earlier stages as known.
 
     Returns:
         {"all": cell, "hard": {"known": cell, "unknown": cell}, "soft": {...}, "groups": {"0": cell, ...}, "nmi", "ari"}
@@ -105,7 +105,7 @@ def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: i
 
 
 def cell(right: float, images: float) -> dict[str, float]:
-    """An accuracy with the standard error of a share: sqrt(p (1 - p) / n)."""
+    """An accuracy with the standard error of a proportion: sqrt(p (1 - p) / n)."""
     share = float(right / images)
     return {"accuracy": share, "error": math.sqrt(share * (1 - share) / images), "images": int(images)}
 
@@ -115,7 +115,7 @@ def _cells(groups: Mapping[str, np.ndarray], hits: np.ndarray, total: np.ndarray
 
 
 def _hits(counts: np.ndarray) -> np.ndarray:
-    """Images of each class (C,) that lie in the cluster matched to it."""
+    """Number of images of each class (C,) in the cluster matched to it."""
     found = match(counts)  # (P,)
     hits = np.zeros(len(counts))
     columns = np.flatnonzero(found >= 0)
@@ -124,11 +124,11 @@ def _hits(counts: np.ndarray) -> np.ndarray:
 
 
 def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> dict[str, float]:
-    """How far each entry group has fallen from its best earlier accuracy: {"0": 0.05, ...}; negative where it rose.
+    """Drop of each entry group from its best earlier accuracy: {"0": 0.05, ...}; negative if it rose.
 
     Args:
-        earlier: the `score` of each stage before, of one part.
-        now: that of this stage.
+        earlier: the `score` of each earlier stage, for one part.
+        now: the score of this stage.
     """
     fallen = {}
     for group, found in now["groups"].items():
@@ -139,16 +139,16 @@ def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> 
 
 
 def validation_score(truth: np.ndarray, assignment: np.ndarray, known: np.ndarray) -> float:
-    """Accuracy of the known classes' images under a match made with these alone: no new class's label is looked at."""
+    """Accuracy on images of known classes, matched on these alone: labels of new classes are not used."""
     mine = np.isin(truth, known)
     counts = contingency(truth[mine], assignment[mine]).counts
     return float(_hits(counts).sum() / counts.sum())
 
 
 def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
-    """Held-out rows that choose the epoch, and those that score it: every second image of a class each.
+    """Held-out rows for selecting the epoch, and those for scoring it: alternating images of each class.
 
-    The only held-out image of a class scores.
+    The only held-out image of a class is used for scoring.
     """
     chooses = np.zeros(len(stream.table), dtype=bool)
     for c in range(len(stream.entry)):
@@ -158,5 +158,5 @@ def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entered(stream: Stream, rows: np.ndarray, stage: int) -> np.ndarray:
-    """Those of the rows whose class has appeared by a stage."""
+    """The rows whose class has appeared up to a stage."""
     return rows[np.isin(stream.label[rows], stream.stages.entered(stage))]

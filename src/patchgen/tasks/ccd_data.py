@@ -1,12 +1,12 @@
-"""The data of continual category discovery: one labelled stage, then unlabelled stages with ever more classes.
+"""The data of continual category discovery: one labelled stage, then unlabelled stages with more and more classes.
 
     stream = read_stream("cifar-100-python")                        # schedule "paper": 70 + 10 + 10 + 10 classes
     stream = read_stream("birds", "stages.yaml", holdout=0.2)       # birds/<class>/*.jpg
     stream.train[0], stream.label[stream.train[0]]                  # the labelled stage
     stream.train[1]                                                 # rows whose labels only the scorer may read
 
-Read are: the official CIFAR-100 and CUB-200-2011, whose test parts are held out; `<class>/*.jpg`;
-`<domain>/<class>/*.jpg` and manifests, whose domains are ignored, except that `train` beside `test` or `val` are parts.
+Supported are the official CIFAR-100 and CUB-200-2011, whose test parts are held out; `<class>/*.jpg`;
+`<domain>/<class>/*.jpg` and manifests, whose domains are ignored, unless they are `train` with `test` or `val`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from patchgen.data.listing import IMAGE_EXTENSIONS, is_image, list_images
 from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of, write_stages
 from patchgen.data.table import Table, fingerprint, read_table
 
-HELD_OUT_DRAW = 1  # its own random order: the held-out images of a class say nothing about its stages
+HELD_OUT_DRAW = 1  # a separate random stream: held-out images are independent of the stages
 HELD_OUT_NAMES = {"test", "val", "valid", "validation"}
 Progress = Callable[[int], object]
 
@@ -41,7 +41,7 @@ class Stream:
     schedule: Schedule  # with the seed in force
     stages: Stages
     held_out: np.ndarray  # rows never trained on: the official test part, or a drawn share of every class
-    notes: tuple[str, ...]  # what the user should know about this data
+    notes: tuple[str, ...]  # remarks on the data for the user
 
     def fingerprint(self) -> str:
         """Digest of the rows, of the stage of each and of what is held out."""
@@ -61,7 +61,7 @@ class Stream:
 
     @property
     def stage(self) -> np.ndarray:
-        """The stage of each row, (N,); -1 where it is held out or not used."""
+        """The stage of each row, (N,); -1 if it is held out or not used."""
         return self.stages.stage
 
     @property
@@ -81,13 +81,13 @@ class Stream:
 
 
 def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
-    """The stream that settings name; a table alone does not say what is held out, so it is read anew."""
+    """The stream named in the settings; it is always read again, because a table does not say what is held out."""
     return read_stream(config.data, config.schedule, holdout=config.holdout)
 
 
 class _Source(NamedTuple):
     table: Table
-    test: np.ndarray | None  # (N,) bool: the official test part, None where the data has none
+    test: np.ndarray | None  # (N,) bool: the official test part; None if the data has none
     notes: tuple[str, ...] = ()
 
 
@@ -104,8 +104,8 @@ def read_stream(
     Args:
         data: folder or manifest.
         schedule: a schedule, the name of one, or a YAML file.
-        seed: of the stages and of the held-out draw; the schedule's own when left out.
-        holdout: share of each class to hold out where the data has no test part; 0 holds out none.
+        seed: for the stages and the held-out images; by default that of the schedule.
+        holdout: share of each class to hold out if the data has no test part; 0 holds out none.
         progress: called with 1 after each image of CIFAR that is unpacked.
     """
     if not 0 <= holdout < 1:
@@ -168,7 +168,7 @@ def _class_folders(root: Path, folders: list[Path]) -> Table:
 
 
 def _without_domains(table: Table) -> _Source:
-    """Domains mean nothing here, unless they are the usual names of parts: test images must not be trained on."""
+    """Ignore domains, unless they have the usual names of parts: test images must not be trained on."""
     names = [name.lower() for name in table.domains]
     if "train" in names and set(names) - {"train"} <= HELD_OUT_NAMES:
         return _Source(table, table.domain != names.index("train"))
@@ -176,7 +176,7 @@ def _without_domains(table: Table) -> _Source:
 
 
 def _draw_held_out(table: Table, holdout: float, seed: int) -> np.ndarray:
-    """(N,) bool: a seeded share of every class, at least one image where two are there."""
+    """(N,) bool: a seeded share of every class, at least one image if it has two or more."""
     out = np.zeros(len(table), dtype=bool)
     for c, name in enumerate(table.classes if holdout else ()):
         rows = np.flatnonzero(table.label == c)

@@ -1,4 +1,4 @@
-"""A fold: what is trained on, what is chosen by, what is scored, as rows of the table."""
+"""A fold: the rows of the table for training, selection and scoring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from patchgen.tasks.metrics import per_class_accuracy, scores
 class Fold:
     """One leave-one-domain-out fold.
 
-    Training and selection read ``target`` alone; ``truth`` is for the scorer, and for validation rows the two agree.
+    Training and selection read only ``target``; ``truth`` is for the scorer. For validation rows the two agree.
     """
 
     table: Table
@@ -26,8 +26,8 @@ class Fold:
     unseen: str
     train: dict[int, np.ndarray]  # source domain id -> rows
     validation: dict[str, np.ndarray]  # source domain name -> rows
-    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows; empty where none is left out
-    target: np.ndarray  # (N,) the output that should fire; -1 where training is told nothing
+    test: dict[str, np.ndarray]  # "in" and "out" part of the unseen domain -> rows; empty if none is left out
+    target: np.ndarray  # (N,) the target output; -1 if hidden from training
     truth: np.ndarray  # (N,) the true class, known classes first
     classes: tuple[str, ...]  # names of the classifier's outputs
 
@@ -40,9 +40,9 @@ class Fold:
         write_splits(folder / "splits.csv", self.table, self.splits)
 
     def balanced_weights(self) -> np.ndarray:
-        """(C,) with which every labelled class has the same share of a mean over batches that are balanced by domain.
+        """(C,) class weights: every labelled class gets the same share of the loss in domain-balanced batches.
 
-        The expected weight of an image is 1. Classes without a label keep 1.
+        The expected weight of an image is 1. Classes without labels have weight 1.
         """
         labels = [self.target[rows] for rows in self.train.values()]
         shares = [np.bincount(own[own >= 0], minlength=len(self.classes)) / max((own >= 0).sum(), 1) for own in labels]
@@ -55,23 +55,23 @@ class Fold:
 
     @property
     def metric(self) -> str:
-        """What checkpoints are chosen by."""
+        """The metric for selecting checkpoints."""
         return self.benchmark.metric if self.benchmark else "accuracy"
 
     @property
     def positive(self) -> int | None:
-        """The class that the benchmark's F1 is about; None: F1 is the mean over classes."""
+        """The class of the benchmark's F1; None: F1 is the mean over classes."""
         name = self.benchmark.positive if self.benchmark else None
         return self.table.classes.index(name) if name in self.table.classes else None
 
     @property
     def uncovered(self) -> list[str]:
-        """Classes of the unseen domain that no source has: they cannot be learned and are reported separately."""
+        """Classes of the unseen domain that no source has: they cannot be learned, and are reported separately."""
         return uncovered_classes(self.table, self.unseen) if self.test else []
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the summary must know of this fold."""
+        """Remarks on this fold for the summary."""
         return (*_torn_groups(self), *_shared_groups(self))
 
     @property
@@ -85,7 +85,7 @@ class Fold:
         return max(len(self.classes), len(self.table.classes))
 
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
-        """What a test record says of a confusion matrix (true x predicted)."""
+        """The scores of a test record, from a confusion matrix (true x predicted)."""
         found: dict[str, Any] = {
             **scores(confusion, self.positive),
             "per_class": per_class_accuracy(confusion, self.table.classes),
@@ -97,7 +97,7 @@ class Fold:
 
 
 def _torn_groups(fold: Fold) -> tuple[str, ...]:
-    """Groups (patients) that a source's own split tears, where its rule does not look at them."""
+    """Groups (patients) on both sides of a source's split, if its rule ignores groups."""
     group = fold.table.group
     if group is None or fold.splits.rule == "group":
         return ()
@@ -108,13 +108,13 @@ def _torn_groups(fold: Fold) -> tuple[str, ...]:
     if not torn:
         return ()
     return (
-        f"the split puts {len(torn):,} groups on both sides of their domain ({torn[0]}): what is chosen by validation "
-        "looks better than it is. Keep patients together with --split group",
+        f"the split puts {len(torn):,} groups on both sides of their domain ({torn[0]}): validation scores are too "
+        "optimistic. Keep patients together with --split group",
     )
 
 
 def _shared_groups(fold: Fold) -> tuple[str, ...]:
-    """Groups (patients) that stand on two sides: splits are made domain by domain, and a patient may be in several."""
+    """Groups (patients) in several domains: each domain is split separately, so they can appear on both sides."""
     group = fold.table.group
     if group is None:
         return ()
@@ -122,7 +122,7 @@ def _shared_groups(fold: Fold) -> tuple[str, ...]:
         {group[row] for rows in parts.values() for row in rows.tolist()}
         for parts in (fold.train, fold.validation, fold.test)
     )
-    notes, advice = [], "if they are the same patients the score is too good, else make the names unique"
+    notes, advice = [], "if they are the same patients, the score is too optimistic; otherwise make the names unique"
     both = sorted(test & (train | validation))
     if both:
         notes.append(

@@ -1,7 +1,7 @@
-"""Multi-domain generalisation: train on all domains but one, choose by the sources' held-out parts, score the unseen.
+"""Multi-domain generalisation: train on all domains but one, select on held-out source images, score the unseen one.
 
-Training sees the "in" part of the source domains, validation their "out" part. The unseen domain is scored whole and,
-because the field reports it so, on its "in" part (80 %). With no unseen domain (`none`) nothing is scored.
+Training uses the "in" part of the source domains, validation their "out" part. The unseen domain is scored as a whole
+and, as usual in the literature, on its "in" part (80 %). Without an unseen domain (`none`) nothing is scored.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def _test_rows(table: Table, splits: Splits, unseen: str) -> dict[str, np.ndarra
 
 
 def leaves_out(config: Config, domains: Sequence[str]) -> bool:
-    """Whether one of the domains is unseen; `none` leaves none out, unless one is called so.
+    """Whether one of the domains is unseen; `none` leaves none out, unless a domain has that name.
 
     Raises:
-        ValueError: there is no such domain, or the checkpoint is to be chosen on a domain that is not left out.
+        ValueError: there is no such domain, or the checkpoint should be selected on a domain that is not left out.
     """
     if config.unseen != NO_DOMAIN or NO_DOMAIN in domains:
         check_domain(config.unseen, domains)
@@ -64,14 +64,14 @@ def leaves_out(config: Config, domains: Sequence[str]) -> bool:
 
 
 def check_domain(name: str, domains: Sequence[str]) -> None:
-    """Refuse a name that is no domain of the data."""
+    """Raise ValueError if the data has no domain of this name."""
     if name not in domains:
         hint = did_you_mean(name, domains)
         raise ValueError(f"--unseen {name!r} is not a domain of this data{hint} (domains: {', '.join(domains)})")
 
 
 def at_most(rows: np.ndarray, limit: int | None, seed: list[int]) -> np.ndarray:
-    """No more than ``limit`` of the rows, drawn by the seed."""
+    """At most ``limit`` of the rows, sampled with the seed."""
     if limit is None or len(rows) <= limit:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))

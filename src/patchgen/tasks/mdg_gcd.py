@@ -1,12 +1,12 @@
-"""Unseen domain and unknown classes at once: some classes have no labels in training, and the test domain is unseen.
+"""Unseen domain and unknown classes combined: some classes have no labels in training, and the test domain is unseen.
 
-The labels of unlabelled images are taken away here, before anything trains or selects: ``Fold.target`` is -1 for them,
-and only the scorer reads ``Fold.truth``. Checkpoints (and SWAD) are chosen on validation images of known classes. The
-classifier has one output per class; which of the outputs behind the known ones stands for which new class is found by
-one Hungarian match over all scored images, known classes included.
+The labels of unlabelled images are removed here, before training and selection: ``Fold.target`` is -1 for them, and
+only the scorer reads ``Fold.truth``. Checkpoints (and SWAD) are selected on validation images of known classes. The
+classifier has one output per class; the outputs after the known ones are assigned to new classes by one Hungarian match
+over all scored images, known classes included.
 
-The unlabelled pool holds the unknown classes only, as in the paper, or (``mixed``) a share of the known ones as well,
-as people's own data do.
+The unlabelled pool contains only unknown classes, as in the paper, or (``mixed``) also a share of the known ones, as is
+usual in practice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DiscoveryFold(Fold):
 
     @property
     def metric(self) -> str:
-        return "accuracy"  # of known classes: the validation rows hold no others
+        return "accuracy"  # of known classes: the validation rows contain no others
 
     @property
     def positive(self) -> None:
@@ -55,8 +55,8 @@ class DiscoveryFold(Fold):
     def scores(self, confusion: np.ndarray) -> dict[str, Any]:
         """All / Known / Unknown after one joint match; ``accuracy`` is All.
 
-        The joint match (the field's) may give a known output to an unknown class where that makes more images right.
-        ``by_name`` does not: known classes must be called by their name, unknown ones be found among the new outputs.
+        The joint match, standard in the literature, may assign a known output to an unknown class if more images are
+        then correct. ``by_name`` does not: known classes must use their own output, unknown ones the new outputs.
         """
         names = (*self.known, *self.unknown)
         counts = confusion[: len(names), : len(self.classes)]
@@ -79,7 +79,7 @@ class DiscoveryFold(Fold):
 
 
 def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
-    """The leave-one-domain-out fold with the labels of unknown classes taken away."""
+    """The leave-one-domain-out fold without the labels of unknown classes."""
     whole = mdg.make_fold(replace(config, task="mdg", val_images=None), table)
     if not whole.test:
         raise ValueError("task mdg_gcd discovers classes in an unseen domain: --unseen must name one, not none")
@@ -106,9 +106,9 @@ def make_fold(config: Config, table: Table | None = None) -> DiscoveryFold:
 
 
 def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Known and unknown classes: ``lreg`` (the host's half and one more), ``half``, or names with commas between."""
+    """Known and unknown classes: ``lreg`` (L-Reg's half plus one), ``half``, or comma-separated names."""
     if rule in ("lreg", "half"):
-        first = len(classes) // 2 + (rule == "lreg")  # L-Reg: class ids up to int(C / 2), that one included
+        first = len(classes) // 2 + (rule == "lreg")  # L-Reg: class ids up to and including int(C / 2)
         known = classes[:first]
     else:
         known = tuple(dict.fromkeys(name.strip() for name in rule.split(",") if name.strip()))
@@ -125,7 +125,7 @@ def known_classes(rule: str, classes: tuple[str, ...]) -> tuple[tuple[str, ...],
 
 
 def output_names(known: tuple[str, ...], unknown: tuple[str, ...], num_classes: int | None) -> tuple[str, ...]:
-    """Known classes by name; the outputs behind them have no names of their own."""
+    """Known classes by name; the outputs after them have generic names."""
     total = num_classes or len(known) + len(unknown)
     if total < len(known):
         raise ValueError(
@@ -135,7 +135,7 @@ def output_names(known: tuple[str, ...], unknown: tuple[str, ...], num_classes: 
 
 
 def _hidden(config: Config, whole: Fold, truth: np.ndarray, num_known: int) -> np.ndarray:
-    """(N,) rows whose label training must not see: all unknown classes, and with ``mixed`` some of the known."""
+    """(N,) rows whose labels are hidden from training: all unknown classes and, with ``mixed``, some of the known."""
     hidden = truth >= num_known
     if config.unlabelled == "mixed":
         for domain, rows in whole.train.items():
@@ -157,7 +157,7 @@ def _hidden(config: Config, whole: Fold, truth: np.ndarray, num_known: int) -> n
 
 
 def _validation(config: Config, whole: Fold, truth: np.ndarray, num_known: int) -> dict[str, np.ndarray]:
-    """Held-out rows of known classes only: what has no label cannot be chosen by."""
+    """Held-out rows of known classes only: checkpoints cannot be selected without labels."""
     chosen = {}
     for name, rows in whole.validation.items():
         kept = rows[truth[rows] < num_known]
@@ -168,7 +168,7 @@ def _validation(config: Config, whole: Fold, truth: np.ndarray, num_known: int) 
 
 
 def _by_name(counts: np.ndarray, num_known: int) -> dict[str, float]:
-    """All / Known / Unknown where a known class is right only by its own output, a new one only by a new output."""
+    """All / Known / Unknown accuracy if known classes must use their own output, and new ones a new output."""
     known, new = np.diag(counts)[:num_known].sum(), counts[num_known:, num_known:]
     found = sum(new[true, output] for output, true in enumerate(match(new)) if true >= 0) if new.size else 0
     total, of_known = counts.sum(), counts[:num_known].sum()

@@ -1,8 +1,8 @@
-"""Scores, by scikit-learn: of a confusion matrix, of probabilities, and of masks against the truth.
+"""Scores, computed with scikit-learn: of a confusion matrix, of probabilities, and of masks against the truth.
 
     scores(confusion)                                   # (C, C), rows true, columns predicted
     probability_scores(label, probabilities)            # (N,) and (N, C): AUROC, average precision, calibration error
-    reliability(confidence, right)                      # the bins behind the calibration error
+    reliability(confidence, right)                      # the bins of the calibration error
 
 A score that is undefined is None, never NaN: the AUROC of a class needs images of that class and of another.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 BINS = 15  # of the expected calibration error
-RANKED = ("auroc", "average_precision")  # what the order of probabilities gives
+RANKED = ("auroc", "average_precision")  # scores that depend only on the order of probabilities
 
 
 # Confusion matrices
@@ -44,16 +44,16 @@ def class_counts(confusion: np.ndarray) -> dict[str, list[float | None]]:
     )
     total, said = confusion.sum(), confusion.sum(0)
     with np.errstate(invalid="ignore"):
-        specificity = 1 - (said - np.diag(confusion)) / (total - images)  # of the other images, those not called so
+        specificity = 1 - (said - np.diag(confusion)) / (total - images)  # other images not predicted as it
     found = {"precision": precision, "recall": recall, "specificity": specificity, "f1": f1}
     return {name: [None if np.isnan(v) else float(v) for v in values] for name, values in found.items()}
 
 
 def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, float]:
-    """Accuracy, balanced accuracy, macro F1 and F1 of a confusion matrix (C, C); all 0 where nothing was scored.
+    """Accuracy, balanced accuracy, macro F1 and F1 of a confusion matrix (C, C); all 0 if nothing was scored.
 
     Balanced accuracy is the mean recall of the classes that have images, macro F1 the mean over the classes that are
-    true or predicted at least once. ``f1`` is that of the class `positive`, or the macro F1 where none is named.
+    true or predicted at least once. ``f1`` is that of the class `positive`, or the macro F1 by default.
     """
     if not confusion.any():
         return {"accuracy": 0.0, "balanced_accuracy": 0.0, "macro_f1": 0.0, "f1": 0.0, "images": 0}
@@ -69,7 +69,7 @@ def scores(confusion: np.ndarray, positive: int | None = None) -> dict[str, floa
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """Over what is defined."""
+    """Mean of the defined values."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
@@ -85,7 +85,7 @@ def class_ranking(
     Args:
         label: (N,) true class.
         probabilities: (N, C).
-        weights: (N,) how often each image counts.
+        weights: (N,) weight of each image.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -94,7 +94,7 @@ def class_ranking(
     for c in present if len(present) > 1 else ():
         own, said = label == c, probabilities[:, c]
         found["average_precision"][c] = float(average_precision_score(own, said, sample_weight=weights))
-        if probabilities.shape[1] == 2 and c == 1:  # the other class's, turned around twice
+        if probabilities.shape[1] == 2 and c == 1:  # the same as for the other class
             found["auroc"][1] = found["auroc"][0]
         else:
             found["auroc"][c] = float(roc_auc_score(own, said, sample_weight=weights))
@@ -107,7 +107,7 @@ def ranking(label: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | 
 
 
 class Bin(NamedTuple):
-    """Images whose confidence lies in (low, high]; the means are None where there are none."""
+    """Images with confidence in (low, high]; the means are None if there are none."""
 
     low: float
     high: float
@@ -117,7 +117,7 @@ class Bin(NamedTuple):
 
 
 def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[Bin]:
-    """Equal bins of confidence (N,) with the share of images in them that are `right` (N,)."""
+    """Equal bins of confidence (N,), each with the share of its images that are `right` (N,)."""
     edges = np.linspace(0, 1, bins + 1)
     which = np.searchsorted(edges[1:-1], confidence)  # as scikit-learn's calibration_curve: (low, high]
     images = np.bincount(which, minlength=bins)
@@ -145,7 +145,7 @@ def probability_scores(label: np.ndarray, probabilities: np.ndarray) -> dict[str
 
 
 def mask_recovery(mask: np.ndarray, truth: np.ndarray) -> dict[str, np.ndarray]:
-    """How well masks (B, P) find the predictive patches ``truth`` (B, P); one value an image, NaN where undefined.
+    """How well masks (B, P) recover the predictive patches ``truth`` (B, P); one value per image, NaN if undefined.
 
     ``auroc``: does the mask rank predictive patches higher; undefined where all patches or none are predictive.
     ``iou``: of {mask >= 0.5} and the truth. ``error``: mean |m - m*|, the paper's epsilon. ``kept``: share of the

@@ -1,11 +1,11 @@
-"""The paper's theory, measured: every inequality with what it promises, what is found, and whether it holds.
+"""The paper's theory, measured: every inequality with its bound, the measured value, and whether it holds.
 
     found = measure_oracle(sizes=(1, 4, 12, 36), images=400, seed=1)   # premises hold by construction
     found["rows"], found["broken"]                                     # the second: one assumption broken in each row
     measure_run("runs/4f2a9c01b7de", images=200)["rows"]               # a trained ViT: premises only approximate
 
-The results speak of an oracle subset C* and of masks near it. None bounds the learned selector, and none says that
-training finds C*.
+The results concern an oracle subset C* and masks near it. None bounds the learned selector, and none says that training
+finds C*.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def measure_oracle(
 
 
 def oracle_images(sizes: Sequence[int], images: int, seed: int = 0) -> int:
-    """How many images `measure_oracle` draws."""
+    """The number of images that `measure_oracle` draws."""
     per_class = _per_class(sizes, images, seed)
     return oracle.encoder_images() + CELLS * (2 * per_class * (len(set(sizes)) + 1) + max(2, per_class // 2))
 
 
 def _per_class(sizes: Sequence[int], images: int, seed: int) -> int:
-    """Images of a domain and class; whatever is wrong with the arguments is refused before anything is drawn."""
+    """Images per domain and class; checks the arguments before anything is drawn."""
     if not sizes:
         raise ValueError(f"sizes needs at least one number of patches, 1..{oracle.PATCHES}")
     if images < 2 * CELLS:
@@ -78,7 +78,7 @@ def _draw_both(size: int, per_class: int, seed: int, encoder: Encoder, tick: Tic
 
 
 def check_premises(train: Patches, test: Patches) -> dict[str, float]:
-    """What the results assume, measured: largest |C*|, largest |z_p|, largest difference of Phi_C between domains."""
+    """The premises, measured: largest |C*|, largest |z_p|, largest difference of Phi_C between domains."""
     phi = [masked(test.z, test.truth)[test.rows(name)] for name in test.domains]
     return {
         "largest |C*|": float(max(train.truth.sum(1).max(), test.truth.sum(1).max())),

@@ -1,4 +1,4 @@
-"""The paper's inequalities as functions of arrays: what was measured, what is promised, and whether it holds.
+"""The paper's inequalities as functions of arrays: the measured value, the bound, and whether it holds.
 
     row = complexity(masked(z, truth), norm=1.0, bound=1.0, size=12, case="C*", seed=1)
     row.measured, row.bound, row.status                       # 0.1717, 0.1732, "holds"
@@ -20,7 +20,7 @@ import numpy as np
 
 Sense = Literal["at most", "at least"]
 Status = Literal["holds", "vacuous", "violated"]
-ROUNDING = 1e-9  # what equal numbers may differ by in float64, relative to 1 or to the bound
+ROUNDING = 1e-9  # tolerance for equal numbers in float64, relative to 1 or to the bound
 DELTA = 0.05  # the confidence bounds hold with probability 1 - DELTA
 DRAWS = 400  # of the random signs in a Rademacher complexity
 SLOPE_TOLERANCE = 0.1  # ours: the paper bounds complexities and states no slope
@@ -47,7 +47,7 @@ def judge(
     result: str, quantity: str, case: str, measured: float, bound: float,
     sense: Sense = "at most", trivial: float | None = None, note: str = "",
 ) -> BoundCheck:  # fmt: skip
-    """A row with its verdict; `trivial` is what is true anyway, so that a bound no better than it is vacuous."""
+    """A row with its verdict; a bound no better than the `trivial` one is vacuous."""
     slack = bound - measured if sense == "at most" else measured - bound
     says_nothing = trivial is not None and (bound >= trivial if sense == "at most" else bound <= trivial)
     violated = not slack >= -ROUNDING * max(1.0, abs(bound))  # so written, a nan is a violation
@@ -68,10 +68,10 @@ def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> BoundCheck:
     """[3.1] The Bayes risks from C* and from all patches are equal.
 
-    A Bayes risk is not observed; it lies between 0 and the held-out error of any fitted rule. So the larger of two
-    errors limits the difference of the Bayes risks, and only where BOTH are within the sampling error (Hoeffding,
-    1 - DELTA) is equality shown. Errors that differ by more speak against it. Two rules that are equally bad show
-    nothing, however near their errors are: vacuous.
+    A Bayes risk is not observed; it is between 0 and the held-out error of any fitted rule. So the larger of two errors
+    limits the difference of the Bayes risks, and equality is shown only if BOTH are within the sampling error
+    (Hoeffding, 1 - DELTA). Errors that differ by more contradict it. Two equally bad rules show nothing, however close
+    their errors are: vacuous.
 
     Args:
         wrong_subset: (N,) bool, errors of the rule that reads C*.
@@ -249,7 +249,7 @@ def separation(
     learned: np.ndarray, oracle: np.ndarray, label: np.ndarray, eta: float, case: str,
     result: str = "Prop. 3.3", error: str = "eta",
 ) -> BoundCheck:  # fmt: skip
-    """[3.3] Learned representations of distinct classes lie at least gamma - 2 (r + eta) apart; 0 is trivial.
+    """[3.3] Learned representations of distinct classes are at least gamma - 2 (r + eta) apart; 0 is trivial.
 
     Args:
         eta: what bounds |learned - oracle| for EVERY sample; B q for [Cor. C.2].

@@ -1,4 +1,4 @@
-"""The same inequalities with one assumption broken on purpose in each row: they must be seen to fail.
+"""The same inequalities with one assumption deliberately broken in each row: they must fail.
 
 broken_rows(encoder, train, test, per_class=12, seed=1)     # each BoundCheck names its broken assumption in `premises`
 """
@@ -31,7 +31,7 @@ UNDERSTATED = 1000.0
 def broken_rows(
     encoder: Encoder, train: Patches, test: Patches, per_class: int, seed: int, tick: Tick = lambda _: None
 ) -> list[BoundCheck]:
-    """At s = 12: the same functions, fed with what the results exclude.
+    """At s = 12: the same functions, with inputs that the results exclude.
 
     Args:
         per_class: images of the further set whose style reaches C*, per domain and class.
@@ -70,7 +70,7 @@ def broken_rows(
 
 
 def _broken_separation(test: Patches, seed: int) -> dict[str, BoundCheck]:
-    """A small error on average in the place of one that bounds every sample."""
+    """A small mean error instead of one that bounds every sample."""
     few = select("right for 97 %, G = pooled", test, oracle.mostly_right_mask(test.truth, seed), pooled)
     eta = float(np.linalg.norm(few.learned - few.oracle, axis=1).mean())
     q = bounds.mask_error(few.mask, test.truth) * PATCHES

@@ -50,7 +50,7 @@ Encoder = Callable[[np.ndarray], np.ndarray]  # pixels of patches (M,p,p,3) -> (
 
 
 def local_spec(size: int, per_class: int, seed: int) -> OracleSpec:
-    """`oracle-local` with |C*| = size; with size = P there is no context, so nothing may differ between domains."""
+    """`oracle-local` with |C*| = size; with size = P there is no context, so all domains must be equal."""
     if not 1 <= size <= PATCHES:
         raise ValueError(f"sizes must be 1..{PATCHES} patches, got {size}")
     groups = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1
@@ -148,7 +148,7 @@ def fit_encoder(seed: int, tick: Tick = lambda _: None) -> Encoder:
 
 
 def encoder_images() -> int:
-    """How many images `fit_encoder` draws."""
+    """The number of images that `fit_encoder` draws."""
     return sum(ENCODER_SIZES.values()) * LOCAL.classes * len(LOCAL.domains)
 
 

@@ -1,4 +1,4 @@
-"""From patch representations and masks to rows: which mask, which map G and which fitted head meet which inequality.
+"""From patch representations and masks to rows: each inequality with a mask, a map G and a fitted head.
 
 rows = size_rows(train, test, size=12, seed=1)      # every result at one s, masks of known error
 """
@@ -20,7 +20,7 @@ Map = Callable[[np.ndarray], np.ndarray]  # G: (N,P*d) -> (N,g)
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A mask with the representations it leads to, beside those of C*."""
+    """A mask with its representations, and those of C*."""
 
     name: str
     mask: np.ndarray  # (N,P)
@@ -33,7 +33,7 @@ def identity(phi: np.ndarray) -> np.ndarray:
 
 
 def pooled(phi: np.ndarray) -> np.ndarray:
-    """The sum over the patches over sqrt(P), a non-expansive map for which places do not matter."""
+    """The sum over the patches over sqrt(P), a non-expansive map that ignores positions."""
     return phi.reshape(len(phi), PATCHES, -1).sum(1) / PATCHES**0.5
 
 
@@ -197,5 +197,5 @@ def summary(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def largest_norm(*parts: Patches) -> float:
-    """B as it is found: the largest |z_p|."""
+    """B as measured: the largest |z_p|."""
     return max(float(np.linalg.norm(part.z, axis=2).max()) for part in parts)

@@ -33,7 +33,7 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     """The same rows on a trained PatchGen run whose data has true masks; its premises are only approximate.
 
     The module is read as G(Phi_m): z_p is u_p, the patch after attention, which has seen every other patch; G is
-    aggregation, gate and refinement, which nothing makes non-expansive; B is the largest |u_p| found.
+    aggregation, gate and refinement, which need not be non-expansive; B is the largest |u_p| observed.
     """
     from patchgen.data.oracle import true_masks
     from patchgen.predict.predictor import load_run
@@ -116,7 +116,7 @@ def _context(model: Classifier, tokens: Any) -> tuple[Any, Any]:
     from patchgen.model.patchgen import PatchGen
 
     kept: list[Any] = []
-    assert isinstance(model.select, PatchGen)  # `measure_run` has seen to it
+    assert isinstance(model.select, PatchGen)  # checked by `measure_run`
     hook = model.select.out.register_forward_hook(lambda module, given, u: kept.append(u))
     try:
         return model.classify(tokens), kept[0]

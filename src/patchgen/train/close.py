@@ -1,6 +1,6 @@
-"""The end of a run: the reported checkpoints are scored on the unseen domain, once, and the run is complete.
+"""The end of a run: score the reported checkpoints once on the unseen domain, and mark the run as complete.
 
-Everything here follows from the state after the last step, so a run killed in the middle of it does it again.
+Everything here depends only on the state after the last step, so a run killed here simply repeats it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def close_run(trainer: FoldTrainer) -> None:
     """Score the reported checkpoints on the unseen domain (if one was left out), and finish the folder."""
     run, fabric = trainer.run, trainer.fabric
     tensors, facts = load_tensors(run.checkpoint("selected"))
-    fabric.barrier()  # every rank has read it before one may go on
+    fabric.barrier()  # no rank continues before all have read it
     reported = [_report(trainer, "selected", tensors, {"step": facts["step"], "rule": facts["rule"]})]
     if trainer.swad:
         found = trainer.swad.result()
@@ -44,11 +44,11 @@ def close_run(trainer: FoldTrainer) -> None:
 
 
 def _report(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> dict[str, Any]:
-    """Calibrate a checkpoint's mask where it has a level, save it, and score it."""
+    """Calibrate a checkpoint's mask if it has a level, save it, and score it."""
     load_trained(trainer.model, tensors)
     selector = trainer.model.select
     if isinstance(selector, Selector):
-        selector.level.zero_()  # a run that was killed behind this point has calibrated it already
+        selector.level.zero_()  # a run killed after this point has calibrated it already
         rows = np.concatenate(list(trainer.fold.validation.values()))
         trainer.model.drop.eval()
         level = find_level(trainer.evaluate.outputs, rows, trainer.fold.truth, torch.as_tensor(selector.gain).item())
@@ -74,16 +74,16 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
             if len(rows)
         }
     record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
-    record["metric"] = fold.metric  # what the checkpoint was chosen by
+    record["metric"] = fold.metric  # the metric by which the checkpoint was selected
     if fold.positive is not None:
-        record["positive"] = fold.table.classes[fold.positive]  # what `f1` is about; else it is the macro F1
+        record["positive"] = fold.table.classes[fold.positive]  # the class of `f1`; otherwise it is the macro F1
     whole = fold.scores(np.sum([part.confusion for part in parts.values()], axis=0))
     record |= {part: {**fold.scores(result.confusion), **result.means()} for part, result in parts.items()}
     record["all"] = {name: value for name, value in whole.items() if not isinstance(value, dict)}
     record |= {name: value for name, value in whole.items() if isinstance(value, dict)}
     if evaluate.truth is not None and trainer.method.mask == "learned" and name == "selected":
         rows = np.concatenate(list(fold.test.values()))
-        for mask in ("true", "random"):  # what the trained classifier makes of a mask that is not its own
+        for mask in ("true", "random"):  # performance of the trained classifier with other masks
             found = fold.scores(evaluate(rows, mask=mask).confusion)
             record[f"{mask}_mask"] = {"accuracy": found["accuracy"]}
     if patients:
@@ -101,20 +101,20 @@ def _score(trainer: FoldTrainer, name: str, tensors: dict[str, Tensor], facts: d
 
 
 def _own_masks(trainer: FoldTrainer) -> OwnMasks | None:
-    """Where a mask is shown on a calibrated level, and the predictive patches are known."""
+    """For masks with a calibrated level, if the predictive patches are known; else None."""
     truth = trainer.evaluate.truth
     return OwnMasks(truth) if isinstance(trainer.model.select, Selector) and truth is not None else None
 
 
 def _ranks(trainer: FoldTrainer) -> ProbabilityTally | None:
-    """Where outputs are classes without a match."""
+    """If outputs are classes, without matching; else None."""
     fold = trainer.fold
     rows = np.concatenate(list(fold.test.values()))
     return ProbabilityTally(rows, fold.size) if trainer.config.task == "mdg" else None
 
 
 def _patients(trainer: FoldTrainer) -> PatientTally | None:
-    """Where the data names patients, and outputs are classes without a match."""
+    """If the data has patients, and outputs are classes, without matching; else None."""
     fold = trainer.fold
     group, rows = fold.table.group, np.concatenate(list(fold.test.values()))
     return PatientTally(group, rows, fold.size) if group and trainer.config.task == "mdg" else None

@@ -1,4 +1,4 @@
-"""Scoring: large batches, no gradients, and nothing frozen is computed twice."""
+"""Scoring: large batches, no gradients, and frozen features are computed only once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from patchgen.train.own_masks import OwnMasks
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
-MEMORY = 2 << 30  # bytes of features kept for a frozen backbone
+MEMORY = 2 << 30  # bytes of cached features for a frozen backbone
 
 
 class Tally(Protocol):
-    """Whoever wants to hear of single rows while they are scored."""
+    """Receives each row as it is scored."""
 
     def add(self, rows: np.ndarray, logits: Tensor, label: Tensor) -> None: ...
 
@@ -34,19 +34,19 @@ class Tally(Protocol):
 class Evaluation:
     confusion: np.ndarray  # (C, C) true x predicted
     loss: float  # mean cross-entropy
-    mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery where the truth is known
+    mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery if the truth is known
 
     def means(self) -> dict[str, Any]:
-        """What is averaged over images rather than counted."""
+        """The values that are averaged over images rather than counted."""
         return {"loss": self.loss, **({"mask": self.mask} if self.mask else {})}
 
     def record(self, positive: int | None = None) -> dict[str, Any]:
-        """What an evaluation says of a domain; `positive` is the class that its F1 is about."""
+        """The record of a domain; `positive` is the class for F1."""
         return {**scores(self.confusion, positive), **self.means()}
 
 
 class FeatureCache(dict[int, Tensor]):
-    """Tensors by row, off the device, in at most `room` bytes; what does not fit any more is not kept."""
+    """Tensors by row, in host memory, of at most `room` bytes; further tensors are not stored."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class FeatureCache(dict[int, Tensor]):
         if size <= self.room and row not in self:
             self.room -= size
             with torch.inference_mode(False):  # an evaluation's tensors cannot be trained on
-                self[row] = tensor.cpu().clone()  # a part of a batch would keep the whole batch alive
+                self[row] = tensor.cpu().clone()  # a slice would keep the whole batch alive
 
 
 class Reader:
-    """Rows of the table -> what the classifier reads, un-augmented; kept in memory where the backbone is frozen."""
+    """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen."""
 
     def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore) -> None:
         self.fabric, self.model, self.store = fabric, model, store
@@ -89,15 +89,15 @@ class Reader:
 
 
 class Evaluator:
-    """Scores rows with the model as it is.
+    """Scores rows with the current model.
 
     Args:
-        reader: Where a row's pixels or kept features come from.
+        reader: Provides the pixels or cached features of a row.
         label: (N,) class id of each row of the table.
         num_classes: Side of the confusion matrix.
-        num_known: Classes below this have an output of their own; of the others' images the loss says nothing.
-        truth: (N, P) predictive patches where they are known; masks are then scored against them.
-        mask: Which mask the model uses: its "learned" one, or in its place the "true" or a "random" one.
+        num_known: Classes below this have their own output; images of other classes do not contribute to the loss.
+        truth: (N, P) predictive patches if known; masks are then scored against them.
+        mask: Which mask the model uses: its "learned" one, or instead the "true" or a "random" one.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class Evaluator:
         tallies: Sequence[Tally] = (),
         own_masks: OwnMasks | None = None,
     ) -> Evaluation:
-        """Score rows; several devices take every n-th row and add up.
+        """Score rows; on several devices each scores every n-th row, and the results are summed.
 
         Args:
-            tallies: Told of each row by this rank.
-            own_masks: Told of each row's mask as the classifier reads it, where another level of it is shown.
+            tallies: Receive each row scored by this rank.
+            own_masks: Receives each row's mask as the classifier uses it, if the displayed one is calibrated.
         """
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
-        totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of what is defined
+        totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of defined values
         broken = torch.zeros(1, device=fabric.device)
         model.drop.eval()
         mine = rows[fabric.global_rank :: fabric.world_size]
@@ -154,13 +154,13 @@ class Evaluator:
         return self._collect(confusion, totals, broken)
 
     def outputs(self, rows: np.ndarray, mask: Tensor | None = None) -> Output:
-        """What the model says of rows, with its own mask or with a given one (B, P)."""
+        """The model's output for rows, with its own mask or with a given one (B, P)."""
         fabric = self.reader.fabric
         with fabric.autocast():
             return self.reader.model(self.reader(rows), mask=None if mask is None else fabric.to_device(mask))
 
     def given_mask(self, rows: np.ndarray, kind: str) -> Tensor | None:
-        """The mask to use instead of the learned one; a random one has as many patches as the true one."""
+        """The mask that replaces the learned one; a random mask has as many patches as the true one."""
         if kind == "learned" or self.truth is None:
             return None
         chosen = self.truth[rows]
@@ -189,7 +189,7 @@ class Evaluator:
         whole = torch.cat([broken, confusion, totals.flatten()])
         whole = cast(Tensor, self.reader.fabric.all_reduce(whole, reduce_op="sum"))
         if whole[0] > 0:
-            raise ValueError("training diverged: the classifier's outputs are not finite any more; lower --lr")
+            raise ValueError("training diverged: the classifier's outputs are no longer finite; lower --lr")
         whole = whole[1:]
         square = whole[: len(confusion)].view(self.num_classes, -1).round().long().cpu().numpy()
         means = {
@@ -201,7 +201,7 @@ class Evaluator:
 
 
 def mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
-    """Mask health, each image counting once: {"mask": {"mean": ..., "spread": ..., ...}}."""
+    """Mask health, averaged over images: {"mask": {"mean": ..., "spread": ..., ...}}."""
     with_mask = [result for result in found.values() if result.mask]
     if not with_mask:
         return {}

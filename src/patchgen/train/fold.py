@@ -1,8 +1,8 @@
-"""The loop of a fold: one visible pass over the steps, on one device or many.
+"""The training loop of a fold: one visible loop over the steps, on one device or several.
 
-A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the source domains'
-held-out parts are scored, a record is written, and the whole state is saved; a killed run goes on from there to the
-same numbers. The unseen domain is looked at only for the checkpoints that are reported.
+A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the held-out parts of
+the source domains are scored, a record is written, and the whole state is saved; resuming a killed run from there
+reproduces the uninterrupted run exactly. The unseen domain is used only to score the reported checkpoints.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     try:
         with safe_children():
             fabric.launch(partial(_work, config=config, run=run, fold=fold, quiet=quiet))
-    except ProcessRaisedException as error:  # a process of several failed: its last line says why
+    except ProcessRaisedException as error:  # one of several processes failed: its last line says why
         raise ValueError(str(error).strip().splitlines()[-1]) from error
-    except ProcessExitedException as error:  # one died; behind `done` only the shutdown of its threads can fail
+    except ProcessExitedException as error:  # one died; after `done` only the shutdown of its threads can fail
         if not run.done:
             raise ProcessDied(
                 f"a process of {run.path} died ({error}); the same command resumes from the last evaluation"
@@ -72,7 +72,7 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
 
 def _fabric(config: Config) -> Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
-    assert config.precision != "auto"  # `train` has settled it
+    assert config.precision != "auto"  # resolved by `train`
     external = "TORCHELASTIC_RUN_ID" in os.environ or _is_slurm_task()
     strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
     try:
@@ -84,11 +84,11 @@ def _fabric(config: Config) -> Fabric:
 
 
 def _is_slurm_task() -> bool:
-    """True in a task of Slurm's; a variable that a finished job left in the shell is taken out of the way."""
+    """True in a Slurm task; a variable left in the shell by a finished job is ignored."""
     if all(os.environ.get(name, "").isdigit() for name in SLURM):
         return True
     if os.environ.pop(SLURM[0], None) is not None:
-        print(f"{SLURM[0]} is set, but this is no task of Slurm's: left aside", file=sys.stderr)
+        print(f"{SLURM[0]} is set, but this is not a Slurm task: ignored", file=sys.stderr)
     return False
 
 
@@ -110,15 +110,15 @@ class FoldTrainer(Trainer):
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
-        if is_news(self.model.backbone.description):  # of several trainings of a fit, the first says it
+        if is_news(self.model.backbone.description):  # printed once for all trainings of a fit
             self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
 
         shares = fabric.world_size * config.accumulate
-        if config.batch_per_domain % shares:  # the settings know their own devices, not those of a whole cluster
+        if config.batch_per_domain % shares:  # the settings know the devices of one node, not of a whole cluster
             raise ValueError(
-                f"batch_per_domain {config.batch_per_domain} must divide by processes x accumulate = {shares}"
+                f"batch_per_domain {config.batch_per_domain} must be divisible by processes x accumulate = {shares}"
             )
 
         table = fold.table
@@ -155,7 +155,7 @@ class FoldTrainer(Trainer):
         self.resume()
 
     def _fit_stain(self, store: ImageStore) -> Macenko:
-        """The stains of training images alone, evenly over their rows; the same on every rank and after a kill."""
+        """Fit stains on evenly spaced training images only; the same on every rank and after a restart."""
         rows = np.unique(np.concatenate(list(self.fold.train.values())))
         some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
         reference = fit_macenko(image.transpose(1, 2, 0) for image in store.images(some))
@@ -163,7 +163,7 @@ class FoldTrainer(Trainer):
         return reference
 
     def _compile(self) -> None:
-        """For the shape of a micro-batch, in the run's number format."""
+        """Compile for the shape of a micro-batch, in the run's precision."""
         if self._keeps_features:
             self.say("--compile: the backbone is frozen and its features are cached; continuing without it")
             return
@@ -175,11 +175,11 @@ class FoldTrainer(Trainer):
 
     @property
     def _keeps_features(self) -> bool:
-        """Nothing before the features can change."""
+        """Whether features are cached: nothing before them can change."""
         return self.model.reads_frozen and self.batches.augment is None
 
     def _set_up_method(self) -> None:
-        """Its own parameters, drawn from the seed alone; the mask has its moderate start by now."""
+        """Create the method's parameters, from the seed alone; the mask has been calibrated by now."""
         self.method.sources = tuple(self.fold.train)
         if self.config.class_weights:
             self.method.register_buffer(
@@ -191,12 +191,12 @@ class FoldTrainer(Trainer):
         self.method.to(self.fabric.device)
 
     def _truth(self) -> np.ndarray | None:
-        """The predictive patches, where the data says which they are: (N, P)."""
+        """The predictive patches (N, P), if the data provides them."""
         truth = true_masks(self.fold.table, self.model.grid) if self.model.has_mask else None
         if self.method.mask == "true" and (truth is None or self.config.augment):
             raise ValueError(
                 f"method {self.config.method!r} needs data whose predictive patches are known (`patchgen oracle list`) "
-                "and images that stay as they are (--no-augment)"
+                "and images without augmentation (--no-augment)"
             )
         return truth
 
@@ -219,7 +219,7 @@ class FoldTrainer(Trainer):
                     break
                 self._step(step)
                 bar.advance()
-                if bar.live and step % 20 == 0:  # not at every step: the device must catch up for it
+                if bar.live and step % 20 == 0:  # not at every step: it synchronises the device
                     bar.show(self.values.means())
                 if step % self.config.eval_every == 0 or step == last:
                     record = self._evaluate(step, time.monotonic() - clock)
@@ -231,14 +231,14 @@ class FoldTrainer(Trainer):
         return self.config.patience is not None and self.without_gain >= self.config.patience
 
     def _step(self, number: int) -> None:
-        # dropout draws from torch's own generator: a resumed run must find it where the unbroken one does
+        # dropout uses torch's default generator: a resumed run must have the same state as an uninterrupted one
         torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
         self.method.update(Step(self, number))
         if self.swad:
             self.swad.update(self._predicting())
 
     def batch(self, step: int, micro: int) -> Batch:
-        """Pixels, augmented and normalised on the device; or kept features, where nothing before them can change."""
+        """Pixels, augmented and normalised on the device; or cached features, if nothing before them can change."""
         kept = self._keeps_features
         part, parts = self._part(micro)
         batch = self.batches.at(step, part, parts, images=not kept)
@@ -259,12 +259,12 @@ class FoldTrainer(Trainer):
         return replace(batch, image=image, label=move(batch.label), domain=move(batch.domain), draw=None)
 
     def _predicting(self) -> dict[str, torch.Tensor]:
-        """The tensors that predict: those that are trained, unless the method has others."""
+        """The tensors used for predictions: the trained ones, unless the method has others."""
         return dict(self.method.predicting(self.model) or trained_tensors(self.model))
 
     @contextmanager
     def _as_predicting(self) -> Iterator[None]:
-        """Evaluate with them, and train on with the trained ones."""
+        """Evaluate with them, then restore the trained ones."""
         other = self.method.predicting(self.model)
         if other is None:
             yield
@@ -295,7 +295,7 @@ class FoldTrainer(Trainer):
         return record
 
     def _keep(self, step: int, record: dict[str, Any]) -> None:
-        """Record, checkpoint and state, in an order that a kill between any two of them cannot harm."""
+        """Write record, checkpoint and state, in an order that is safe if the run is killed in between."""
         score = RULES[self.config.select](record, self.fold.metric)
         better = score >= self.best
         self.best = max(score, self.best)
@@ -343,20 +343,20 @@ class FoldTrainer(Trainer):
         self.fabric.barrier()
 
     def _calibrate(self) -> None:
-        """Give the mask its moderate start on the first step's source images; the same on every rank."""
+        """Calibrate the mask on the source images of the first step; the same on every rank."""
         if self.model.has_mask:
             self.model.start(self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64]))
 
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Deterministic operations while it lasts; one that has no such form is named in a warning and used all the same.
+    """Use deterministic operations inside the context; warns where no deterministic kernel exists.
 
-    On a CPU every operation in use is deterministic for a given number of threads. On CUDA some are not unless asked.
+    On a CPU all operations used here are deterministic for a given number of threads. On CUDA some are only on request.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by CUDA's matrix products at their first use
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its first use
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

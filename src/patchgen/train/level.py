@@ -1,15 +1,15 @@
-"""The level of a mask: which patches count as selected, decided after training on held-out source images.
+"""The level of a mask: which patches count as selected, calibrated after training on held-out source images.
 
-A classifier that reads a selection depends on how mask values compare within an image, not on their level: all of them
-halved give the same answer. So 0.5 means nothing by itself. What does mean something is r, how much of a patch is read
-compared with the average patch of its image. The mask that is shown is sigmoid(scale * log r + shift):
+A classifier with a selection depends on the ratios of mask values within an image, not on their level: halving all of
+them changes nothing. So 0.5 has no meaning by itself. What has a meaning is r, the weight of a patch relative to the
+average patch of its image. The displayed mask is sigmoid(scale * log r + shift):
 
-1. 0.5 is where r = 1: what is selected is read more than it would be without a selection;
-2. if the classifier loses more than one standard error of its accuracy when all else is taken away, 0.5 moves to a
-   smaller r until it does not: what is selected suffices;
-3. the scale shows an average selected patch as 0.88.
+1. 0.5 corresponds to r = 1: selected patches have more weight than they would have without a selection;
+2. if removing all other patches costs the classifier more than one standard error of its accuracy, 0.5 moves to a
+   smaller r until it does not: the selected patches suffice;
+3. the scale maps an average selected patch to 0.88.
 
-Only what is shown changes, never what the classifier reads.
+Only the displayed mask changes, never what the classifier reads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from patchgen.model.selector import log_of, relative
 
 IMAGES = 240  # of source validation, at most
 BATCH = 60
-LOWER = (0.0, -0.5, -1.0, -2.0, -3.0)  # thresholds of log r that are tried, one after the other
-FLAT = 1e-2  # where log r deviates less, nothing is selected: every patch is read
-EVERYTHING = (1.0, 10.0)  # the level at which all patches are shown as selected
+LOWER = (0.0, -0.5, -1.0, -2.0, -3.0)  # thresholds of log r to try, in this order
+FLAT = 1e-2  # below this standard deviation of log r there is no selection: every patch is read
+EVERYTHING = (1.0, 10.0)  # the level at which all patches are displayed as selected
 STRONG = 2.0  # the logit of 0.88
 
-Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask to use in place of the model's own
+Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask that replaces the model's own
 
 
 @torch.inference_mode()
@@ -42,7 +42,7 @@ def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: fl
         classify: The model's output for rows.
         rows: Held-out source images.
         label: (N,) class ids of the whole table.
-        gain: The power of the mask that is read.
+        gain: Exponent of the mask in the weight r.
     """
     if len(rows) > IMAGES:
         rows = rows[np.linspace(0, len(rows) - 1, IMAGES).astype(int)]

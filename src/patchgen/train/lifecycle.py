@@ -1,11 +1,11 @@
-"""The life of a run, whatever its task: found or made, locked, resumed, saved, finished.
+"""The lifecycle of a run, for every task: created or opened, locked, resumed, saved, finished.
 
     from patchgen.config import Config
     from patchgen.train.lifecycle import train
     run = train(Config(data="photos", unseen="site_c"), "runs")
 
-`train` reads the data, names the run and holds its lock; the loop of its task (`train/fold.py`, `train/stream/loop.py`)
-does the work. A loop is a `Trainer`: it says what its state is, and this module saves and restores it.
+`train` reads the data, names the run and holds its lock; the training loop of its task (`train/fold.py`,
+`train/stream/loop.py`) does the work. A loop is a `Trainer`: this module saves and restores its state.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from patchgen.train.track import make_tracker
 def train(
     config: Settings, out: str | Path, table: Table | None = None, *, quiet: bool = False, track: str | bool = False
 ) -> RunFolder:
-    """Train and score one run; a finished one is returned as it is, an interrupted one is resumed.
+    """Train and score one run; a finished run is returned unchanged, an interrupted one is resumed.
 
     Args:
         out: Parent of the run folder.
-        table: The data, where it has been read already.
-        track: Write the numbers for `tensorboard` (also True), `wandb` or `mlflow` too (`patchgen.train.track`).
+        table: The data, if it has already been read.
+        track: Also log to `tensorboard` (or True), `wandb` or `mlflow` (`patchgen.train.track`).
     """
     task = TASKS[config.task]
-    task.make_method(config)  # a wrong name should not cost the reading of the data
+    task.make_method(config)  # report a wrong name before reading the data
     data = task.read(config, table)
     fingerprint = data.fingerprint()
     if isinstance(config, Config) and config.precision == AUTO:
@@ -61,7 +61,7 @@ def train(
     if tracker:
         run.listeners.append(tracker)
     with run.locked() if _first_process() else nullcontext():
-        if run.done:  # by another process, between the look above and the lock
+        if run.done:  # finished by another process since the check above
             return run
         run.renew_settings(config)
         data.write_rows(run.path)
@@ -73,16 +73,16 @@ def train(
 
 
 def _first_process() -> bool:
-    """Of a job that torchrun or Slurm started, the first process holds the run's lock for all."""
+    """In a job started by torchrun or Slurm, the first process holds the run's lock for all."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
 class Trainer:
-    """What a loop has: a model, an optimiser, a run folder, and a state that survives a kill.
+    """Base of the training loops: a model, an optimiser, a run folder, and a resumable state.
 
     Attributes:
-        about: Facts for the header of each checkpoint; ``about["backbone"]`` names the weights.
-        writes: Whether this process writes files; of several that share a run one does.
+        about: Metadata for each checkpoint; ``about["backbone"]`` names the weights.
+        writes: Whether this process writes files; only one of those that share a run does.
     """
 
     model: nn.Module
@@ -94,15 +94,15 @@ class Trainer:
         self.run, self.quiet = run, quiet
 
     def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts beside the model's and the optimiser's."""
+        """Tensors and facts in addition to those of the model and the optimiser."""
         raise NotImplementedError
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take over what `own_state` gave."""
+        """Restore the result of `own_state`."""
         raise NotImplementedError
 
     def begin(self) -> None:
-        """What comes before the first step of a run that has no state yet."""
+        """Called before the first step of a new run."""
 
     def barrier(self) -> None:
         """Wait for the other processes of the run."""
@@ -115,14 +115,14 @@ class Trainer:
         save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
 
     def save_state(self) -> None:
-        """All that the rest of the run depends on; it knows how many bytes of the records it has seen."""
+        """Save everything that the rest of the run depends on, including the length of the records in bytes."""
         own, facts = self.own_state()
         tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
         tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
         self.save("state", tensors | own, {**facts, **self.run.records_mark()})
 
     def resume(self) -> None:
-        """Go back to the last state, or begin; records made after it are dropped and made again."""
+        """Restore the last state, or begin; records written after that state are dropped and recomputed."""
         if self.writes:
             self.run.write_environment(self.about["backbone"])
         state = self.run.state(self.about["backbone"])
@@ -140,5 +140,5 @@ class Trainer:
 
 
 def device_error(accelerator: str, devices: int, error: RuntimeError) -> ValueError:
-    """For a device that this machine lacks."""
+    """The error for a device that is unavailable on this machine."""
     return ValueError(f"--accelerator {accelerator} with --devices {devices}: {error}")

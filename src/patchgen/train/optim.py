@@ -1,4 +1,4 @@
-"""One learning rate each for the head, the module, the tuned part of the backbone and a method's parts.
+"""Separate learning rates for the head, the module, the tuned part of the backbone and a method's modules.
 
 The optimiser (Adam, AdamW or SGD) and the schedule are the method's, unless the settings name others.
 """
@@ -26,7 +26,7 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
         params = [] if module is None else [p for p in module.parameters() if p.requires_grad]
         if params:
             groups.append({"params": params, "lr": rate, "peak": rate, "name": part})
-    groups = groups or [{"params": []}]  # a method that trains nothing has an optimiser of nothing
+    groups = groups or [{"params": []}]  # for methods that train nothing
     kind = config.optimizer or (method or Method).optimizer
     if kind == "sgd":
         momentum = (method or Method).momentum
@@ -36,7 +36,7 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
 
 
 def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> None:
-    """Give a step its learning rates; the cosine begins at the whole and would reach 0 behind the last step."""
+    """Set the learning rates of a step; the cosine starts at the full rate and would reach 0 after the last step."""
     config = method.config
     if (config.lr_schedule or method.lr_schedule) == "cosine":
         share = (1 + math.cos(math.pi * number / config.steps)) / 2
@@ -45,7 +45,7 @@ def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> 
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser's memory as flat tensors: ``<parameter number>.<what>``."""
+    """The optimiser state as flat tensors: ``<parameter number>.<name>``."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{what}": tensor

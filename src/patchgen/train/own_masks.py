@@ -1,6 +1,6 @@
-"""How far a mask finds the predictive patches on the level that training left: counted while images are scored.
+"""How well the uncalibrated mask recovers the predictive patches, computed while images are scored.
 
-A calibrated level changes what is shown, never what the classifier reads, so that one pass over the images tells both.
+Calibration changes only the displayed mask, never what the classifier reads, so one pass over the images scores both.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class OwnMasks:
 
     def __init__(self, truth: np.ndarray) -> None:
         self.truth = truth
-        self.totals = torch.zeros(len(NAMES), 2, dtype=torch.float64)  # sum and count of what is defined
+        self.totals = torch.zeros(len(NAMES), 2, dtype=torch.float64)  # sum and count of defined values
 
     def add(self, rows: np.ndarray, mask: Tensor) -> None:
-        """Masks (B, P) of some rows, as the classifier reads them."""
+        """Masks (B, P) of some rows, as the classifier uses them."""
         found = mask_recovery(mask.float().cpu().numpy(), self.truth[rows])
         values = np.stack([found[name] for name in NAMES])  # (names, B)
         self.totals += torch.from_numpy(np.stack([np.nansum(values, 1), (~np.isnan(values)).sum(1)], 1))
 
     def gather(self, fabric: Fabric) -> None:
-        """Add up what the ranks have seen."""
+        """Sum over all ranks."""
         total = fabric.all_reduce(fabric.to_device(self.totals.float()), reduce_op="sum")
         self.totals = cast(Tensor, total).double().cpu()
 
     def record(self) -> dict[str, float]:
-        """The means; a name without an image for which it is defined is left out."""
+        """The means; names that are undefined for all images are left out."""
         return {name: total / count for name, (total, count) in zip(NAMES, self.totals.tolist(), strict=True) if count}

@@ -1,7 +1,7 @@
-"""Results a patient: every patient counts once, however many images there are of each.
+"""Results per patient: every patient counts once, however many images it has.
 
-Two questions. How good are the images of a patient, on average over patients? And, where all images of a patient have
-one label, is the patient told right by its images together: by their majority, or by their mean probability?
+Two questions. How accurate are the images of a patient, averaged over patients? And, if all images of a patient have
+the same label, is the patient classified correctly from all images: by majority vote, or by their mean probability?
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class PatientTally:
-    """Counts a group (patient, slide) while rows are scored; `add` in any order, then `record`.
+    """Counts per group (patient, slide) while rows are scored; `add` in any order, then `record`.
 
     Args:
         group: Group of each row of the table.
@@ -43,13 +43,13 @@ class PatientTally:
         self.hits.index_add_(0, of, (best == label).double())
 
     def gather(self, fabric: Fabric) -> None:
-        """Add up what the ranks have seen."""
+        """Sum over all ranks."""
         for name in ("votes", "probability", "truth", "hits"):
             total = fabric.all_reduce(fabric.to_device(getattr(self, name).float()), reduce_op="sum")
             setattr(self, name, cast(Tensor, total).double().cpu())
 
     def record(self) -> dict[str, Any]:
-        """What a test record says of patients; the votes only over those whose images all have one label."""
+        """The patient part of a test record; votes only count patients whose images all have the same label."""
         images = self.truth.sum(1)
         share = self.hits / images
         single = (self.truth > 0).sum(1) == 1

@@ -1,4 +1,4 @@
-"""What a test record says of probabilities: AUROC, average precision and calibration error of the scored images."""
+"""The probability scores of a test record: AUROC, average precision and calibration error of the scored images."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class ProbabilityTally:
         self.label[places] = label.float().cpu()
 
     def gather(self, fabric: Fabric) -> None:
-        """Add up what the ranks have seen: each row was scored by one of them."""
+        """Sum over all ranks: each row was scored by one of them."""
         if fabric.world_size > 1:
             for name in ("probabilities", "label"):
                 total = fabric.all_reduce(fabric.to_device(getattr(self, name)), reduce_op="sum")
                 setattr(self, name, cast(Tensor, total).cpu())
 
     def record(self, rows: np.ndarray) -> dict[str, float | None]:
-        """`probability_scores` of some of the rows; None where a score is undefined."""
+        """`probability_scores` of some of the rows; None if a score is undefined."""
         places = self._places(rows)
         return probability_scores(self.label.numpy()[places].astype(np.int64), self.probabilities.numpy()[places])

@@ -1,4 +1,4 @@
-"""One optimiser step, as a method sees it: batches in, gradients out, the optimiser at the end."""
+"""One optimiser step, as seen by a method: batches, gradients, and finally the optimiser."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """What ``Method.update`` works with.
+    """The argument of ``Method.update``.
 
     Attributes:
         number: The step's number, from 0.
         model: The classifier itself, for its parameters; call ``forward``, not the model, for a training pass.
-        optimizer: Its optimiser, the method's own parameters included.
+        optimizer: Its optimiser, including the method's parameters.
     """
 
     def __init__(self, trainer: FoldTrainer, number: int) -> None:
@@ -32,7 +32,7 @@ class Step:
         self._weights, self._weight = main_weights(trainer, number), 1.0
 
     def batches(self) -> Iterator[Batch]:
-        """The step's micro-batches; gradients are exchanged between devices with the last of them."""
+        """The step's micro-batches; gradients are synchronised between devices with the last of them."""
         trainer = self._trainer
         for micro in range(self._parts):
             self._weight = self._weights[micro]
@@ -45,7 +45,7 @@ class Step:
         return cast(Output, trainer.parallel(batch.image, mask=mask))
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
-        """Sum the terms once, add their gradients, and keep their values for the next record."""
+        """Sum the terms once, accumulate their gradients, and store their values for the next record."""
         if self.number == self._trainer.start:
             require_gradients(losses, self._trainer.config.method)
         if self._weight != 1:
@@ -54,17 +54,17 @@ class Step:
         self.note(losses | (watched or {}))
 
     def note(self, values: dict[str, Tensor]) -> None:
-        """Keep values for the next record; nothing is trained by them."""
+        """Store values for the next record; they are not trained on."""
         self._trainer.values.add(values, self.number)
 
     def forget(self) -> None:
-        """Empty the optimiser's memory, as where an objective changes at once."""
+        """Reset the optimiser state, for example when the objective changes abruptly."""
         self.optimizer.state.clear()
 
     def apply(self) -> None:
         """The optimiser's step."""
         fabric = self._trainer.fabric
-        if fabric.world_size > 1:  # the model's gradients are averaged on their way; the method's own are not
+        if fabric.world_size > 1:  # DDP averages the model's gradients, but not the method's
             for parameter in self._trainer.method.parameters():
                 if parameter.grad is not None:
                     parameter.grad = cast(Tensor, fabric.all_reduce(parameter.grad))
@@ -77,20 +77,20 @@ class Step:
 
 
 def require_gradients(losses: Mapping[str, Tensor], method: str) -> None:
-    """Refuse a term that would be summed and logged and train nothing."""
+    """Raise ValueError for a term without gradient, which would be logged but train nothing."""
     for name, value in losses.items():
         if not value.requires_grad:
             raise ValueError(
-                f"method {method!r}: the loss term {name!r} has no gradient, so it would train nothing. It was made of "
-                "detached values, such as `complementary_logits` (`complementary` has its gradient), or within "
-                "torch.no_grad(); return it from `watch` if it is only to be logged"
+                f"method {method!r}: the loss term {name!r} has no gradient, so it would train nothing. It comes "
+                "from detached values, such as `complementary_logits` (`complementary` has a gradient), or from "
+                "torch.no_grad(); return it from `watch` if it should only be logged"
             )
 
 
 def main_weights(trainer: FoldTrainer, step: int) -> list[float]:
-    """For each micro-batch, the weight with which the mean of their `main` is that of the step's labelled images.
+    """Weights of the micro-batches, such that the mean of their `main` is that of the step's labelled images.
 
-    All are 1 where every image has a label, and for a `main` that a method makes within a micro-batch.
+    All are 1 if every image has a label, and for a `main` that a method computes within a micro-batch.
     """
     count = trainer.config.accumulate
     if count == 1 or trainer.method.replaces_main:
@@ -102,7 +102,7 @@ def main_weights(trainer: FoldTrainer, step: int) -> list[float]:
 
 
 class PlainStep(Step):
-    """A step on a batch that is at hand, without a trainer around it: for measurements and for tests."""
+    """A step on a given batch, without a trainer: for measurements and tests."""
 
     def __init__(
         self, method: Method, model: Classifier, optimizer: torch.optim.Optimizer, batch: Batch, number: int = 0

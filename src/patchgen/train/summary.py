@@ -1,4 +1,4 @@
-"""What a person reads: one line an evaluation while a run goes on, and ``summary.md`` in its folder."""
+"""Human-readable output of a run: one line per evaluation during training, and ``summary.md`` in its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCORES = {
     "auroc": "AUROC",
     "known": "known classes",
     "unknown": "new classes",
-}  # beside accuracy, where recorded
+}  # in addition to accuracy, if recorded
 
 
 def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
@@ -74,7 +74,7 @@ def summarize(run: RunFolder, config: Config, fold: Fold) -> str:
 
 
 def _stopped(run: RunFolder, config: Config) -> list[str]:
-    """Where --patience ended the run before its last step."""
+    """The line for a run that --patience ended before its last step."""
     if config.patience is None:
         return []
     last = run.records("evaluation")[-1]["step"]
@@ -82,7 +82,7 @@ def _stopped(run: RunFolder, config: Config) -> list[str]:
 
 
 def _validated(run: RunFolder, config: Config, fold: Fold) -> list[str]:
-    """What a run without an unseen domain can say: how it does at the sites it knows."""
+    """The result of a run without an unseen domain: its accuracy at the sites it was trained on."""
     chosen = best(run.records("evaluation"), config.select, fold.metric)
     rows = [f"| {name} | {found['accuracy']:.4f} | {found['images']} |" for name, found in chosen["validation"].items()]
     return [
@@ -92,7 +92,7 @@ def _validated(run: RunFolder, config: Config, fold: Fold) -> list[str]:
         "|---|---|---|",
         *rows,
         "",
-        "This is not what to expect at a new domain: `patchgen fit` leaves each out in turn to say that.",
+        "Do not expect this accuracy at a new domain: `patchgen fit` leaves each out in turn to estimate that.",
     ]
 
 
@@ -107,7 +107,7 @@ def _by_patient(found: dict[str, Any]) -> str:
 
 
 def _by_name(record: dict[str, Any]) -> str:
-    """What the joint match may hide: it can hand a known class's output to an unknown class."""
+    """What the joint match may hide: it can assign a known class's output to an unknown class."""
     named, taken = record["by_name"], record["all"]["taken_for_known"]
     shares = ", ".join(f"{group} {value:.4f}" for group, value in named.items())
     return f"{shares} (known classes only by their own output, new ones only by new outputs); {taken:.1%} of the " + (
@@ -128,7 +128,7 @@ def _f1_of(fold: Fold) -> str:
 
 
 def progress_line(record: dict[str, Any]) -> str:
-    """One evaluation in plain words; the terms of the objective stand in the records."""
+    """One evaluation in plain words; the terms of the objective are in the records."""
     validation, mask = record["validation"].values(), record.get("mask", {})
     words = [f"loss {record['train']['main']:.3f}"] if "main" in record["train"] else []
     words.append(f"validation accuracy {np.mean([domain['accuracy'] for domain in validation]):.3f}")

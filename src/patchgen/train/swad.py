@@ -33,7 +33,7 @@ SCALARS = ("above", "converge_step", "end_step", "last_step", "threshold", "ende
 
 @dataclass
 class SwadResult:
-    """What was averaged; `average` holds float32 copies that the caller may keep."""
+    """The averaged weights; `average` holds float32 copies that the caller may keep."""
 
     average: Tensors
     converged: bool
@@ -46,7 +46,7 @@ class SwadResult:
     threshold: float | None
     """Rim of the valley; None when there was none."""
     note: str
-    """How it came about, for the record."""
+    """How the result was obtained, for the record."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class RunningMean:
     count: int = 0
 
     def add(self, values: Mapping[str, Tensor], weight: int = 1) -> None:
-        """Take in `values`, the mean of `weight` samples."""
+        """Add `values`, the mean of `weight` samples."""
         if weight == 0:
             return
         if self.tensors and self.tensors.keys() != values.keys():
@@ -71,7 +71,7 @@ class RunningMean:
             mean.lerp_(values[name].detach().to(mean.dtype), weight / self.count)
 
     def merge(self, other: RunningMean) -> None:
-        """Take in every sample of `other`."""
+        """Add every sample of `other`."""
         self.add(other.tensors, other.count)
 
 
@@ -129,14 +129,14 @@ class Swad:
         return self._ended
 
     def update(self, params: Mapping[str, Tensor]) -> None:
-        """Take in the weights after an optimiser step; they must stay as they are until `evaluate` of that step."""
+        """Add the weights after an optimiser step; they must not change before `evaluate` of that step."""
         if self._ended:
             return
         self._open.add(params)
         self._latest = params
 
     def evaluate(self, loss: float, step: int) -> None:
-        """Take in the source-validation loss of the current weights, after `update` of `step`."""
+        """Add the source-validation loss of the current weights, after `update` of `step`."""
         if self._ended:
             return
         if self._open.count == 0:
@@ -174,7 +174,7 @@ class Swad:
         return self._summary(mean, self._converge_step, end, "valley open to the end of training")
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
-        """Everything for an exact resume: tensors under flat names, and a dict that JSON can hold."""
+        """Everything for an exact resume: tensors with flat names, and a JSON-serialisable dict."""
         means = self._means()
         groups = {slot: mean.tensors for slot, mean in means.items()}
         groups |= {f"point{i}": entry.point for i, entry in enumerate(self._recent)} | {"latest": dict(self._latest)}
@@ -187,7 +187,7 @@ class Swad:
         return tensors, scalars
 
     def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
-        """Go on from `state()` of a Swad with the same rule; `tensors` are on the device of the parameters."""
+        """Restore the `state()` of a Swad with the same rule; `tensors` are on the device of the parameters."""
         if scalars["rule"] != self._rule():
             raise ValueError(f"this SWAD state belongs to {scalars['rule']}, not to {self._rule()}; start a new run")
         groups: dict[str, Tensors] = {}
@@ -224,7 +224,7 @@ class Swad:
             return
         first, *later = self._recent
         self._recent = []
-        self._average.add(first.point)  # of its segment only the evaluated step lies in the valley
+        self._average.add(first.point)  # only the evaluated step of its segment is in the valley
         self._end_step = first.step
         for entry in later:
             self._extend(entry)
@@ -242,7 +242,7 @@ class Swad:
         return self._threshold is not None and evaluation.loss > self._threshold
 
     def _extend(self, evaluation: Segment) -> None:
-        """In the valley: a loss within the rim takes everything up to it in, the N_e-th in a row above it ends it."""
+        """In the valley: a loss within the rim adds all steps up to it; N_e losses in a row above it end the valley."""
         if self._ended:
             return
         self._pending.merge(evaluation.mean)
@@ -267,7 +267,7 @@ class Swad:
                 _add_segment(self._average, self._added, self._recent[0])
 
     def _extend_backwards(self, converged: Segment) -> None:
-        """compat: also average the segments before t_s that follow the last one above the rim, but for the first.
+        """compat: also average the segments before t_s that follow the last one above the rim, except the first.
 
         The search assumes N_e segments in memory; with fewer it reaches past t_s, as the original does.
         """
@@ -280,7 +280,7 @@ class Swad:
             _add_segment(self._average, self._added, entry)
 
     def _original_result(self) -> SwadResult:
-        """compat: the head was used, the rest is averaged while one of it is within the rim."""
+        """compat: the head was used; the remaining segments are averaged while one of them is within the rim."""
         if self._converge_step is None:
             last = self._recent[-1]
             note = f"no valley (no loss was the lowest of its window of {self.n_converge}): mean over the last segment"
@@ -306,7 +306,7 @@ def _merged(means: Sequence[RunningMean]) -> RunningMean:
 
 
 def _add_segment(mean: RunningMean, spans: list[tuple[int, int]], segment: Segment) -> None:
-    """compat: `segment` is one more sample, whatever its length; it replaces a stand-in of count 0."""
+    """compat: add `segment` as one sample, whatever its length; it replaces a stand-in of count 0."""
     if mean.count == 0:
         spans.clear()
     spans.append(segment.span)

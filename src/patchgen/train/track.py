@@ -1,12 +1,12 @@
-"""A run's numbers for TensorBoard, Weights & Biases or MLflow, made from the records alone.
+"""Log a run to TensorBoard, Weights & Biases or MLflow, from its records.
 
     patchgen train ... --track            tensorboard --logdir runs
     patchgen train ... --track wandb      wandb sync runs/RUN/wandb/offline-run-*
     patchgen train ... --track mlflow     mlflow ui --backend-store-uri runs/mlruns
 
-The first record of a process writes everything recorded so far into a fresh file, so that a resumed run shows one
-unbroken line, without the values that a kill had taken back. Nothing is sent anywhere unless the environment asks for
-it: WANDB_MODE=online, or MLFLOW_TRACKING_URI with the address of a server.
+The first record of a process writes everything recorded so far into a new file, so that a resumed run shows one
+continuous line, without values that were dropped on resume. Nothing is sent over the network unless the environment
+asks for it: WANDB_MODE=online, or MLFLOW_TRACKING_URI with the address of a server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOWN = ("train", "validation", "mask", "oracle", "lr")
 
 
 class Tracker:
-    """Listens to a run folder (`RunFolder.listeners`) and writes for TensorBoard; others replace its three verbs."""
+    """Listens to a run folder (`RunFolder.listeners`) and writes for TensorBoard; subclasses override three methods."""
 
     package: ClassVar[str] = "tensorboard"
     title: ClassVar[str] = "TensorBoard"
@@ -40,7 +40,7 @@ class Tracker:
             raise ValueError(
                 f'--track needs {self.title}, which is not installed: pip install "patchgen[{self.extra}]"'
             )
-        self.writer: Any = None  # opened by the process that records, which may be a child of this one
+        self.writer: Any = None  # opened by the recording process, which may be a child of this one
         self.written = 0
 
     def __call__(self, run: RunFolder) -> None:
@@ -53,7 +53,7 @@ class Tracker:
         self.written = len(found)
 
     def open(self, run: RunFolder) -> Any:
-        """A writer that holds nothing yet."""
+        """A new, empty writer."""
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.path / "tensorboard"
@@ -62,19 +62,19 @@ class Tracker:
         return SummaryWriter(str(folder))
 
     def write(self, values: Mapping[str, float], step: int) -> None:
-        """The named numbers of one evaluation or epoch, safe on disk."""
+        """Write the named numbers of one evaluation or epoch, and flush them to disk."""
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
     def close(self) -> None:
-        """After the last record."""
+        """Called after the last record."""
         if self.writer is not None:
             self.writer.close()
 
 
 class WandbTracker(Tracker):
-    """`RUN/wandb`, offline unless WANDB_MODE says otherwise; no report of errors, machine, code or packages."""
+    """`RUN/wandb`, offline unless WANDB_MODE says otherwise; does not collect errors, machine, code or packages."""
 
     package, title, extra = "wandb", "Weights & Biases", "wandb"
 
@@ -87,7 +87,7 @@ class WandbTracker(Tracker):
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, x_disable_stats=True,
             x_disable_meta=True, x_disable_machine_info=True, x_save_requirements=False,
-            symlink=False,  # a run folder holds none
+            symlink=False,  # run folders contain no links
         )  # fmt: skip
         name = run.path.name
         return wandb.init(
@@ -105,7 +105,7 @@ class WandbTracker(Tracker):
 
 
 class MlflowTracker(Tracker):
-    """`mlruns` among the run folders, which all of them share, unless MLFLOW_TRACKING_URI names another store."""
+    """`mlruns` next to the run folders, shared by all of them, unless MLFLOW_TRACKING_URI names another store."""
 
     package, title, extra = "mlflow", "MLflow", "mlflow"
 
@@ -119,9 +119,9 @@ class MlflowTracker(Tracker):
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", store))
         found = client.get_experiment_by_name("patchgen")
         experiment = found.experiment_id if found else client.create_experiment("patchgen")
-        note = run.path / "mlflow.json"  # what an earlier process made is known by its id: names may be shared
+        note = run.path / "mlflow.json"  # an earlier MLflow run is identified by its id: names may be shared
         if note.is_file():
-            with suppress(MlflowException):  # the store may be another one by now
+            with suppress(MlflowException):  # the store may have changed
                 client.delete_run(read_json(note)["run_id"])
         self.id = client.create_run(experiment, run_name=run.path.name).info.run_id
         run.write_json(note.name, {"run_id": self.id})
@@ -142,7 +142,7 @@ TRACKERS: dict[str, type[Tracker]] = dict(zip(get_args(Tracking), (Tracker, Wand
 
 
 def make_tracker(name: str | bool) -> Tracker:
-    """By name; True is TensorBoard. ValueError for another name, or where its extra is not installed."""
+    """A tracker by name; True is TensorBoard. ValueError for an unknown name, or if its extra is not installed."""
     chosen = "tensorboard" if name is True else str(name)
     if chosen not in TRACKERS:
         raise ValueError(f"track must be one of {', '.join(TRACKERS)}, not {chosen!r}")
@@ -150,14 +150,14 @@ def make_tracker(name: str | bool) -> Tracker:
 
 
 def settings_of(run: RunFolder) -> dict[str, Any]:
-    """The settings that decide a run's numbers, whatever its task."""
+    """The settings that determine a run's results, for any task."""
     from patchgen.config import load_settings
 
     return load_settings(run.path / "config.yaml").deciding()
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """`validation/art/accuracy` and its like, of one evaluation or epoch."""
+    """Names such as `validation/art/accuracy` and their values, of one evaluation or epoch."""
     for name in SHOWN:
         yield from _leaves(name, record.get(name))
 

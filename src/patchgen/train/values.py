@@ -1,4 +1,4 @@
-"""The named values of the steps since the last evaluation, and what is said when one of them is not finite."""
+"""The named values of the steps since the last evaluation, and the error message if one of them is not finite."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from patchgen.model.classifier import trained_tensors
 from patchgen.runs.folder import RunFolder
 
 NEVER = 2**62  # no step has this number
-NAMED = 4  # images in the text of an error; the file beside the records names all
+NAMED = 4  # images named in an error message; a file next to the records lists all
 
 
 class StepValues:
-    """Sums on the device: nothing waits for a number before somebody asks for it."""
+    """Sums on the device, without synchronisation until they are read."""
 
     def __init__(self, device: torch.device) -> None:
         self.sums: dict[str, tuple[Tensor, int]] = {}
@@ -31,7 +31,7 @@ class StepValues:
             self.first_bad = torch.where(finite, self.first_bad, self.first_bad.clamp(max=step))
 
     def means(self, over_ranks: Callable[[Tensor], Tensor] = lambda values: values) -> dict[str, float]:
-        """Averages since `clear`. Reading them makes the device catch up."""
+        """Averages since `clear`. Reading them synchronises the device."""
         if not self.sums:
             return {}
         values = over_ranks(torch.stack([total / count for total, count in self.sums.values()]))
@@ -42,7 +42,7 @@ class StepValues:
 
 
 def not_finite(means: Mapping[str, float], model: nn.Module) -> list[str]:
-    """The values that are not finite; "weights" where the last step spoilt only these."""
+    """The values that are not finite; "weights" if the last step affected only these."""
     bad = [name for name, value in means.items() if not math.isfinite(value)]
     finite = [tensor.isfinite().all() for tensor in trained_tensors(model).values()]
     return bad or (["weights"] if finite and not torch.stack(finite).all() else [])
@@ -51,10 +51,10 @@ def not_finite(means: Mapping[str, float], model: nn.Module) -> list[str]:
 def diverged(
     run: RunFolder, where: Mapping[str, int], bad: Sequence[str], images: Sequence[str], lr: float, write: bool = True
 ) -> ValueError:
-    """The error for a run that cannot go on; with `write` the images of its step stand in ``diverged.json`` too.
+    """The error for a run that cannot continue; with `write`, the images of its step are listed in ``diverged.json``.
 
     Args:
-        where: the step, and before it what it is counted in: {"stage": 1, "epoch": 2, "step": 3}.
+        where: the step, and the units that contain it: {"stage": 1, "epoch": 2, "step": 3}.
         images: files of that step.
     """
     if write:
@@ -63,5 +63,5 @@ def diverged(
     return ValueError(
         f"training diverged at {place}: {', '.join(bad)} is not finite; lower --lr (now {lr:g}), or look at the images "
         f"of that step: {', '.join(images[:NAMED])}{', ...' * (len(images) > NAMED)} (all of them: diverged.json). The "
-        f"last state that was saved is kept in {run.path}"
+        f"last saved state is in {run.path}"
     )

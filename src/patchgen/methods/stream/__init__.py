@@ -1,13 +1,13 @@
 """Methods for a stream of stages: two views of each image in, named losses out.
 
     gcd                   contrast between views; in the labelled stage also between classes
-    simgcd                gcd with learned prototypes that the two views teach each other
+    simgcd                gcd with learned prototypes, trained by self-distillation between the two views
     promptccd             gcd with prompts from a mixture over the features
     X+patchgen            X with z+ in place of CLS, and the three mask losses
-    X+patchgen-select     X with a CLS that reads what the mask inside the backbone selects, and no further loss
+    X+patchgen-select     X with a CLS that reads what the mask inside the backbone selects, without further losses
 
-A method is a class with one verb, ``losses``; the loop reads its switches. Adding one is a class and a line in
-``STREAM_METHODS``.
+A method is a class with one main function, ``losses``; the loop reads its class attributes. To add a method, write a
+class and add it to ``STREAM_METHODS``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from patchgen.model.classifier import Output
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
 
 PROTOTYPE_TEMPERATURE = 0.1  # of p_h, and of SimGCD's student
-TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher, in a stage's first epoch and from its last of warm-up on
+TEACHER_TEMPERATURE = (0.07, 0.04)  # of SimGCD's teacher: first epoch of a stage, and from the end of warm-up on
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class Views:
 
     out: Output  # of all 2B views
     target: Tensor  # (2B,) position among the known classes in the labelled stage, -1 later
-    pseudo: Tensor  # (2B,) the same, with a component of the mixture where there is no label; -1 for none
-    centres: Tensor | None  # (K, D) what pseudo counts: means of the known classes, or of the components
-    classes: int  # how many there are so far
+    pseudo: Tensor  # (2B,) the same, with a mixture component if there is no label; -1 for none
+    centres: Tensor | None  # (K, D) what pseudo indexes: means of the known classes, or of the components
+    classes: int  # number of classes so far
     epoch: int
-    labelled: bool  # the stage has labels; asking the targets would make the device catch up
+    labelled: bool  # the stage has labels; inspecting the targets would synchronise the device
 
 
 class Gcd:
-    """Views of an image belong together, and so do images of a class where labels are given."""
+    """Pulls together the views of an image, and images of the same class if labels are given."""
 
     pool: ClassVar[str] = "cls"
-    prompts: ClassVar[bool] = False  # the mixture's means join the tokens
+    prompts: ClassVar[bool] = False  # the mixture's means are added to the tokens
     mixture: ClassVar[bool] = False  # a mixture is fitted
-    prototypes: ClassVar[bool] = False  # classes are learned, and scored by them instead of k-means
+    prototypes: ClassVar[bool] = False  # classes are learned prototypes, and evaluated by them instead of k-means
     decays_vectors: ClassVar[bool] = True  # weight decay acts on biases and norms too
     summary: ClassVar[str] = "contrast between views, and between classes where labels are given"
     reference: ClassVar[str] = "Vaze et al. 2022"
@@ -60,7 +60,7 @@ class Gcd:
         self.config = config
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
-        """Named terms, already weighted: their sum is what a step minimises."""
+        """Named terms, already weighted: a step minimises their sum."""
         c, projected = self.config, model.project(views.out.features)
         share = self.supervised(views)
         terms = {"info_nce": (1 - share) * info_nce(projected, c.temperature)}
@@ -69,18 +69,18 @@ class Gcd:
         return terms
 
     def watch(self, views: Views) -> dict[str, Tensor]:
-        """Named values to log; nothing is trained by them."""
+        """Named values to log; they are not trained on."""
         return {}
 
     def supervised(self, views: Views) -> float:
-        """Share of the supervised terms: none where nothing is labelled."""
+        """Weight of the supervised terms: 0 without labels."""
         return self.config.supervised_weight if views.labelled else 0.0
 
 
 class SimGcd(Gcd):
     prototypes = True
     decays_vectors = False
-    summary = "gcd with learned prototypes: each view teaches the other one, and all classes are to be used"
+    summary = "gcd with learned prototypes: self-distillation between views, with all classes in use"
     reference = "Wen et al. 2023"
 
     def losses(self, model: StreamModel, views: Views) -> dict[str, Tensor]:
@@ -106,12 +106,12 @@ class SimGcd(Gcd):
 
 class PromptCcd(Gcd):
     prompts = mixture = True
-    summary = "gcd with prompts: the means of an image's likeliest mixture components join its tokens"
+    summary = "gcd with prompts: the means of an image's likeliest mixture components are added to its tokens"
     reference = "Cendra et al. 2024"
 
 
 class PatchGenTerms(Gcd):
-    """z+ takes the place of CLS everywhere; pseudo-labels come from the mixture, p_h from cosines with its means."""
+    """z+ replaces CLS everywhere; pseudo-labels come from the mixture, p_h from cosines with its means."""
 
     pool = "patchgen"
     mixture = True
@@ -128,7 +128,7 @@ class PatchGenTerms(Gcd):
 
     @torch.no_grad()
     def watch(self, views: Views) -> dict[str, Tensor]:
-        """Share of weak mask entries; p_h(y | z-), the appendix's reference, and L_neg, its lead over p_h(y | z+)."""
+        """Share of weak mask entries; p_h(y | z-), the appendix's reference; L_neg = p_h(y | z-) - p_h(y | z+)."""
         features, mask, rest = views.out.features, views.out.mask, views.out.complementary
         assert mask is not None and rest is not None
         values = {"weak_share": (mask < self.config.tau).float().mean()}
@@ -140,12 +140,12 @@ class PatchGenTerms(Gcd):
 
 
 def cosine_logits(features: Tensor, centres: Tensor) -> Tensor:
-    """What p_h is the softmax of: cosines (B, K) with the centres, over the temperature."""
+    """The logits of p_h: cosines (B, K) with the centres, divided by the temperature."""
     return F.normalize(features, dim=1) @ F.normalize(centres, dim=1).T / PROTOTYPE_TEMPERATURE
 
 
 class GcdPatchGen(PatchGenTerms):
-    summary = "gcd with PatchGen's module and losses: the mixture gives pseudo-labels, and no prompts"
+    summary = "gcd with PatchGen's module and losses: pseudo-labels from the mixture, no prompts"
 
 
 class PromptCcdPatchGen(PatchGenTerms, PromptCcd):
@@ -175,7 +175,7 @@ plugins.open_table("stream_methods", STREAM_METHODS)
 
 
 def make_stream_method(config: StreamConfig) -> Gcd:
-    """The method that the settings name; settings that do not fit it are refused."""
+    """The method named in the settings; raises ValueError for settings that do not fit it."""
     if config.method not in STREAM_METHODS:
         plugins.load_all()
     if config.method not in STREAM_METHODS:
@@ -185,7 +185,7 @@ def make_stream_method(config: StreamConfig) -> Gcd:
     if config.pool and method.pool != "cls":
         raise ValueError(f"pool {config.pool!r} does not fit method {config.method!r}, which has a mask; leave it out")
     if config.components == "grow" and not method.mixture:
-        raise ValueError(f"components 'grow' needs a mixture, which {config.method!r} has not; take promptccd")
+        raise ValueError(f"components 'grow' needs a mixture, which {config.method!r} does not have; use promptccd")
     if config.test_prompts and not method.prompts:
-        raise ValueError(f"test_prompts needs prompts, which {config.method!r} has not; take promptccd")
+        raise ValueError(f"test_prompts needs prompts, which {config.method!r} does not have; use promptccd")
     return method

@@ -1,9 +1,9 @@
-"""Contrast between views and between classes, and the head in whose output they are compared.
+"""Contrastive losses between views and between classes, and the projection head that they act on.
 
     projected = head(features)                                   # (2B, E), unit vectors; view 1 of all, then view 2
     info_nce(projected) + supervised_contrastive(projected, label)
 
-All images of a batch are compared with each other, so these losses want a batch on one device.
+All images of a batch are compared with each other, so these losses need the whole batch on one device.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-START = 0.9  # deviation of a layer's start, times the root of its inputs: DINO's 0.02 at its 2048
+START = 0.9  # initial standard deviation of a layer times the square root of its inputs: DINO's 0.02 at 2048
 
 
 def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
-    """Each view has to find the other view of its image among all others: cross-entropy over 2B - 1 candidates.
+    """Identify the other view of the same image among all others: cross-entropy over 2B - 1 candidates.
 
     Args:
-        projected: (2B, E) unit vectors, the first view of every image and then the second.
+        projected: (2B, E) unit vectors, the first views of all images and then the second.
     """
     count = len(projected) // 2
     if len(projected) != 2 * count or count < 1:
@@ -30,11 +30,11 @@ def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float = 0.07) -> Tensor:
-    """Each labelled view has to find all views of its class (Khosla et al. 2020): mean of -log p over its positives.
+    """Identify all views of the same class (Khosla et al. 2020): mean of -log p over the positives of a labelled view.
 
     Args:
         projected: (N, E) unit vectors.
-        label: (N,) class ids; rows with -1 take no part at all. Nothing labelled gives a differentiable 0.
+        label: (N,) class ids; rows with -1 are ignored. Without labels, a differentiable 0.
     """
     labelled = label >= 0
     similarity = _without_self(projected @ projected.T / temperature)
@@ -55,9 +55,9 @@ class ProjectionHead(nn.Module):
     """Features (B, D) -> unit vectors (B, out): two hidden layers, a unit bottleneck, a layer of unit rows.
 
     The shape is that of DINO's head, which GCD and PromptCCD use; with `out` 0 it ends with the bottleneck, as SimGCD's
-    projector does. It is thrown away after training. Its start is scaled
-    to the widths: with 0.02 for all, a narrow head starts with outputs so short that the first gradients, which are
-    divided by their length, are large (measured: docs/ccd.md).
+    projector does. It is discarded after training. Its initialisation is scaled to the widths: with 0.02 for all, a
+    narrow head starts with outputs so short that the first gradients, which are divided by their length, are large
+    (measured: docs/ccd.md).
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:

@@ -1,7 +1,7 @@
-"""What a stream method trains: a backbone that may be prompted, one vector an image, and the head it is compared in.
+"""The model of a stream method: a backbone with optional prompts, one vector per image, and a projection head.
 
 seen = model.read(images, prompts)      # seen.features (B, D): CLS, the mean token, or z+ of PatchGen
-model.project(seen.features)            # (B, E), unit vectors, for the contrastive losses alone
+model.project(seen.features)            # (B, E), unit vectors, only for the contrastive losses
 model.classify(seen.features, 80)       # (B, 80) cosines with the first 80 learned prototypes (SimGCD)
 """
 
@@ -24,7 +24,7 @@ from patchgen.model.selector import Selector
 
 
 class StreamModel(nn.Module):
-    """A backbone, a pool (`cls`, `mean`, `patchgen`, `select`), a projection head and, if asked for, prototypes."""
+    """A backbone, a pool (`cls`, `mean`, `patchgen`, `select`), a projection head and, optionally, prototypes."""
 
     def __init__(self, backbone: Backbone, config: StreamConfig, pool: str, prototypes: int = 0) -> None:
         super().__init__()
@@ -37,13 +37,13 @@ class StreamModel(nn.Module):
             self.select = Selector(backbone)
         out = 0 if prototypes else config.projection_out  # SimGCD contrasts in the bottleneck
         self.head = ProjectionHead(backbone.dim, config.projection_hidden, config.projection_bottleneck, out)
-        # as long as a linear layer's rows: their length divides the gradients of their direction
+        # same length as a linear layer's rows: gradients of their direction are divided by it
         self.prototypes = nn.Parameter(nn.Linear(backbone.dim, prototypes).weight.detach()) if prototypes else None
 
     def read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
-        """Normalised images (B, 3, S, S), and prompts (B, k, D) if any, to one vector an image.
+        """Normalised images (B, 3, S, S), with optional prompts (B, k, D), to one vector per image.
 
-        The module sees patch tokens alone: prompts act on it through the backbone's attention.
+        PatchGen's module sees only patch tokens: prompts affect it through the backbone's attention.
         """
 
         def tokens(images: Tensor, early: Callable[[Tensor], None] | None = None) -> Tokens:
@@ -58,14 +58,14 @@ class StreamModel(nn.Module):
 
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
-        """Give the mask its start on normalised images (B, 3, S, S) of the first stage."""
+        """Initialise the mask on normalised images (B, 3, S, S) of the first stage."""
         if isinstance(self.select, Selector):
             self.select.start(self.select(self.backbone, images).early)
         elif self.select is not None:
             self.select.calibrate(self.backbone(images).patches.float())
 
     def _pooled(self, tokens: Tokens) -> Output:
-        """One vector an image, of its tokens."""
+        """One vector per image from its tokens."""
         if isinstance(self.select, PatchGen):
             chosen = self.select(tokens.patches)
             return _output(chosen.selected, chosen.mask, chosen.complementary)
@@ -75,14 +75,14 @@ class StreamModel(nn.Module):
         return self.head(features)
 
     def classify(self, features: Tensor, count: int) -> Tensor:
-        """Cosines (B, count) with the first prototypes; those of later stages are not there yet."""
+        """Cosines (B, count) with the first prototypes; those of later stages are not used yet."""
         if self.prototypes is None:
             raise ValueError("this model has no learned prototypes: only simgcd makes some")
         return F.normalize(features, dim=1) @ F.normalize(self.prototypes[:count], dim=1).T
 
 
 def _output(features: Tensor, mask: Tensor | None = None, complementary: Tensor | None = None) -> Output:
-    """An output without logits, (B, 0): a stream's classes are found by clustering."""
+    """An output without logits, (B, 0): the classes of a stream are discovered by clustering."""
     return Output(features.new_empty(len(features), 0), features, mask, complementary=complementary)
 
 
@@ -93,10 +93,10 @@ def build_stream_model(
     progress: Callable[[str], None] | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> StreamModel:
-    """The model before the first stage; the same seed gives the same weights whatever was drawn before.
+    """The model before the first stage; its weights depend on the seed alone, not on the random state.
 
     Args:
-        recorded: What the run has recorded of its backbone, where it is continued or used.
+        recorded: The run's record of its backbone, if it is resumed or used.
     """
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     if config.normalization == "imagenet":

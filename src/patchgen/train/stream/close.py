@@ -1,6 +1,6 @@
-"""The end of a stage: score the last epoch and the kept one, chain the clusters, fit what the next stage replays.
+"""The end of a stage: score the last and the selected epoch, chain the clusters, fit the replay of the next stage.
 
-Everything here follows from the state after the last epoch, so a run killed in the middle of it does it again.
+Everything here depends only on the state after the last epoch, so a run killed here simply repeats it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def close_stage(trainer: StreamTrainer) -> None:
-    """Score, choose, chain, and hand over to the next stage."""
+    """Score, select, chain, and continue with the next stage."""
     clock = time.monotonic()
     stage, kept = trainer.stage, trainer.kept.epoch
     last = trainer.config.epochs - 1
@@ -33,7 +33,7 @@ def close_stage(trainer: StreamTrainer) -> None:
     if kept != last:
         records.append(_Scorer(trainer, "last", last).record())
         load_trained(trainer.model, load_tensors(trainer.run.checkpoint("kept"))[0])
-    if trainer.method.mixture:  # the kept weights get a mixture of their own: prompts and replay must fit them
+    if trainer.method.mixture:  # the selected weights get their own mixture: prompts and replay must fit them
         trainer.refit(trainer.stream.train[stage], stage)
     scorer = _Scorer(trainer, "kept", kept)
     records.insert(0, scorer.record())
@@ -51,14 +51,14 @@ def close_stage(trainer: StreamTrainer) -> None:
 
 
 def finish(trainer: StreamTrainer) -> None:
-    """Averages over the unlabelled stages; the run is then complete."""
+    """Record averages over the unlabelled stages; the run is then complete."""
     for checkpoint in ("kept", "last"):
         trainer.run.append({"kind": "average", **averages(trainer.run, checkpoint)})
     trainer.run.finish(summarize_stream(trainer.run, trainer.stream))
 
 
 def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
-    """A checkpoint that is complete: the weights and the mixture that belongs to them."""
+    """Save a complete checkpoint: the weights and the mixture that belongs to them."""
     tensors = {f"model.{k}": v for k, v in trained_tensors(trainer.model).items()}
     if trainer.pool.mixture is not None:
         tensors |= {f"mixture.{k}": v for k, v in trainer.pool.mixture.tensors().items()}
@@ -67,7 +67,7 @@ def _save_stage(trainer: StreamTrainer, epoch: int) -> None:
 
 
 class _Scorer:
-    """The clusters of a stage under the model as it is, and their scores."""
+    """The clusters of a stage with the current model, and their scores."""
 
     def __init__(self, trainer: StreamTrainer, checkpoint: str, epoch: int) -> None:
         self.trainer, self.checkpoint, self.epoch = trainer, checkpoint, epoch
@@ -120,7 +120,7 @@ class _Scorer:
         return record
 
     def write(self, record: dict[str, Any]) -> None:
-        """The stage's folder: which image went where, and a contact sheet of each class found now."""
+        """Write the stage's folder: the cluster of each image, and a contact sheet of each new class."""
         if not self.stage:
             return
         trainer, known = self.trainer, len(self.trainer.stream.known)

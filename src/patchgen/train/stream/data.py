@@ -1,10 +1,10 @@
 """Pixels of a stream: two views of each image for training, the centre for everything else.
 
-A view is a random crop of the working size, mirrored half of the time, and what is scored is the centre crop. Images
-are kept at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, and crops are
-whole pixels anywhere in the image, as in PromptCCD; without, images are squashed to a square with the interpolation of
-the backbone. Which images a step gets and how they are cropped is a pure function of (seed, stage, epoch, step): a
-resumed run sees what the unbroken one saw.
+A view is a random crop of the working size, mirrored half of the time; scoring uses the centre crop. Images are stored
+at 8/7 of the working size. With `keep_aspect` that is their shorter side, resized bicubically, and crops are aligned to
+whole pixels anywhere in the image, as in PromptCCD; without it, images are squashed to a square with the interpolation
+of the backbone. The images of a step and their crops are a pure function of (seed, stage, epoch, step), so a resumed
+run sees the same views as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from patchgen.data.images import ImageStore
 from patchgen.data.table import Table
 from patchgen.model.backbone import Backbone
 
-CROP = 7 / 8  # working size / size that images are kept at
-BATCH = 128  # images of a pass without gradients
+CROP = 7 / 8  # working size / stored size
+BATCH = 128  # batch size of passes without gradients
 
 
 class StreamImages:
@@ -57,7 +57,7 @@ class StreamImages:
         return self.store.load(rows)[:, :, start : start + self.size, start : start + self.size]
 
     def plain(self, rows: np.ndarray) -> Iterator[Tensor]:
-        """Batches of normalised centre crops, the next one read while the last one is used."""
+        """Batches of normalised centre crops; the next one is read while the current one is used."""
         parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
         for pixels in _ahead(self.centre, parts):
             yield self._normal(send(pixels, self.device).float() / 255)
@@ -83,8 +83,8 @@ def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
     """Square crops (B, 3, size, size), uint8, of images (3, h, w) of any shape.
 
     Args:
-        drawn: (B, 3) uniform in [0, 1): place from the top, place from the left, mirrored below 0.5; None crops the
-            centre, whose place is rounded half to even as by torchvision.
+        drawn: (B, 3) uniform in [0, 1): vertical position, horizontal position, mirrored if below 0.5; None crops the
+            centre, whose position is rounded half to even, as in torchvision.
     """
     found = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
     for i, image in enumerate(images):
@@ -120,7 +120,7 @@ def _number(*parts: int) -> int:
 
 
 def _ahead(load: Callable[[np.ndarray], Any], parts: list[np.ndarray]) -> Iterator[Any]:
-    """What `load` makes of each part, one part ahead."""
+    """The result of `load` for each part, loading one part ahead."""
     with ThreadPoolExecutor(1) as pool:
         coming = [pool.submit(load, part) for part in parts[:1]]
         for i in range(len(parts)):

@@ -1,8 +1,8 @@
-"""The loop over a stream: stage after stage, epoch after epoch, on one device.
+"""The training loop over a stream: stages and their epochs, on one device.
 
-Stage 0 has labels, later ones have none; a stage starts from what the stage before it kept, and sees none of its
-images again. The whole state is saved after each epoch: a run that is killed at any moment goes on to the same numbers.
-What happens at the end of a stage (choice, score, replay, contact sheets) is in `stream_close`.
+Stage 0 has labels, later ones have none; a stage starts from the selected weights of the previous one and does not see
+its images again. The whole state is saved after each epoch, and resuming reproduces the uninterrupted run exactly. The
+end of a stage (selection, scores, replay, contact sheets) is in `close.py`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from patchgen.train.stream.pool import MixturePool
 from patchgen.train.stream.summary import epoch_line
 from patchgen.train.values import StepValues, diverged, not_finite
 
-VALIDATION_INITS = 10  # starts of the k-means of a validation, at most: the host's there too
+VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
 
 
 class UnitFeatures(NamedTuple):
@@ -90,7 +90,7 @@ class StreamTrainer(Trainer):
         self.images = StreamImages(stream.table, backbone, size, self.device, cache, keep_aspect=config.keep_aspect)
         self.pool = MixturePool(config, len(stream.known))
         self.chain: dict[int, int] = {}  # row -> cluster, of the unlabelled stages so far
-        self.target = np.full(len(stream.table), -1)  # what training may know: positions among the known classes
+        self.target = np.full(len(stream.table), -1)  # labels visible to training: positions among the known classes
         first = stream.train[0]
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
@@ -98,7 +98,7 @@ class StreamTrainer(Trainer):
         self.resume()
 
     def _about(self) -> dict[str, Any]:
-        """The facts that go into a checkpoint's header."""
+        """The metadata of a checkpoint."""
         model, classes = self.model, self.stream.table.classes
         return {
             "known_classes": [classes[c] for c in self.stream.known],
@@ -108,7 +108,7 @@ class StreamTrainer(Trainer):
         }
 
     def classes(self, stage: int) -> int:
-        """How many classes there are by a stage: given, or found where the mixture may grow."""
+        """Number of classes up to a stage: given, or estimated if the mixture may grow."""
         if self.config.components == "grow" and stage:
             found = self.pool.mixture or self.pool.last
             return found.components if found is not None else len(self.stream.known)
@@ -156,13 +156,13 @@ class StreamTrainer(Trainer):
         return record
 
     def _before_epoch(self, rows: np.ndarray) -> dict[str, Any]:
-        """Fit the mixture, and give the labelled stage its class means, where it is time to."""
+        """If a fit is due: fit the mixture, and in the labelled stage compute class means."""
         due = self.method.mixture and self.pool.due(self.epoch)
         first = self.method.pool == "patchgen" and self.stage == 0 and self.pool.class_means is None
         return self.refit(rows, self.stage, mixture=due) if due or first else {}
 
     def refit(self, rows: np.ndarray, stage: int, mixture: bool = True) -> dict[str, Any]:
-        """Class means in the labelled stage, and the mixture, from the model as it is."""
+        """Class means in the labelled stage, and the mixture, from the current model."""
         features = self.features(rows).unit
         if stage == 0:
             self.pool.class_means = class_means(features, self.target[rows], len(self.stream.known))
@@ -179,7 +179,7 @@ class StreamTrainer(Trainer):
         return {name: value.detach() for name, value in (losses | self.method.watch(views)).items()}
 
     def _see(self, rows: np.ndarray, images: Tensor) -> Views:
-        """The views' features, prompted where there are prompts; labels, or pseudo-labels where there are none."""
+        """The features of the views, with prompts if there are any, and their labels or pseudo-labels."""
         query, likely, prompts = None, None, None
         if self.method.prompts and self.pool.mixture is not None:
             with torch.no_grad():
@@ -207,7 +207,7 @@ class StreamTrainer(Trainer):
 
     @torch.no_grad()
     def features(self, rows: np.ndarray, prompts: bool = False) -> UnitFeatures:
-        """Unit features of the centre crops, and masks where there are any; with prompts if asked for and active."""
+        """Unit features of the centre crops, and masks if any; with prompts if requested and active."""
         found, masks = [], []
         for images in self.images.plain(rows):
             seen = self.model.read(images)
@@ -218,7 +218,7 @@ class StreamTrainer(Trainer):
         return UnitFeatures(torch.cat(found), torch.cat(masks) if masks else None)
 
     def _validate(self, last: bool) -> dict[str, Any]:
-        """Known accuracy on held-out images of the classes so far; the best epoch, of equals the later, is kept."""
+        """Known accuracy on held-out images of the classes so far; keeps the best epoch (ties: the most recent)."""
         rows = self._some(entered(self.stream, self.choosing, self.stage))
         score = validation_score(self.stream.label[rows], self._clusters(rows), self.stream.known) if len(rows) else 0.0
         found = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
@@ -229,7 +229,7 @@ class StreamTrainer(Trainer):
         return found
 
     def _clusters(self, rows: np.ndarray) -> np.ndarray:
-        """Plain clusters (N,) of rows, found among them and the stage's own images: few rows alone would say little."""
+        """Plain clusters (N,) of rows, computed together with the stage's images, because the rows may be too few."""
         count, prompts = self.classes(self.stage), self.config.test_prompts
         if self.method.prototypes:
             return self.model.classify(self.features(rows).unit, count).argmax(1).cpu().numpy()
@@ -239,7 +239,7 @@ class StreamTrainer(Trainer):
         return kmeans.fit(self.features(together, prompts).unit).assignment[: len(rows)].cpu().numpy()
 
     def _some(self, rows: np.ndarray) -> np.ndarray:
-        """As many rows as a validation may have."""
+        """At most as many rows as a validation may use."""
         return at_most(rows, self.config.val_images, [self.config.seed, self.stage])
 
     # State
@@ -255,13 +255,13 @@ class StreamTrainer(Trainer):
         self.stage, self.epoch, self.kept = facts["stage"], facts["epoch"], BestEpoch(*facts["kept"])
 
     def begin(self) -> None:
-        """Give the mask its moderate start on some images of the first stage."""
+        """Calibrate the mask on some images of the first stage."""
         if self.model.select is not None:
             for images in self.images.plain(at_most(self.stream.train[0], 64, [self.config.seed])):
                 self.model.start(images)
 
     def next_stage(self) -> None:
-        """Begin another stage with the model as it is."""
+        """Start the next stage with the current model."""
         self.pool.next_stage()
         self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)

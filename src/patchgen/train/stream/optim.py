@@ -1,6 +1,6 @@
-"""SGD for a stream: fresh in each stage, one rate for the PatchGen module and one for the rest, a cosine over time.
+"""SGD for a stream: restarted in each stage, separate rates for the PatchGen module and the rest, a cosine schedule.
 
-PromptCCD and GCD decay all that learns; SimGCD spares biases and norms, as the releases do.
+As in the releases, PromptCCD and GCD apply weight decay to all trained tensors; SimGCD exempts biases and norms.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from patchgen.config.stream import StreamConfig
 from patchgen.methods.stream.model import StreamModel
 
-LOWEST = 1e-3  # of the learning rate, at the end of the cosine
+LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 
 
 def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vectors: bool = True) -> torch.optim.SGD:
     """The optimiser of a stage.
 
     Args:
-        decays_vectors: Whether weight decay acts on tensors of one dimension too.
+        decays_vectors: Whether weight decay also applies to one-dimensional tensors.
     """
     module = config.lr if config.lr_module is None else config.lr_module
     chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
@@ -35,7 +35,7 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
 
 
 def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:
-    """Give an epoch its rates, from the whole to a thousandth; returns that of the first group."""
+    """Set the rates of an epoch, from the full rate to a thousandth; returns that of the first group."""
     share = LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * epoch / epochs)) / 2
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * share

@@ -1,8 +1,8 @@
-"""The mixture of a stream run: when it is fitted, to what, and what a step takes from it.
+"""The mixture of a stream run: when and to what it is fitted, and the prompts and pseudo-labels it provides.
 
-Each stage begins with a warm-up in which nothing is taken. From its end on the mixture is fitted every few epochs, to
-the features of the stage's images and to replay, features drawn from the last stage's mixture. Components keep their
-ids from fit to fit: the first ones are the labelled classes, and those of the last stage come before the new ones.
+Each stage begins with a warm-up without the mixture. After that it is fitted every few epochs to the features of the
+stage's images and to replay, features sampled from the last stage's mixture. Components keep their ids between fits:
+the first ones are the labelled classes, and those of the last stage come before the new ones.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from patchgen.discovery.mixture import SphericalMixture, vote
 from patchgen.discovery.prompts import choose_prompts
 from patchgen.runs.tensors import under
 
-GROW_BY = 0.07  # new components of a stage that may grow, per labelled class: the host's 5 of 70 and 10 of 140
+GROW_BY = 0.07  # maximum new components per stage and labelled class: the host method's 5 of 70 and 10 of 140
 
 
 class MixturePool:
-    """Args: settings; how many labelled classes there are."""
+    """Args: the settings, and the number of labelled classes."""
 
     def __init__(self, config: StreamConfig, known: int) -> None:
         self.config, self.known = config, known
@@ -32,12 +32,12 @@ class MixturePool:
         self.class_means: Tensor | None = None  # (known, D), in the labelled stage
 
     def due(self, epoch: int) -> bool:
-        """True where a fit stands before this epoch."""
+        """True if a fit is due before this epoch."""
         behind = epoch - self.config.warm_up
         return behind >= 0 and behind % self.config.refit_every == 0
 
     def size(self, stage: int, classes: int) -> int:
-        """Components to begin a fit with."""
+        """Initial number of components of a fit."""
         if self.config.components == "grow" and stage and self.last is not None:
             extra = max(2, round(GROW_BY * self.known))
             return self.mixture.components if self.mixture is not None else self.last.components + extra
@@ -62,14 +62,14 @@ class MixturePool:
         }
 
     def _start(self, count: int) -> Tensor | None:
-        """Means to begin with: the last fit's, the last stage's, the labelled classes'; None if they are too many."""
+        """Initial means: the last fit's, the last stage's, or the labelled classes'; None if they are too many."""
         for found in (self.mixture, self.last):
             if found is not None:
                 return found.means if found.components <= count else None
         return self.class_means if self.class_means is not None and len(self.class_means) <= count else None
 
     def _replay(self, stage: int) -> Tensor | None:
-        """The same draws in every fit of a stage."""
+        """Replay features; the same samples in every fit of a stage."""
         if self.last is None or not self.config.replay:
             return None
         generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + stage)
@@ -84,15 +84,15 @@ class MixturePool:
     def likely(self, query: Tensor) -> Tensor | None:
         """log p(component | x) of prompt-free features, (B, D) -> (B, K); None before the mixture is active.
 
-        What is not finite shows in the losses: to look for it here would make the device catch up at every step.
+        Non-finite values show up in the losses: a check here would synchronise the device at every step.
         """
         return None if self.mixture is None else self.mixture.log_responsibilities(query, check=False)
 
     def prompts(self, query: Tensor, likely: Tensor | None = None) -> Tensor | None:
-        """Prompts (B, k, D) of prompt-free features (B, D); None before the mixture is active.
+        """Prompts (B, k, D) for prompt-free features (B, D); None before the mixture is active.
 
         Args:
-            likely: What `likely` says of them, where it was asked before.
+            likely: The result of `likely` for them, if already computed.
         """
         likely = self.likely(query) if likely is None else likely
         if self.mixture is None or likely is None:
@@ -100,26 +100,26 @@ class MixturePool:
         return choose_prompts(self.mixture, query, self._prompts(), likely)
 
     def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
-        """Pseudo-labels (2B,) of two views (2B, D): one an image, -1 before the mixture is active."""
+        """Pseudo-labels (2B,) of two views (2B, D): one per image, -1 before the mixture is active."""
         likely = self.likely(query) if likely is None else likely
         if likely is None or self.config.pseudo_labels == "none":
             return torch.full((len(query),), -1, device=query.device)
         return vote(list(likely.chunk(2))).repeat(2)
 
     def centres(self, stage: int) -> Tensor | None:
-        """What labels and pseudo-labels count: (K, D)."""
+        """The centres (K, D) that labels and pseudo-labels refer to."""
         if stage == 0:
             return self.class_means
         return None if self.mixture is None or self.config.pseudo_labels == "none" else self.mixture.means
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a state keeps."""
+        """The tensors of a saved state."""
         found = {"mixture": self.mixture, "last": self.last}
         kept = {f"{name}.{k}": v for name, m in found.items() if m is not None for k, v in m.tensors().items()}
         return kept | ({"class_means": self.class_means} if self.class_means is not None else {})
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Take over what `tensors` gave."""
+        """Restore the result of `tensors`."""
         found = {name: under(tensors, f"{name}.") for name in ("mixture", "last")}
         made = {name: SphericalMixture.from_tensors(t).to(device) if t else None for name, t in found.items()}
         self.mixture, self.last = made["mixture"], made["last"]

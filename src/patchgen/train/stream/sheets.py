@@ -1,4 +1,4 @@
-"""What a stage of a stream found, for people: a CSV of its images, and a contact sheet of each new class.
+"""Human-readable results of a stage: a CSV of its images, and a contact sheet of each new class.
 
 Clusters that belong to a labelled class have its name; the others are new-1, new-2, ..., and keep that name in all
 later stages.
@@ -24,17 +24,17 @@ class StageImages:
     """The images of a stage with their clusters."""
 
     paths: Sequence[str]
-    cluster: np.ndarray  # (N,) ids; below the number of known classes they are these
+    cluster: np.ndarray  # (N,) ids; those below the number of known classes are known classes
     distance: np.ndarray  # (N,) to the cluster's centre, between unit features
     known: tuple[str, ...]
 
     def name(self, cluster: int) -> str:
-        """What people call a cluster."""
+        """The displayed name of a cluster."""
         return self.known[cluster] if cluster < len(self.known) else f"new-{cluster - len(self.known) + 1}"
 
 
 def write_assignments(path: Path, images: StageImages) -> None:
-    """One line an image: where it went, whether that is a labelled class, and how far it lies from the centre."""
+    """One line per image: its cluster, whether that is a labelled class, and its distance from the centre."""
     rows = (
         (images.paths[i], images.name(cluster), "yes" if cluster < len(images.known) else "no", f"{distance:.4f}")
         for i, (cluster, distance) in enumerate(zip(images.cluster.tolist(), images.distance.tolist(), strict=True))
@@ -54,7 +54,7 @@ def write_sheets(
     Args:
         clusters: ids of those to draw.
         pixels: the image (S, S, 3) at a position.
-        masks: (N, h, w), where the method makes some.
+        masks: (N, h, w), if the method has masks.
     """
     for cluster in clusters:
         members = np.flatnonzero(images.cluster == cluster)

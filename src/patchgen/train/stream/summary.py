@@ -1,4 +1,4 @@
-"""What a person reads of a stream run: one line a stage while it goes on, and ``summary.md`` in its folder."""
+"""Human-readable output of a stream run: one line per stage during training, and ``summary.md`` in its folder."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def stage_line(record: dict[str, Any]) -> str:
 
 
 def summarize_stream(run: RunFolder, stream: Stream) -> str:
-    """The text of ``summary.md``; the stages that are done so far."""
+    """The text of ``summary.md``, for the stages completed so far."""
     config, stages = run.stream_config, len(stream.stages) - 1
     done = max((record["stage"] for record in run.records("stage")), default=-1)
     lines = [
@@ -69,7 +69,7 @@ def summarize_stream(run: RunFolder, stream: Stream) -> str:
         f"- backbone {backbone_of(run)}, {config.image_size} px, tuned: {config.tune}; {config.epochs} epochs per "
         f"stage, batch {config.batch}, lr {config.lr:g}, seed {config.seed}",
         f"- epoch kept by: {KEPT_BY[config.selection]}",
-        f"- number of clusters: {'found by the mixture' if config.components == 'grow' else 'given'}",
+        f"- number of clusters: {'estimated by the mixture' if config.components == 'grow' else 'given'}",
         *([f"- NOT FINISHED: {done} of {stages} unlabelled stages are done"] if done < stages else []),
         "",
         "Accuracy in per cent ± its binomial error, under one match of clusters to classes. A: all images; "
