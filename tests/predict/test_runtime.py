@@ -85,10 +85,10 @@ def test_the_digest_follows_the_weights(predictor: Predictor) -> None:
 
 def test_a_crash_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", KILLED])
-    with pytest.raises(runtime.Refused, match="killed by SIGILL on its first image"):
+    with pytest.raises(runtime.RefusedRuntime, match="killed by SIGILL on its first image"):
         runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
     monkeypatch.setattr(runtime, "python", lambda *_: [sys.executable, "-c", "raise ValueError('no such operator')"])
-    with pytest.raises(runtime.Refused, match="failed on its first image .*no such operator"):
+    with pytest.raises(runtime.RefusedRuntime, match="failed on its first image .*no such operator"):
         runtime._in_child("onnx", Path("none.onnx"), 1, np.zeros((1, 2, 2, 3), np.uint8))
 
 
@@ -96,7 +96,7 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     predictor: Predictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def disagree(*_: object) -> None:
-        raise runtime.Refused("its outputs differ from torch's")
+        raise runtime.RefusedRuntime("its outputs differ from torch's")
 
     monkeypatch.setattr(runtime, "_open", disagree)
     with pytest.raises(ValueError, match="--runtime onnx: its outputs differ from torch's; choose --runtime torch"):
@@ -119,7 +119,7 @@ def test_differences_by_hand() -> None:
     other = runtime.compare(truth, found | {"probabilities": np.array([[0.4, 0.6], [0.1, 0.9]])})
     assert other["classes"] == 1
     for wrong in (other, gap | {"mask": 0.03}, gap | {"probabilities": float("nan")}):
-        with pytest.raises(runtime.Refused, match="differ from torch's"):
+        with pytest.raises(runtime.RefusedRuntime, match="differ from torch's"):
             runtime._allowed(wrong)
 
 

@@ -361,12 +361,12 @@ def test_a_full_queue_is_refused(make_client: Callable[..., Any]) -> None:
 
 
 def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
-    from patchgen.viewer.guard import Refused
+    from patchgen.viewer.guard import RefusedRequest
     from patchgen.viewer.worker import ModelThread
 
     async def ask() -> tuple[str, int, int]:
         worker, gate = ModelThread(seconds=0.1, waiting=2), threading.Event()
-        with pytest.raises(Refused, match="no answer within 0.1 seconds") as refused:
+        with pytest.raises(RefusedRequest, match="no answer within 0.1 s") as refused:
             await worker.run(gate.wait)
         gate.set()
         worker.seconds = 60

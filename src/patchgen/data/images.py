@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
-from patchgen.data.limits import Refused, too_large
+from patchgen.data.limits import RefusedImage, too_large
 from patchgen.data.opening import open_image, size_in_header
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
     try:
         with open_image(path) as image:
             return draw(image)
-    except Refused as error:
+    except RefusedImage as error:
         raise UnreadableImage(path, str(error), fix="") from error
     except Image.DecompressionBombError as error:
         raise UnreadableImage(path, too_large(size_in_header(path)), fix="") from error
@@ -131,11 +131,11 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grays: I;16, I;16B, and I from PGM; convert() would clip them at 255
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise Refused(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
+            raise RefusedImage(f"values {values.min()}..{values.max()} do not fit 16 bits; save it with 8 or 16 bits")
         top = 2 ** gray_bits(values, kind) - 1
         return Image.fromarray(((2 * 255 * values + top) // (2 * top)).astype(np.uint8)).convert("RGB")  # rounded
     if image.mode == "F":
-        raise Refused("float pixels have no known range; save it with 8 or 16 bits")
+        raise RefusedImage("float pixels have no known range; save it with 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -26,7 +26,7 @@ STRIPS, TILES = (273, 279), (324, 325)  # offsets and lengths of the parts
 OLD_JPEG, JPEG = 6, 7
 
 
-class Refused(ValueError):
+class RefusedImage(ValueError):
     """An image violates one of our limits; the message ends with the fix."""
 
 
@@ -34,32 +34,32 @@ def check_limits(image: Image.Image) -> None:
     """Reject an open, not yet decoded image that would cost too much.
 
     Raises:
-        Refused: names the limit.
+        RefusedImage: names the limit.
     """
     pixels = image.width * image.height
     if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
-        raise Refused(too_large(image.size))  # Pillow only warns up to twice its limit
+        raise RefusedImage(too_large(image.size))  # Pillow only warns up to twice its limit
     size = BYTES.get(image.mode, 4)
     if pixels * size > MOST_DECODED:
-        raise Refused(too_large(image.size))
+        raise RefusedImage(too_large(image.size))
     if image.format == "TIFF" and _padded(image) * size > MOST_DECODED:
-        raise Refused(
+        raise RefusedImage(
             f"its tiles have {_padded(image):,} pixels, at most {MOST_DECODED // size:,}: save it without tiles"
         )
     streams = _jpeg_streams(image)
     scans, scanned = max((s for s, _ in streams), default=1), sum(s * pixels for s, pixels in streams)
     if scans > MOST_SCANS or scanned > MOST_SCANNED:
-        raise Refused(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
+        raise RefusedImage(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
 
 
 def check_length(length: int) -> None:
     """Reject a file with too many bytes, most of which may be a hole on disk.
 
     Raises:
-        Refused: names the limit.
+        RefusedImage: names the limit.
     """
     if length > MOST_FILE:
-        raise Refused(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
+        raise RefusedImage(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
 
 
 def too_large(size: tuple[int, int] | None) -> str:
@@ -106,7 +106,7 @@ def _padded(image: Image.Image) -> int:
     if TILE_WIDTH in tags:
         across, down = int(tags[TILE_WIDTH]), int(tags.get(TILE_HEIGHT, height))
         if across < 1 or down < 1:
-            raise Refused("its tiles have no pixels: the file is damaged or forged, save it again")
+            raise RefusedImage("its tiles have no pixels: the file is damaged or forged, save it again")
         width, height = -(-width // across) * across, -(-height // down) * down
     return width * height
 
@@ -123,7 +123,7 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
     starts, sizes = ((_numbers(tags.get(tag, ()))) for tag in (TILES if TILES[0] in tags else STRIPS))
     sizes += [0] * (len(starts) - len(sizes))
     if sum(sizes) > len(data):
-        raise Refused("its parts are longer than the file: it is damaged or forged, save it again")
+        raise RefusedImage("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
     parts = [_runs(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size]
     without = sum(not size for size in sizes[: len(starts)])  # without a length: each may extend to the end of the file
@@ -145,4 +145,4 @@ def _refuse_repeated_tags(data: bytes) -> None:
     last = min(first + count * step, len(data) - 1)
     found = [struct.unpack_from(order + "H", data, at)[0] for at in range(first, last, step)]
     if len(found) != len(set(found)):
-        raise Refused("a TIFF that gives one of its tags twice: it is damaged or forged, save it again")
+        raise RefusedImage("a TIFF that gives one of its tags twice: it is damaged or forged, save it again")

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.common.files import regular
-from patchgen.data.limits import Refused, check_length, check_limits
+from patchgen.data.limits import RefusedImage, check_length, check_limits
 from patchgen.data.listing import FORMATS
 
 MISSING = {  # brand in the first bytes of a file -> how to install its decoder
@@ -35,7 +35,7 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
     """
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path):
         if not regular(path):
-            raise Refused("it is a folder, pipe or device, and an image is a file: remove it")
+            raise RefusedImage("it is a folder, pipe or device, and an image is a file: remove it")
         check_length(os.path.getsize(path))
     with open_header(path) as image:
         check_limits(image)
@@ -49,7 +49,7 @@ def open_header(path: str | Path | BinaryIO) -> Image.Image:
     except UnidentifiedImageError:
         for brands, needed in MISSING.items():
             if _brand(path) in brands.split():
-                raise Refused(needed) from None
+                raise RefusedImage(needed) from None
         raise
 
 

@@ -133,12 +133,12 @@ class PatchGen(nn.Module):
         """Scale the scores to standard deviation ``spread`` and return the mean mask; blank images change nothing."""
         q, k, _ = self._heads(tokens)
         score = self._score(q, k)
-        found = score.std()
-        if not found > 1e-3:
+        deviation = score.std()
+        if not deviation > 1e-3:
             return 0.5
         for tensor in (self.qkv.weight, self.qkv.bias):
-            tensor[: 2 * tokens.shape[-1]] *= (spread / found).sqrt()  # scores are bilinear in q and k
-        return float((score * spread / found).sigmoid().mean())
+            tensor[: 2 * tokens.shape[-1]] *= (spread / deviation).sqrt()  # scores are bilinear in q and k
+        return float((score * spread / deviation).sigmoid().mean())
 
     def forward(
         self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None

@@ -53,7 +53,7 @@ NEEDED = ("cls_token", "pos_embed", "patch_embed.proj.weight", "norm.weight", "b
           "blocks.0.mlp.fc2.weight")  # fmt: skip
 
 
-class TimmVit(NamedTuple):
+class TimmFolder(NamedTuple):
     """Settings and tensors of a `Dinov2WithRegistersModel`, its pixels and its licence."""
 
     config: dict[str, Any]
@@ -67,7 +67,7 @@ def heads_of(width: int) -> int | None:
     return HEADS.get(width)
 
 
-def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor]) -> TimmVit:
+def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor]) -> TimmFolder:
     """The model in a folder in timm's layout.
 
     Args:
@@ -86,7 +86,7 @@ def read_timm(folder: Path, about: Mapping[str, Any], state: Mapping[str, Tensor
     config = _config(folder, body, arguments)
     licence = said.get("license")
     pixels = timm_pixels(folder / "config.json", said)
-    return TimmVit(config, _renamed(folder, body, config), pixels, licence if isinstance(licence, str) else "")
+    return TimmFolder(config, _renamed(folder, body, config), pixels, licence if isinstance(licence, str) else "")
 
 
 def _check(folder: Path, architecture: str, arguments: Mapping[str, Any]) -> None:

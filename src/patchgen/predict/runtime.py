@@ -43,7 +43,7 @@ PATIENCE = 600  # timeout of the check in seconds
 GRAPH_VERSION = 1  # of the converted graph; part of the digest
 
 
-class Refused(ValueError):
+class RefusedRuntime(ValueError):
     """A runtime that cannot be used, and why."""
 
 
@@ -84,7 +84,7 @@ def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], Non
     for name in names if runtime == "auto" else [runtime]:
         try:
             return _open(predictor, name, say)
-        except Refused as error:
+        except RefusedRuntime as error:
             if runtime != "auto":
                 raise ValueError(f"--runtime {name}: {error}; choose --runtime torch") from error
             say(f"{name}: {error}")
@@ -100,9 +100,9 @@ def _missing(runtime: str) -> list[str]:
 
 def _open(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> Engine:
     if predictor.dropped_after is not None:
-        raise Refused("it cannot drop unselected patches")
+        raise RefusedRuntime("it cannot drop unselected patches")
     if missing := _missing(runtime):
-        raise Refused(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
+        raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
     folder = cache_dir() / "runtimes" / digest(predictor)
     file, threads = folder / "model.onnx", torch.get_num_threads()
     if not file.is_file():
@@ -154,7 +154,7 @@ def _convert(predictor: Predictor, file: Path) -> None:
             write_graph(predictor, Graph(predictor), example, names, plain)
             _fold(plain, temporary)
     except ValueError as error:
-        raise Refused(str(error)) from error
+        raise RefusedRuntime(str(error)) from error
 
 
 def _fold(plain: Path, folded: Path) -> None:
@@ -174,7 +174,7 @@ def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> 
     """Differences from torch; those of an earlier check if machine and version are the same.
 
     Raises:
-        Refused: the runtime crashed, or its answers differ too much.
+        RefusedRuntime: the runtime crashed, or its answers differ too much.
     """
     key = hashlib.sha256(f"{runtime} {installed(runtime)} {threads} {_processor()}".encode()).hexdigest()[:16]
     record = folder / f"{runtime}-{key}.json"
@@ -203,7 +203,7 @@ def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]
 def _allowed(gap: dict[str, float]) -> dict[str, float]:
     far = [name for name, most in TOLERANCE.items() if name in gap and not gap[name] <= most]  # nan is far
     if gap["classes"] or far:
-        raise Refused(f"its outputs differ from torch's ({_text(gap)})")
+        raise RefusedRuntime(f"its outputs differ from torch's ({_text(gap)})")
     return gap
 
 
@@ -223,12 +223,12 @@ def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray) -> dic
                 python(*words), env=child_environment(), capture_output=True, text=True, timeout=PATIENCE
             )
         except subprocess.TimeoutExpired:
-            raise Refused(f"it gave no answer within {PATIENCE} seconds") from None
+            raise RefusedRuntime(f"it gave no answer within {PATIENCE} seconds") from None
         if child.returncode < 0:
-            raise Refused(f"it was killed by {_signal(-child.returncode)} on its first image")
+            raise RefusedRuntime(f"it was killed by {_signal(-child.returncode)} on its first image")
         if child.returncode:
             last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise Refused(f"it failed on its first image ({last[:200]})")
+            raise RefusedRuntime(f"it failed on its first image ({last[:200]})")
         with np.load(answers, allow_pickle=False) as found:
             return dict(found)
 
@@ -265,7 +265,7 @@ def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
     answers: dict[str, Any] = {"probabilities": found.probabilities, "mask": found.masks}
     try:
         gap = _allowed(compare(predictor.outputs(images), answers))
-    except Refused as error:
+    except RefusedRuntime as error:
         say(f"{name}: {error}; runtime torch")
         return None
     say(f"runtime {name}: {_text(gap)}")

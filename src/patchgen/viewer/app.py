@@ -27,7 +27,7 @@ from patchgen.data.images import UnreadableImage
 from patchgen.draw.overlay import NOTICE
 from patchgen.predict.predictor import Predictor
 from patchgen.viewer import answers, runs
-from patchgen.viewer.guard import Guard, Hosts, Limits, Refused
+from patchgen.viewer.guard import Guard, Hosts, Limits, RefusedRequest
 from patchgen.viewer.library import Library, hide_paths
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
 from patchgen.viewer.worker import ModelThread
@@ -192,12 +192,12 @@ class Viewer:
             parser = InMemory(request.headers, request.stream(), max_files=self.limits.images, max_fields=4)
             form = await parser.parse()
         except MultiPartException as error:
-            raise Refused(
+            raise RefusedRequest(
                 400, f"{error.message.rstrip('.')}; at most {self.limits.images} images per request"
             ) from error
         model, files = form.get("model"), await _files(form)
         if not isinstance(model, str) or not files:
-            raise Refused(400, "the form needs the field `model` and at least one file `image`")
+            raise RefusedRequest(400, "the form needs the field `model` and at least one file `image`")
         return model, files
 
     async def score(self, ask: ImageRequest) -> dict[str, Any]:
@@ -209,14 +209,14 @@ class Viewer:
     async def example(self, ask: ChooseExample) -> dict[str, Any]:
         examples = await self.worker.run(lambda: self.library.examples(ask.model))
         if not 0 <= ask.example < len(examples):
-            raise Refused(404, "there is no such example; reload the page")
+            raise RefusedRequest(404, "there is no such example; reload the page")
         chosen = examples[ask.example]
         try:
             return await self.worker.run(
                 lambda: self._predict(ask.model, chosen.name, chosen.file.read_bytes(), chosen.label)
             )
         except OSError as error:
-            raise Refused(404, f"{chosen.name} cannot be read ({error.strerror})") from error
+            raise RefusedRequest(404, f"{chosen.name} cannot be read ({error.strerror})") from error
 
     async def rankings(self, ask: Rankings) -> dict[str, Any]:
         return await self.worker.run(lambda: self._with(ask, answers.ranked, ask.names))
@@ -258,8 +258,8 @@ def _add_errors(app: FastAPI) -> None:
     def error(status: int, message: str) -> JSONResponse:
         return JSONResponse({"error": message}, status)
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, found: Refused) -> JSONResponse:
+    @app.exception_handler(RefusedRequest)
+    async def refused(request: Request, found: RefusedRequest) -> JSONResponse:
         return error(found.status, found.message)
 
     @app.exception_handler(ValueError)

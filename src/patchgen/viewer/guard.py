@@ -61,7 +61,7 @@ class Limits:
     waiting: int = 200  # jobs in the queue for the model
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that is not answered: an HTTP status and a sentence for the person."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -122,7 +122,7 @@ class Guard:
             if scope["method"] != "POST":
                 return await self.app(scope, receive, answer)
             await self._post(scope, receive, answer)
-        except Refused as refused:
+        except RefusedRequest as refused:
             await _refuse(refused, answer)
         except _Gone:
             return
@@ -130,12 +130,12 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[str, str]) -> None:
         host = headers.get("host", "")
         if not self.hosts.serves(host_name(host)):
-            raise Refused(421, "this viewer is not served under that name; open the address that it printed")
+            raise RefusedRequest(421, "this viewer is not served under that name; open the address that it printed")
         origin = headers.get("origin")
         if origin is not None and _origin_host(origin) != host.lower():
-            raise Refused(403, "requests from other sites are refused")
+            raise RefusedRequest(403, "requests from other sites are refused")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and scope["path"] != "/":
-            raise Refused(403, "requests from other sites are refused")
+            raise RefusedRequest(403, "requests from other sites are refused")
         if scope["method"] == "POST":
             self._check_content(scope["path"], headers)
 
@@ -143,21 +143,23 @@ class Guard:
         wanted = "multipart/form-data" if path == MULTIPART else "application/json"
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
         if kind != wanted:
-            raise Refused(415, f"{path} takes {wanted}")
+            raise RefusedRequest(415, f"{path} takes {wanted}")
         charsets = CHARSET.findall(headers.get("content-type", ""))
         if any(charset.lower() not in ("utf-8", "utf8") for charset in charsets):
-            raise Refused(415, "the body must be UTF-8")
+            raise RefusedRequest(415, "the body must be UTF-8")
         if "content-encoding" in headers:
-            raise Refused(415, "compressed bodies are refused")
+            raise RefusedRequest(415, "compressed bodies are refused")
         length = headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
-            raise Refused(400, "content-length must be a number")
+            raise RefusedRequest(400, "content-length must be a number")
         self._check_size(int(length), path)
 
     def _check_size(self, size: int, path: str) -> None:
         most = self.limits.request_bytes if path == MULTIPART else self.limits.json_bytes
         if size > most:
-            raise Refused(413, f"too much at once: at most {megabytes(most)} a request; send fewer or smaller images")
+            raise RefusedRequest(
+                413, f"too much at once: at most {megabytes(most)} per request; send fewer or smaller files"
+            )
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = bytearray()
@@ -172,7 +174,7 @@ class Guard:
             async with asyncio.timeout(self.limits.upload_seconds):
                 await self._read(body, path, receive)
         except TimeoutError:
-            raise Refused(408, f"the upload took longer than {self.limits.upload_seconds:g} seconds") from None
+            raise RefusedRequest(408, f"the upload took longer than {self.limits.upload_seconds:g} seconds") from None
 
     async def _read(self, body: bytearray, path: str, receive: Receive) -> None:
         more = True
@@ -183,7 +185,7 @@ class Guard:
             chunk = message.get("body", b"")
             self._check_size(len(body) + len(chunk), path)
             if self.arriving + len(chunk) > self.limits.arriving_bytes:
-                raise Refused(503, "too many uploads at the same time; try again in a moment")
+                raise RefusedRequest(503, "too many uploads at the same time; try again in a moment")
             body += chunk
             self.arriving += len(chunk)
             more = message.get("more_body", False)
@@ -223,7 +225,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
         if key in found and key in ("host", "origin", "content-type", "content-length"):
-            raise Refused(400, f"the header {key} appears twice")
+            raise RefusedRequest(400, f"the header {key} appears twice")
         found[key] = value.decode("latin-1")
     return found
 
@@ -273,7 +275,7 @@ def _with_headers(send: Send) -> Send:
     return answer
 
 
-async def _refuse(refused: Refused, send: Send) -> None:
+async def _refuse(refused: RefusedRequest, send: Send) -> None:
     body = json.dumps({"error": refused.message}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     # what is left of a refused upload is not read, so the connection cannot serve another request

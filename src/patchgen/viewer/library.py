@@ -21,7 +21,7 @@ from patchgen.predict.predictor import Predictor, load_predictor
 from patchgen.predict.runtime import Runtime
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
-from patchgen.viewer.guard import Refused
+from patchgen.viewer.guard import RefusedRequest
 from patchgen.viewer.uploads import clean_name
 
 LOADED = 3  # models in memory at a time: as many as the page compares on an image
@@ -121,14 +121,14 @@ class Library:
 
     def item(self, name: str) -> Item:
         if name not in self.items:
-            raise Refused(404, "there is no such model or run here; reload the page")
+            raise RefusedRequest(404, "there is no such model or run here; reload the page")
         return self.items[name]
 
     def predictor(self, name: str) -> Predictor:
         """The model of an item.
 
         Raises:
-            Refused: no such item.
+            RefusedRequest: no such item.
             ValueError: it cannot be loaded, with the reason.
         """
         item = self.item(name)

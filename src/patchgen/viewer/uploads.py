@@ -14,7 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from patchgen.data.images import BILINEAR, UnreadableImage
 from patchgen.data.opening import open_header, readable_formats
 from patchgen.viewer.decoding import Decoder
-from patchgen.viewer.guard import Limits, Refused, megabytes
+from patchgen.viewer.guard import Limits, RefusedRequest, megabytes
 
 NAME = 120  # characters of a file's name that are shown
 
@@ -70,7 +70,7 @@ class UploadStore:
     def get(self, picture: str) -> Upload:
         with self._lock:
             if picture not in self._pictures:
-                raise Refused(404, "this image is no longer kept; open it again")
+                raise RefusedRequest(404, "this image is no longer kept; open it again")
             self._pictures.move_to_end(picture)
             return self._pictures[picture]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from patchgen.viewer.guard import Refused
+from patchgen.viewer.guard import RefusedRequest
 
 T = TypeVar("T")
 
@@ -29,16 +29,16 @@ class ModelThread:
         """The job's result.
 
         Raises:
-            Refused: the queue is full, or the time is over (a job that has not begun is then dropped).
+            RefusedRequest: the queue is full, or the time is over (a job that has not begun is then dropped).
         """
         if self.queued >= self.waiting:
-            raise Refused(503, f"{self.queued} requests are waiting for the model; try again in a moment")
+            raise RefusedRequest(503, f"{self.queued} requests are waiting for the model; try again in a moment")
         self.queued += 1
         try:
             async with asyncio.timeout(self.seconds):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, job)
         except TimeoutError:
-            raise Refused(503, f"no answer within {self.seconds:g} seconds: the model is busy or too slow") from None
+            raise RefusedRequest(503, f"no answer within {self.seconds:g} s: the model is busy or too slow") from None
         finally:
             self.queued -= 1
 
