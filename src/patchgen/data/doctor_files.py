@@ -26,6 +26,7 @@ from patchgen.data.opening import open_image
 from patchgen.data.table import Table
 
 TINY_SIDE = 8  # smallest shorter side in pixels
+LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def _inspect(file: Path, decode: bool) -> FileFacts:
         digest = hashlib.blake2b(content, digest_size=16).digest()
         if not decode:
             return FileFacts(digest)
-        look = dhash(decode_image(file, 224))  # readable means that training can decode it
+        look = dhash(decode_image(file, LOOK_SIDE))  # all of the file is read: damage shows as it does in training
         with open_image(file) as image:
             gray = image.mode.startswith("I")  # 16 bits
             bits = gray_bits(np.asarray(image), image.format) if gray else None
