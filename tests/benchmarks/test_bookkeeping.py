@@ -98,6 +98,7 @@ def test_memory_is_that_of_the_command(tmp_path: Path) -> None:
     assert line == ("peak memory over images: 1 to 9, 100, 120 MB", "1.20", "<= 1.1", False)
 
 
+@pytest.mark.slow
 def test_a_fit_without_each_thing_that_saves_work() -> None:
     found = fit.measure("tiny", image_size=28, pixels=32, images=10, share=0.1)
     assert found["without"].keys() == fit.NAMES.keys() and found["ratio"] > 0

@@ -100,6 +100,7 @@ def test_every_subject_has_rows_and_a_small_size() -> None:
         assert module.SMALL.keys() <= inspect.signature(module.measure).parameters.keys() and callable(module.lines)
 
 
+@pytest.mark.slow  # half a minute, and nothing that users run
 def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {("k-means pass", "images"): (lambda n, _: lambda: sum(range(1000 * n)), (1, 4, 16))}
     monkeypatch.setattr(growth, "GROWTHS", some)

@@ -232,7 +232,7 @@ def test_moved_data_are_the_same_data(tiny_run: TinyRun, image_folder: Path, tmp
         assert subject.fold.table.root == moved
     Image.new("RGB", (9, 9)).save(shutil.copytree(image_folder, first) / "studio/circle/00.png")
     assert open_subjects([str(run)], str(moved))  # now other images lie where the run's were
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="was not trained on the data at"):
         open_subjects([str(renamed)], str(moved))
 
 

@@ -439,7 +439,7 @@ def test_the_card_says_what_must_be_known(saved: Path, fitted: PatchGenClassifie
     assert expected is not None and expected.new_site is not None
     assert "| studio | 10 | 10 | 10 |" in text and f"**{expected.mean:.3f}**" in text
     assert f"between {expected.new_site[0]:.3f} and {expected.new_site[1]:.3f}" in text
-    for words in ("selection map, not an annotation", "licence: none", "too high", f"{fitted.temperature_:.4f}"):
+    for words in ("selection map, not an annotation", "licence: none", "overconfident", f"{fitted.temperature_:.4f}"):
         assert words in text
 
 

@@ -36,7 +36,7 @@ def test_the_example_trains(name: str, example: str, tiny_run: Callable[..., Any
 
 def rows() -> dict[str, tuple[str, str, str]]:
     """name -> its mark, objective and hyper-parameters"""
-    section = GUIDE.split("## What there is")[1].split("##")[0]
+    section = GUIDE.split("## Available methods")[1].split("##")[0]
     found = re.findall(r"^\| `([a-z-]+)`(⁺?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)
     return {name: (mark, objective, own) for name, mark, objective, own in found}
 

@@ -91,7 +91,7 @@ def test_a_head_that_is_not_linear_is_refused(scene: Callable[..., Any]) -> None
     s = scene("lp-ln")
     s.model.add_module("head", nn.Sequential(s.model.head))
     for name in ("rsc", "mtl"):
-        with pytest.raises(ValueError, match=f"method '{name}' needs a linear head.*brought Sequential"):
+        with pytest.raises(ValueError, match=f"method '{name}' needs a linear head.*uses Sequential"):
             make_method(Config("photos", "site_c", method=name)).setup(s.model)
 
 

@@ -163,7 +163,7 @@ def test_a_large_table_gets_no_interval_for_rankings(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("patchgen.predict.evaluate.WORK", 90 * 3 * 150)
     found = evaluate(answers, resamples=200)
     assert found["bootstrap"]["resamples_ranked"] == 150 and bootstrap_draws(answers, 200) == 350
-    assert any("rest on 150 resamples" in note for note in found["notes"])
+    assert any("use 150 resamples" in note for note in found["notes"])
     monkeypatch.setattr("patchgen.predict.evaluate.WORK", 90 * 3 * 99)
     found = evaluate(answers, resamples=200)
     assert "auroc" not in found["intervals"] and "accuracy" in found["intervals"]

@@ -66,7 +66,7 @@ def test_holdout_and_seed(tmp_path: Path) -> None:
     for share in (1, -0.1, float("nan")):
         with pytest.raises(ValueError, match="holdout is a share of each class"):
             read_stream(root, THREE, holdout=share)
-    with pytest.raises(ValueError, match="seed must be a whole number"):
+    with pytest.raises(ValueError, match="seed must be a non-negative whole number"):
         read_stream(root, THREE, seed=-1)
 
 
