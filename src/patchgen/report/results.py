@@ -167,7 +167,9 @@ def _side_by_side(rows: Sequence[Row], scores: Sequence[str]) -> str:
     for label in dict.fromkeys(_label(row, rows) for row in rows):
         own = [row for row in rows if _label(row, rows) == label]
         cells = [[_value(row, score) for row in own if row[score]] for score in scores]
-        lines.append([label, *(mean_and_error(cell) if cell else "" for cell in cells), str(len(own))])
+        lines.append(
+            [label, *(mean_and_error(cell) if cell else "" for cell in cells), str(len({row["seed"] for row in own}))]
+        )
     return f"{rows[0]['data']}, unseen: {rows[0]['unseen']}\n\n" + _markdown(lines)
 
 
