@@ -98,7 +98,7 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     def disagree(*_: object) -> None:
         raise runtime.RefusedRuntime("its outputs differ from torch's")
 
-    monkeypatch.setattr(runtime, "_open", disagree)
+    monkeypatch.setattr(runtime, "_check", disagree)
     with pytest.raises(ValueError, match="--runtime onnx: its outputs differ from torch's; choose --runtime torch"):
         predictor.use("onnx")
     lines: list[str] = []
@@ -109,6 +109,28 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     monkeypatch.setattr(runtime, "installed", lambda name: None)
     predictor.use("auto", lines.append)
     assert lines[-1].startswith("runtime torch: no faster one is installed")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "chosen"),
+    [({"openvino": 1.2, "onnx": 1.3}, "onnx"), ({"openvino": 2.6, "onnx": 1.3}, "openvino"), ({"onnx": 0.9}, None)],
+)
+def test_auto_takes_the_fastest(
+    predictor: Predictor, monkeypatch: pytest.MonkeyPatch, speeds: dict[str, float], chosen: str | None
+) -> None:
+    monkeypatch.setattr(runtime, "installed", lambda name: "1.0" if name in speeds else None)
+    monkeypatch.setattr(runtime, "_missing", lambda name: [])
+    gap = {"classes": 0.0, "probabilities": 0.0}
+    monkeypatch.setattr(runtime, "_check", lambda _, name, say: gap | {"speed": speeds[name]})
+    monkeypatch.setattr(runtime, "open_session", lambda name, file, threads: name)
+    lines: list[str] = []
+    engine = predictor.use("auto", lines.append).engine
+    if chosen is None:
+        assert engine is None and lines == ["runtime torch: onnx is no faster on this machine"]
+    else:
+        assert engine is not None and engine.name == f"{chosen} 1.0"
+        assert lines[0].startswith(f"runtime {chosen} 1.0: {speeds[chosen]} times as fast as torch, same classes")
+    predictor.use("torch")
 
 
 def test_differences_by_hand() -> None:
