@@ -83,6 +83,35 @@ def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callab
     assert collect([other.path], file) == (1, 2) and collect([other.path, run.path], file) == (0, 2)
 
 
+def test_scores_of_known_and_new_classes_have_columns(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+    run = tiny_run("lp-ln", task="mdg_gcd")
+    collect([run.path], tmp_path / "r.csv")
+    [found] = read_rows(tmp_path / "r.csv")
+    [test] = [r for r in run.records("test") if r["checkpoint"] == "selected"]
+    expected = {
+        "accuracy": test["all"]["accuracy"],
+        "known": test["all"]["known"],
+        "unknown": test["all"]["unknown"],
+        "taken_for_known": test["all"]["taken_for_known"],
+        "known_by_name": test["by_name"]["known"],
+        "unknown_by_name": test["by_name"]["unknown"],
+    }
+    assert {name: float(found[name]) for name in expected} == pytest.approx(expected, abs=1e-5)
+    assert "| method | known (%) | taken for known (%) | seeds |" in tables([found], ["known", "taken_for_known"])
+
+
+def test_weights_of_the_losses_tell_rows_apart(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
+    collect([tiny_run("patchgen").path, tiny_run("patchgen", lambda_sim=0.0).path], tmp_path / "r.csv")
+    assert {row["hparams"] for row in read_rows(tmp_path / "r.csv")} == {"", "lambda_sim=0"}
+
+
+def test_a_file_without_the_later_scores_is_read(tmp_path: Path) -> None:
+    columns = [name for name in COLUMNS if name not in ("known", "unknown")]
+    (tmp_path / "old.csv").write_text(",".join(columns) + "\n" + ",".join("1" for _ in columns) + "\n")
+    [found] = read_rows(tmp_path / "old.csv")
+    assert tuple(found) == COLUMNS and (found["known"], found["swad"]) == ("", "1")
+
+
 def test_the_commands(tiny_run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.csv"
     assert main(["runs", "collect", str(tiny_run("lp-ln").path), "--csv", str(file)]) == 0

@@ -13,6 +13,7 @@ import csv
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,9 @@ from patchgen.runs.scores import label_of, paper_backbone, read_runs, score_reco
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
 SCORES = (
-    "accuracy",
-    "swad",
-    "validation",
-    "auroc",
-    "iou",
-    "kept",
-    "iou_before",
-    "kept_before",
-    "true_mask",
-    "random_mask",
-)
+    "accuracy", "swad", "validation", "auroc", "iou", "kept", "iou_before", "kept_before", "true_mask", "random_mask",
+    "known", "unknown", "known_by_name", "unknown_by_name", "taken_for_known",
+)  # fmt: skip
 COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
 SETUP = ("backbone", "image_size", "steps")  # the same for all rows of a data set in one table
 RATES = ("lr", "lr_backbone", "lr_module", "hparams")
@@ -51,10 +44,16 @@ HEADINGS = {
     "kept_before": "The same share before the level is calibrated",
     "true_mask": "Accuracy with the true mask in place of the learned one (%)",
     "random_mask": "Accuracy with a random mask of the true size in its place (%)",
+    "known": "Accuracy on known classes (%)",
+    "unknown": "Accuracy on unknown classes (%)",
+    "known_by_name": "Accuracy on known classes, by their own output (%)",
+    "unknown_by_name": "Accuracy on unknown classes, by new outputs alone (%)",
+    "taken_for_known": "Share of unknown-class images that are given the output of a known class (%)",
 }
 SHORT = {"auroc": "AUROC", "iou": "IoU", "iou_before": "IoU before level", "kept_before": "kept before level",
-         "true_mask": "true mask", "random_mask": "random mask"}  # fmt: skip
-PERCENT = ("accuracy", "swad", "validation", "true_mask", "random_mask")
+         "true_mask": "true mask", "random_mask": "random mask", "known_by_name": "known by name",
+         "unknown_by_name": "unknown by name", "taken_for_known": "taken for known"}  # fmt: skip
+PERCENT = {"accuracy", "swad", "validation", "true_mask", "random_mask", *SCORES[SCORES.index("known") :]}
 
 
 def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
@@ -70,7 +69,7 @@ def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """The rows of such a file.
+    """The rows of such a file; scores that it has no column for are empty.
 
     Raises:
         ValueError: it has other columns.
@@ -78,9 +77,10 @@ def read_rows(file: Path) -> list[Row]:
     refuse_pipe(file)
     with file.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
+        columns = set(reader.fieldnames or ())
+        if not set(COLUMNS) - set(SCORES) <= columns <= set(COLUMNS):
             raise ValueError(f"{file} must have the columns {', '.join(COLUMNS)}; `patchgen runs collect` writes it")
-        return list(reader)
+        return [{name: row.get(name) or "" for name in COLUMNS} for row in reader]
 
 
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
@@ -120,26 +120,35 @@ def _row(run: Any) -> Row:
     config: Config = run.config
     test = score_record(RunFolder(run.path))
     named = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
+    accuracy = "all" if config.task == "mdg_gcd" else "accuracy"
     score = {
-        "accuracy": named.get(("selected", "accuracy", "all")),
-        "swad": named.get(("swad", "accuracy", "all")),
+        "accuracy": named.get(("selected", accuracy, "all")),
+        "swad": named.get(("swad", accuracy, "all")),
         "validation": run.validation,
         **{name: test.get("mask", {}).get(name) for name in ("auroc", "iou", "kept")},
         **{f"{name}_before": test.get("mask_before_level", {}).get(name) for name in ("iou", "kept")},
         **{name: test.get(name, {}).get("accuracy") for name in ("true_mask", "random_mask")},
+        **{name: test["all"].get(name) for name in ("known", "unknown", "taken_for_known")},
+        **{f"{name}_by_name": test.get("by_name", {}).get(name) for name in ("known", "unknown")},
     }
     settings = {
         "data": run.dataset,
         "unseen": config.unseen,
         "method": label_of(config),
         "backbone": " ".join(filter(None, paper_backbone(run.backbone))) or run.backbone,
-        "hparams": " ".join(f"{name}={value:g}" for name, value in sorted(config.hparams.items())),
+        "hparams": " ".join(f"{name}={value:g}" for name, value in sorted((config.hparams | _lambdas(config)).items())),
     }
     plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
     texts = {name: "" if value is None else f"{value:g}" for name, value in plain.items()}
     numbers = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
     cells = settings | texts | numbers | {"run": run.path.name}
     return {name: csv_cell(cell) for name, cell in cells.items()}  # as the file will give them back
+
+
+def _lambdas(config: Config) -> dict[str, float]:
+    """The weights of PatchGen's losses that are not the default."""
+    weights = {field.name: field.default for field in fields(Config) if field.name.startswith("lambda_")}
+    return {name: getattr(config, name) for name, default in weights.items() if getattr(config, name) != default}
 
 
 def _table(rows: Sequence[Row], score: str) -> str:
