@@ -64,9 +64,13 @@ def test_an_empty_cell_stays_empty() -> None:
     assert "| base | 50.0 |  |  | 1 |" in text
 
 
-@pytest.mark.parametrize(("values", "text"), [([91.26], "91.3"), ([0.9, 0.8], "0.85 ± 0.05"), ([0.5], "0.5")])
-def test_mean_and_error(values: list[float], text: str) -> None:
-    assert mean_and_error(values) == text
+@pytest.mark.parametrize(
+    ("values", "score", "text"),
+    [([91.26], "accuracy", "91.3"), ([0.0, 0.4], "unknown", "0.2 ± 0.2"), ([0.9, 0.8], "auroc", "0.85 ± 0.05"),
+     ([0.5], "iou", "0.50"), ([], "iou", "")],
+)  # fmt: skip
+def test_mean_and_error(values: list[float], score: str, text: str) -> None:
+    assert mean_and_error(values, score) == text
 
 
 def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callable[..., Any], tmp_path: Path) -> None:

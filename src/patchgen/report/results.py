@@ -107,13 +107,11 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
     return "\n\n".join(part for part in parts if part)
 
 
-def mean_and_error(values: Sequence[float]) -> str:
-    """`91.2 ± 0.4`: mean and standard error; only the mean for a single value."""
-    if len(values) == 1:
-        return f"{values[0]:.3g}" if abs(values[0]) < 1.5 else f"{values[0]:.1f}"
-    digits = 1 if max(map(abs, values)) > 1.5 else 2
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+def mean_and_error(values: Sequence[float], score: str = "accuracy") -> str:
+    """`91.2 ± 0.4`: mean and standard error; only the mean for a single value, and nothing for none."""
+    digits = 1 if score in PERCENT else 2
+    mean = f"{statistics.mean(values):.{digits}f}" if values else ""
+    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}" if len(values) > 1 else mean
 
 
 def _row(run: Any) -> Row:
@@ -163,8 +161,8 @@ def _table(rows: Sequence[Row], score: str) -> str:
     for label in labels:
         own = [row for row in known if _label(row, known) == label]
         cells = [[_value(row, score) for row in own if (row["data"], row["unseen"]) == column] for column in columns]
-        shown = [mean_and_error(cell) if cell else "" for cell in cells]
-        whole = [mean_and_error([statistics.mean(cell) for cell in cells])] if all(cells) else [""]
+        shown = [mean_and_error(cell, score) for cell in cells]
+        whole = [mean_and_error([statistics.mean(cell) for cell in cells], score) if all(cells) else ""]
         lines.append([label, *shown, *(whole if len(columns) > 1 else []), str(len({row["seed"] for row in own}))])
     return f"{HEADINGS[score]}\n\n" + _markdown(lines)
 
@@ -175,10 +173,8 @@ def _side_by_side(rows: Sequence[Row], scores: Sequence[str]) -> str:
     lines = [["method", *heads, "seeds"]]
     for label in dict.fromkeys(_label(row, rows) for row in rows):
         own = [row for row in rows if _label(row, rows) == label]
-        cells = [[_value(row, score) for row in own if row[score]] for score in scores]
-        lines.append(
-            [label, *(mean_and_error(cell) if cell else "" for cell in cells), str(len({row["seed"] for row in own}))]
-        )
+        cells = [mean_and_error([_value(row, score) for row in own if row[score]], score) for score in scores]
+        lines.append([label, *cells, str(len({row["seed"] for row in own}))])
     return f"{rows[0]['data']}, unseen: {rows[0]['unseen']}\n\n" + _markdown(lines)
 
 
