@@ -20,7 +20,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
         wheel.writestr("patchgen-1.dist-info/METADATA", "Metadata-Version: 2.1\\nName: patchgen\\nVersion: 1\\n"
                        "Requires-Dist: torch\\nProvides-Extra: all\\nProvides-Extra: dev\\nProvides-Extra: docs\\n")
-        wheel.writestr("patchgen-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr("patchgen-1.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any")
         wheel.writestr("patchgen-1.dist-info/RECORD", "")
     return name
 """
