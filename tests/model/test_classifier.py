@@ -93,7 +93,7 @@ def test_another_image_size_has_its_own_grid() -> None:
 
 
 def test_mistakes_name_the_fix() -> None:
-    with pytest.raises(ValueError, match="pool must be one of cls, mean, patchgen, select, not 'max'"):
+    with pytest.raises(ValueError, match="pool must be one of cls, .*, select, not 'max'"):
         make("max")
     with pytest.raises(ValueError, match="multiples of the patch size 14"):
         make("patchgen", image_size=60)

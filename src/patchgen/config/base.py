@@ -18,6 +18,7 @@ from patchgen.common.text import did_you_mean
 
 Tune = Literal["head", "layernorm", "last_block", "full", "lora"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
+RhoStart = Literal["mean", "conv"]
 S = TypeVar("S", bound="Settings")
 
 
@@ -62,6 +63,10 @@ class Settings:
     """Mask entries below this are weak."""
     refine: Refine = "ln-linear"
     """The refinement map F of the module."""
+    rho_start: RhoStart = "mean"
+    """Start of the module's aggregator rho: the mean over patches, or a convolution's default."""
+    spread: float = 0.35
+    """Standard deviation of the module's scores at the start, on source images."""
 
     seed: int = 1
     """Seed of batches, augmentation and initial weights."""
@@ -77,7 +82,7 @@ class Settings:
     always_hashed: ClassVar[tuple[str, ...]] = ()  # hashed even at their default
     least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "seed": 0}
     not_negative: ClassVar[tuple[str, ...]] = (
-        "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"
+        "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf", "spread"
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from patchgen.config.base import Settings
 
-Pool = Literal["cls", "mean", "patchgen", "select"]
+Pool = Literal["cls", "mean", "cls-mean", "patchgen", "patchgen-cls", "select"]
 Selection = Literal["source-validation", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]

@@ -37,7 +37,7 @@ from patchgen.methods.miro import Miro
 from patchgen.methods.mixup import Mixup
 from patchgen.methods.moments import DomainGaussian, DomainMoments
 from patchgen.methods.mtl import Mtl
-from patchgen.methods.patchgen import PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
+from patchgen.methods.patchgen import PatchGenCls, PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
 from patchgen.methods.pim import MarginalEntropy, Pim, PimLReg
 from patchgen.methods.promptstyler import PromptStyler
 from patchgen.methods.rsc import Rsc
@@ -49,8 +49,9 @@ METHODS: dict[str, type[Method]] = {
     "lp": LinearProbe,
     "lp-ln": Erm,
     "full": Full,
-    "patchgen-select": PatchGenSelect,
     "patchgen": PatchGenMethod,
+    "patchgen-cls": PatchGenCls,
+    "patchgen-select": PatchGenSelect,
     "patchgen-no-losses": PatchGenWithoutLosses,
     "patchgen-true-mask": PatchGenTrueMask,
     "patchgen-attend": PatchGenAttend,

@@ -49,6 +49,8 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
             refine=config.refine,
             attend=method.attend,
             start=method.start,
+            rho_start=config.rho_start,
+            spread=config.spread,
             dropout=config.dropout,
         )
         method.extend(model)

@@ -128,7 +128,13 @@ class Method(nn.Module):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: a step minimises their sum."""
-        return {"main": cross_entropy(out.logits, batch.label, self.image_weights(out, batch))}
+        weights = self.image_weights(out, batch)
+        terms = {"main": cross_entropy(out.logits, batch.label, weights)}
+        if out.halves is not None:  # each vector must classify by itself, so that neither hides behind the other
+            terms["halves"] = sum(
+                (cross_entropy(half, batch.label, weights) for half in out.halves), out.logits.new_zeros(())
+            )
+        return terms
 
     def image_weights(self, out: Output, batch: Batch) -> Tensor | None:
         """``weights`` (B,), times the class weights if the settings ask for them."""

@@ -38,12 +38,27 @@ class PatchGenMethod(PatchGenWithoutLosses):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         c, mask = self.config, out.selection()
+        logits, selected = self.selected(out)
         target = pseudo_labels(out.logits, batch.label)  # B-bar of Eq. 5: unlabelled images use their arg-max
         return super().losses(out, batch) | {
             "L_ms": c.lambda_ms * mask_suppression(mask, c.tau),
-            "L_conf": c.lambda_conf * selected_confidence(out.logits, target),
-            "L_sim": c.lambda_sim * class_similarity(out.features, target, out.logits.shape[1]),
+            "L_conf": c.lambda_conf * selected_confidence(logits, target),
+            "L_sim": c.lambda_sim * class_similarity(selected, target, logits.shape[1]),
         }
+
+    def selected(self, out: Output) -> tuple[Tensor, Tensor]:
+        """The logits of z+ (B, C), and z+ itself (B, D)."""
+        return out.logits, out.features
+
+
+class PatchGenCls(PatchGenMethod):
+    pool = "patchgen-cls"
+    summary = "PatchGen whose head reads the class token beside z+ (our extension)"
+    reference = "this project"
+
+    def selected(self, out: Output) -> tuple[Tensor, Tensor]:
+        assert out.halves is not None  # the pool makes them
+        return out.halves[0], out.features.chunk(2, 1)[0]
 
 
 class PatchGenTrueMask(PatchGenMethod):

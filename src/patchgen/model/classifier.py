@@ -1,7 +1,10 @@
 """A backbone, a way to turn its tokens into one vector, and a linear head: what every method trains.
 
-The "pools" are ``cls`` and ``mean`` for the baselines, ``patchgen`` for the published module after the backbone, and
-``select`` for the selection inside it; everything else is the same for all methods.
+The "pools" are ``cls``, ``mean`` and both (``cls-mean``) for the baselines, ``patchgen`` for the paper's module after the
+backbone, ``patchgen-cls`` for that module and the class token, and ``select`` for the selection inside the backbone.
+Everything else is the same for all methods. Where the head reads two vectors it is one linear layer on both: the sum
+of
+two linear heads.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from patchgen.model.backbone import Backbone, Tokens
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
 
-POOLS = ("cls", "mean", "patchgen", "select")
-MASKED = ("patchgen", "select")  # pools with a mask
+POOLS = ("cls", "mean", "cls-mean", "patchgen", "patchgen-cls", "select")
+MASKED = ("patchgen", "patchgen-cls", "select")  # pools with a mask
+PAIRED = ("cls-mean", "patchgen-cls")  # pools whose head reads two vectors
 
 
 class Saved(nn.Module):
@@ -34,12 +38,13 @@ class Saved(nn.Module):
 
 class Output(NamedTuple):
     logits: Tensor  # (B, C)
-    features: Tensor  # (B, D)  the input of the head, after dropout as in the releases: z+ for PatchGen
+    features: Tensor  # (B, D)  the input of the head, after dropout as in the releases: z+ for PatchGen; two: (B, 2 D)
     mask: Tensor | None = None  # (B, P)
     complementary_logits: Tensor | None = None  # (B, C)  head on z-, without gradient: for reference only
     own_mask: Tensor | None = None  # (B, P)  the mask that the classifier uses, if `mask` is calibrated for display
     context: Tensor | None = None  # (B, D)  the mean early token, without gradient: the image before any selection
     complementary: Tensor | None = None  # (B, D)  z-, with its gradient: `model.head` on it gives logits that train
+    halves: tuple[Tensor, Tensor] | None = None  # (B, C) each: the head on one of its two vectors; z+ comes first
 
     def selection(self) -> Tensor:
         """The mask (B, P) of a model that has one."""
@@ -69,6 +74,8 @@ class Classifier(nn.Module):
         refine: str = "ln-linear",
         attend: str = "all",
         start: str = "xavier",
+        rho_start: str = "mean",
+        spread: float = 0.35,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -79,14 +86,14 @@ class Classifier(nn.Module):
         self.context = False
         self.grid = backbone.grid(image_size)
         self.select: PatchGen | Selector | None = None
-        if pool == "patchgen":
+        if pool in ("patchgen", "patchgen-cls"):
             patches = self.grid[0] * self.grid[1]
-            options = {"refine": refine, "attend": attend, "start": start}
-            self.select = PatchGen(backbone.dim, patches, grid=self.grid, **options)  # type: ignore[arg-type]
+            options = {"refine": refine, "attend": attend, "start": start, "rho_start": rho_start}
+            self.select = PatchGen(backbone.dim, patches, grid=self.grid, spread=spread, **options)  # type: ignore[arg-type]
         elif pool == "select":
             self.select = Selector(backbone)
         self.drop = nn.Dropout(dropout)
-        self.head = nn.Linear(backbone.dim, num_classes)
+        self.head = nn.Linear(backbone.dim * (2 if pool in PAIRED else 1), num_classes)
 
     @property
     def has_mask(self) -> bool:
@@ -101,14 +108,14 @@ class Classifier(nn.Module):
     def start(self, images: Tensor) -> None:
         """Initialise the mask on normalised source images (B, 3, H, W), before the first step."""
         if isinstance(self.select, PatchGen):
-            self.select.calibrate(self.read(images).float())
+            self.select.calibrate(self.backbone(images).patches.float())
         elif self.select is not None:
             self.select.start(self.select(self.backbone, images).early)
 
     def read(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) -> (B, D) for the plain pools, (B, P, D) for PatchGen.
+        """Normalised images (B, 3, H, W) -> (B, D) for one vector, (B, 2, D) for cls-mean, (B, P, D) for PatchGen.
 
-        With ``context`` the mean early token is appended: (B, 2, D) and (B, P + 1, D).
+        ``patchgen-cls`` has the class token first: (B, 1 + P, D). With ``context`` the mean early token is appended.
         """
         if not self.context:
             return self._pooled(self.backbone(images))
@@ -119,20 +126,42 @@ class Classifier(nn.Module):
     def _pooled(self, tokens: Tokens) -> Tensor:
         if self.pool == "cls":
             return tokens.cls
-        return tokens.patches.mean(1) if self.pool == "mean" else tokens.patches
+        if self.pool == "mean":
+            return tokens.patches.mean(1)
+        if self.pool == "cls-mean":
+            return torch.stack([tokens.cls, tokens.patches.mean(1)], 1)
+        if self.pool == "patchgen-cls":
+            return torch.cat([tokens.cls.unsqueeze(1), tokens.patches], 1)
+        return tokens.patches
 
     def classify(self, read: Tensor, mask: Tensor | None = None) -> Output:
         """The result of ``read`` -> output; ``mask`` (B, P) replaces the learned one, if given."""
         context = read[:, -1].detach() if self.context else None  # (B, D)
         if self.context:
-            read = read[:, :-1] if self.pool == "patchgen" else read[:, 0]
+            read = read[:, :-1] if self.pool in ("patchgen", *PAIRED) else read[:, 0]
         if self.select is None:
-            features = self.drop(read)
-            return Output(self.head(features), features, context=context)
-        chosen = self.select(read, mask=mask)
-        rest = nn.functional.linear(chosen.complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
-        z = self.drop(chosen.selected)
-        return Output(self.head(z), z, chosen.mask, rest, context=context, complementary=chosen.complementary)
+            features = self.drop(read.flatten(1))
+            return Output(self.head(features), features, context=context, halves=self._halves(features))
+        cls = read[:, :1] if self.pool == "patchgen-cls" else None  # (B, 1, D)
+        out = self.select(read if cls is None else read[:, 1:], mask=mask)
+        selected, complementary = out.selected, out.complementary
+        if cls is not None:
+            selected, complementary = (torch.cat([z, cls.flatten(1)], 1) for z in (selected, complementary))
+        rest = nn.functional.linear(complementary.detach(), self.head.weight.detach(), self.head.bias.detach())
+        z = self.drop(selected)
+        return Output(
+            self.head(z), z, out.mask, rest, context=context, complementary=complementary, halves=self._halves(z)
+        )
+
+    def _halves(self, features: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The logits of each of the two vectors that the head reads; their sum counts the bias twice."""
+        if self.pool not in PAIRED or not isinstance(self.head, nn.Linear):
+            return None
+        first, second = (
+            nn.functional.linear(half, weight, self.head.bias)
+            for half, weight in zip(features.chunk(2, 1), self.head.weight.chunk(2, 1), strict=True)
+        )
+        return first, second
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
         """Images (four dimensions), or their cached ``read`` (two or three); ``mask`` replaces the learned one."""

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 REFINE = ("linear", "ln-linear", "linear-ln")
 ATTEND = ("all", "selected")
 START = ("xavier", "contrast")
+RHO_START = ("mean", "conv")
 LEAST = 1e-6  # smallest mask value inside attention: a patch with mask 0 keeps e^-14 of its weight
 WIDTH = 8  # fused kernels require a head width that is a multiple of this
 MODERATE = (0.2, 0.8)  # range in which the mean mask may start
@@ -57,6 +58,8 @@ class PatchGen(nn.Module):
         attend: What a patch attends to: "all" patches, as published, or the "selected" ones. In that case z- attends to
             the unselected ones, without gradient unless ``rest_gradient`` is set.
         start: Initial scores: "xavier", as published, or "contrast", minus the similarity to the image mean.
+        rho_start: Initial aggregator: "mean" over patches, or "conv", the default of a depthwise convolution over them.
+        spread: Standard deviation of the scores after ``calibrate``.
     """
 
     rest_gradient = False
@@ -71,12 +74,15 @@ class PatchGen(nn.Module):
         refine: str = "ln-linear",
         attend: str = "all",
         start: str = "xavier",
+        rho_start: str = "mean",
+        spread: float = 0.35,
     ) -> None:
         super().__init__()
-        for name, value, known in (("attend", attend, ATTEND), ("start", start, START)):
+        options = (("attend", attend, ATTEND), ("start", start, START), ("rho_start", rho_start, RHO_START))
+        for name, value, known in options:
             if value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-        self.attend, self.start = attend, start
+        self.attend, self.start, self.spread = attend, start, spread
         self.grid = grid or square_grid(num_patches)
         if math.prod(self.grid) != num_patches:
             raise ValueError(f"grid {self.grid} has {math.prod(self.grid)} cells, but num_patches is {num_patches}")
@@ -88,7 +94,9 @@ class PatchGen(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
         self.log_temperature = nn.Parameter(torch.zeros(()))  # t
-        self.rho = nn.Parameter(torch.full((dim, num_patches), 1 / num_patches))  # starts as the mean over patches
+        self.rho = nn.Parameter(torch.full((dim, num_patches), 1 / num_patches))
+        if rho_start == "conv":
+            nn.init.uniform_(self.rho, -(num_patches**-0.5), num_patches**-0.5)
         self.gate = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.Sigmoid())
         self.refine = _refinement(refine, dim)
         self._init_attention()
@@ -105,7 +113,7 @@ class PatchGen(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     @torch.no_grad()
-    def calibrate(self, tokens: Tensor, spread: float = 0.35) -> None:
+    def calibrate(self, tokens: Tensor) -> None:
         """Scale queries and keys so that the mask scores start with standard deviation ``spread`` on real tokens.
 
         Backbones differ in the scale of their final LayerNorm. Without calibration, the same Xavier initialisation
@@ -117,10 +125,10 @@ class PatchGen(nn.Module):
         dim = tokens.shape[-1]
         if self.start == "contrast":
             self._start_with_contrast(tokens)
-        mean = self._scale_scores(tokens, spread)
+        mean = self._scale_scores(tokens)
         if not MODERATE[0] <= mean <= MODERATE[1]:
             self.qkv.bias[:dim] = -self.qkv.weight[:dim] @ tokens.flatten(0, 1).mean(0)
-            self._scale_scores(tokens, spread)
+            self._scale_scores(tokens)
 
     def _start_with_contrast(self, tokens: Tensor) -> None:
         """Set W_q = -W_k and biases that subtract the mean token: patches similar to their image's mean score low."""
@@ -129,7 +137,7 @@ class PatchGen(nn.Module):
         self.qkv.weight[:dim] = -key
         self.qkv.bias[:dim], self.qkv.bias[dim : 2 * dim] = key @ centre, -key @ centre
 
-    def _scale_scores(self, tokens: Tensor, spread: float) -> float:
+    def _scale_scores(self, tokens: Tensor) -> float:
         """Scale the scores to standard deviation ``spread`` and return the mean mask; blank images change nothing."""
         q, k, _ = self._heads(tokens)
         score = self._score(q, k)
@@ -137,8 +145,8 @@ class PatchGen(nn.Module):
         if not deviation > 1e-3:
             return 0.5
         for tensor in (self.qkv.weight, self.qkv.bias):
-            tensor[: 2 * tokens.shape[-1]] *= (spread / deviation).sqrt()  # scores are bilinear in q and k
-        return float((score * spread / deviation).sigmoid().mean())
+            tensor[: 2 * tokens.shape[-1]] *= (self.spread / deviation).sqrt()  # scores are bilinear in q and k
+        return float((score * self.spread / deviation).sigmoid().mean())
 
     def forward(
         self, tokens: Tensor, grid: tuple[int, int] | None = None, mask: Tensor | None = None
