@@ -32,7 +32,7 @@ def test_two_stages_equal_the_whole(pool: str, images: Tensor) -> None:
     for a, b, c in zip(whole, from_images, from_kept, strict=True):
         assert (a is None) == (b is None) == (c is None)
         if a is not None:
-            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a, b)  # tensors, or a pair of them
             torch.testing.assert_close(a, c)
     assert whole.logits.shape == (2, 3)
 
