@@ -6,7 +6,7 @@ CORE_TESTS := $(addprefix tests/,config model data methods tasks discovery runs 
 	predict/test_predictor.py commands/test_train.py commands/test_predict.py train/test_swad.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-lowest chaos check format docs bench clean
+.PHONY: help setup demo test test-slow test-lowest test-newest chaos check format docs bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,9 +32,18 @@ test-slow: setup  ## the tests that take minutes
 
 test-lowest: setup  ## the core's tests with the lowest versions that pyproject.toml allows, in .venv-lowest
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
-	.venv-lowest/bin/python -m pip install --quiet --constraint constraints.txt torch
+	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt torch
 	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt --editable . pytest hypothesis httpx
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q $(CORE_TESTS)
+
+# torch stays at the tested version: its newest build can be several GB
+test-newest: setup  ## the same with the newest versions, in .venv-newest; TESTS=tests/model runs a part
+	test -x .venv-newest/bin/python || $(PYTHON) -m venv .venv-newest
+	grep '^torch==' constraints.txt > .venv-newest/torch.txt
+	.venv-newest/bin/python -m pip install --quiet --constraint .venv-newest/torch.txt torch
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+		--constraint .venv-newest/torch.txt --editable . pytest hypothesis httpx
+	OMP_NUM_THREADS=1 .venv-newest/bin/python -m pytest -q $(or $(TESTS),$(CORE_TESTS))
 
 chaos: setup  ## 300 kills, faults, 5,000 bad inputs and the attacks of tests/hostile, on two cores; about an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000 --jobs 2
