@@ -1,7 +1,7 @@
-"""python -m benchmarks NAME [OPTIONS]: one benchmark, or `all` of the table of docs/benchmarks.md.
+"""python -m benchmarks NAME [OPTIONS]: one benchmark, or `all` of the table of docs/develop/benchmarks.md.
 
 python -m benchmarks all --out table.md       # some minutes on an idle machine
-python -m benchmarks fit --into docs/benchmarks.md      # renew its rows, unless the machine was busy
+python -m benchmarks fit --into docs/develop/benchmarks.md      # renew its rows, unless the machine was busy
 python -m benchmarks all --small              # tiny sizes: tries every benchmark, says nothing of the machine
 python -m benchmarks rate --help              # the options of one
 """
@@ -26,11 +26,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the package.", add_help=not words or words[0].startswith("-")
     )
-    parser.add_argument("name", choices=["all", *SUBJECTS], help="`all`: the table of docs/benchmarks.md")
+    parser.add_argument("name", choices=["all", *SUBJECTS], help="`all`: the table of docs/develop/benchmarks.md")
     parser.add_argument("--small", action="store_true", help="tiny sizes: only tries the benchmark")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", metavar="FILE", help="write the table as Markdown here as well")
-    parser.add_argument("--into", metavar="PAGE", help="renew these rows in the table of a page: docs/benchmarks.md")
+    parser.add_argument("--into", metavar="PAGE", help="renew these rows in the table of docs/develop/benchmarks.md")
     arguments, options = parser.parse_known_args(words)
     others = Others()
     try:

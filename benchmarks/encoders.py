@@ -1,6 +1,6 @@
 """Which encoders load from a folder, and how far their pixels are from those of the reference processor.
 
-    python -m benchmarks.encoders                      # the table of docs/encoders.md
+    python -m benchmarks.encoders                      # the table of docs/use/encoders.md
 
 Each row is a tiny random network of its family, written as a folder and loaded by its path. Pixels are compared with
 the image processor of transformers that reads the same folder, at the square that it is told to resize to; those of

@@ -35,7 +35,7 @@ from benchmarks import (
 )
 from benchmarks.common import report
 
-TABLE: dict[str, ModuleType] = {  # of docs/benchmarks.md
+TABLE: dict[str, ModuleType] = {  # of docs/develop/benchmarks.md
     "rate": rate,
     "modes": modes,
     "memory": memory,

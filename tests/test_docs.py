@@ -21,19 +21,21 @@ from patchgen.predict.card import _limits
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(
+    [DOCS / "README.md", *(page for folder in ("use", "study", "develop") for page in (DOCS / folder).glob("*.md"))]
+)
 RESULTS = sorted((DOCS / "results").glob("*.md"))
 WRITTEN = [
     DOCS / name
     for name in (
-        "quickstart.md",
-        "evaluate.md",
-        "reading-masks.md",
-        "troubleshooting.md",
-        "gallery.md",
-        "tuning.md",
-        "embed.md",
-        "export.md",
+        "use/quickstart.md",
+        "use/evaluate.md",
+        "use/reading-masks.md",
+        "use/troubleshooting.md",
+        "use/gallery.md",
+        "study/tuning.md",
+        "use/embed.md",
+        "use/export.md",
     )
 ]
 
@@ -55,7 +57,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_index_has_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    assert {page.name for page in PAGES} - {"README.md"} == set(re.findall(r"^- \[([\w-]+\.md)\]", index, re.MULTILINE))
+    listed = re.findall(r"^- \[[^\]]+\]\(([\w/-]+\.md)\)", index, re.MULTILINE)
+    pages = {page.relative_to(DOCS).as_posix() for page in PAGES}
+    assert pages - {"README.md"} == set(listed) - {"results/README.md"}
 
 
 def test_the_index_of_results_has_every_page_and_they_lead_back() -> None:
@@ -143,7 +147,7 @@ def source() -> str:
 def test_quoted_messages_are_the_programs() -> None:
     """Each message in the first column, between the words that vary, stands in the source: the longest piece of each,
     and every piece that is longer than 15 characters."""
-    text, page = source(), (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    text, page = source(), (DOCS / "use" / "troubleshooting.md").read_text(encoding="utf-8")
     column = re.findall(r"^\| (`.+?) \|", page, re.MULTILINE)
     quoted = [quote for cell in column for quote in re.findall(r"`([^`]+)`", cell)]
     assert len(quoted) > 30
@@ -159,7 +163,7 @@ def test_quoted_messages_are_the_programs() -> None:
 @pytest.mark.parametrize("method", ["patchgen-select", "patchgen-select+entropy", "patchgen"])
 def test_a_model_card_and_the_page_on_masks_say_the_same_of_a_method(method: str) -> None:
     facts = {"has_mask": True, "settings": {"method": method}}
-    page = re.sub(r"[\s*]+", " ", (DOCS / "reading-masks.md").read_text(encoding="utf-8"))
+    page = re.sub(r"[\s*]+", " ", (DOCS / "use" / "reading-masks.md").read_text(encoding="utf-8"))
     selects = "reads only what is bright; the backbone's own mixing remains"
     assert selects in page and (selects in _limits(facts)) == method.startswith("patchgen-select")
     assert "mask" not in _limits(facts | {"has_mask": False})
@@ -191,7 +195,7 @@ def test_what_is_public_has_a_docstring() -> None:
     """The site fills each `:::` line of the page with a docstring; `patchgen.__all__` is public as well."""
     import patchgen
 
-    paths = re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    paths = re.findall(r"^::: ([\w.]+)$", (DOCS / "develop" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(paths) > 20 and len(set(paths)) == len(paths)
     assert {f"patchgen.{name}" for name in patchgen.__all__ if name != "__version__"} <= set(paths)
     for path in paths:

@@ -15,7 +15,7 @@ from patchgen.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+TOUR = (ROOT / "docs" / "use" / "tour.md").read_text(encoding="utf-8")
 MOST_LINES = 110  # of the README: two screens; the rest is in docs/
 CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
 # the network, which tests never use, and a server, which never ends: of these only the help is asked
@@ -110,7 +110,7 @@ def test_command_runs(
 
 def test_run_folder_holds_what_its_page_says(tiny_run: Callable[..., SimpleNamespace]) -> None:
     run = tiny_run().path
-    page = (ROOT / "docs" / "mdg.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "study" / "mdg.md").read_text(encoding="utf-8")
     table = re.search(r"## The run folder\n(.*?)\n\n(?=Its|#)", page, re.DOTALL)
     assert table and "mdg.md#the-run-folder" in TOUR
     for pattern in re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE):

@@ -1,7 +1,7 @@
 """Faults on purpose, seeded and bounded: `python tests/chaos/run.py --seed 1 --kills 300 --inputs 5000 --jobs 2`.
 
-Prints the table of docs/reliability.md, and with --json writes it with every case that went wrong. Exit code 1 when any
-did. `--table FILE` prints the table of such a file, and tries nothing.
+Prints the table of docs/develop/reliability.md, and with --json writes it with every case that went wrong. Exit code 1
+when any did. `--table FILE` prints the table of such a file, and tries nothing.
 """
 
 from __future__ import annotations

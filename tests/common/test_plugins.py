@@ -19,7 +19,7 @@ from patchgen.methods import METHODS
 from patchgen.model.backbone import BACKBONES, load_backbone
 from patchgen.runs.folder import run_name
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "study" / "methods.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)[0]
 WORDS = "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --quiet"
 SMALL = WORDS.split(" ")

@@ -11,7 +11,7 @@ import pytest
 
 from patchgen.methods import METHODS
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "study" / "methods.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> str:
     """The example's file, run as it stands; forgotten after the test."""
     [source] = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     monkeypatch.setitem(METHODS, "center", METHODS["lp-ln"])  # so that it is taken out again
-    exec(compile(source, "docs/methods.md", "exec"), {"__name__": "example"})
+    exec(compile(source, "docs/study/methods.md", "exec"), {"__name__": "example"})
     return source
 
 

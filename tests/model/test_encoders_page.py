@@ -1,4 +1,4 @@
-"""The table of docs/encoders.md: every family is in it, loaded or refused as it is, and its figures are rounding."""
+"""The table of docs/use/encoders.md has every family, loaded or refused as it is, and its figures are rounding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.encoders import EXAMPLES, REFUSED, TIMM, Example, line, refused_row, timm_row, transformers_row
 
-PAGE = (Path(__file__).parents[2] / "docs" / "encoders.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "use" / "encoders.md").read_text(encoding="utf-8")
 ROUNDING = 1e-6
 
 

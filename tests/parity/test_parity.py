@@ -2,7 +2,7 @@
 
 A reference value was computed by running the public function named in ``SOURCES`` (or, where the release has it inside
 a training step, the formula of that step) in float64 on the small tensors below; of a gradient its first three entries
-and its norm are kept. docs/methods.md has the largest differences as a table, which a test here holds.
+and its norm are kept. docs/study/methods.md has the largest differences as a table, which a test here holds.
 """
 
 from __future__ import annotations
@@ -386,7 +386,11 @@ def test_prompts_are_those_of_the_largest_responsibilities() -> None:
 
 def test_the_table_of_the_documentation_holds() -> None:
     """Every method of this file is in the table, with bounds that its differences keep."""
-    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text().partition("## Parity with the releases")[2]
+    text = (
+        (Path(__file__).parents[2] / "docs" / "study" / "methods.md")
+        .read_text()
+        .partition("## Parity with the releases")[2]
+    )
     rows = {name: (source, float(loss), float(gradient)) for name, source, loss, gradient in re.findall(
         r"^\| `([\w-]+)` \| ([^|]+?) \| ([\d.e-]+) \| ([\d.e-]+) \|", text, re.M)}  # fmt: skip
     assert rows.keys() == {name.partition(":")[0] for name in REFERENCE}

@@ -1,4 +1,4 @@
-"""The commands of docs/slides.md and docs/histology.md run, on small slides under the names that the pages use."""
+"""The commands of docs/use/slides.md and histology.md run, on small slides under the names that the pages use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ CHEAP = shlex.split("--backbone tiny --image-size 28 --steps 2 --eval-every 1 --
 
 def commands(page: str) -> list[str]:
     """The lines behind `patchgen`; data sets that a machine may lack are left out."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```bash\n(.*?)^```", next(DOCS.rglob(page)).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     lines = [line for block in blocks for line in block.splitlines() if line.startswith("patchgen ")]
     return [" ".join(shlex.split(line, comments=True)[1:]) for line in lines if "$PATCHGEN_DATA" not in line]
 

@@ -1,4 +1,4 @@
-"""The table of the full recipes in docs/report.md is what a dry run counts."""
+"""The table of the full recipes in docs/study/report.md is what a dry run counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows() -> list[list[str]]:
-    text = (ROOT / "docs" / "report.md").read_text().partition("### What the full recipes run")[2]
+    text = (ROOT / "docs" / "study" / "report.md").read_text().partition("### What the full recipes run")[2]
     lines = [line for line in text.splitlines() if line.startswith("| ") and ".yaml`" in line]
     return [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
 

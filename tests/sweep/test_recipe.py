@@ -138,7 +138,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_guide_is_a_recipe(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "study" / "sweep.md").read_text()
     monkeypatch.setenv("PATCHGEN_DATA", "/far")
     domains: dict[str, Any] = {"oracle-easy": ["amber", "mist"], "/far/PACS": ["photo"]}
     recipe = read_recipe(write_recipe(guide.split("```yaml\n")[1].split("```")[0]))

@@ -43,7 +43,7 @@ complete -o default -F _patchgen patchgen
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]) -> None:
-    """Print a completion script; docs/quickstart.md explains how to install it.
+    """Print a completion script; docs/use/quickstart.md explains how to install it.
 
     Args:
         shell: The shell to complete in: bash or zsh.

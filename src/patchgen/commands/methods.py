@@ -47,7 +47,7 @@ def list_methods(needs: str | None = None, json: bool = False) -> None:
     print("\n" + "\n".join(f"needs {word}: {meaning}" for word, meaning in NEEDS.items()))
     if needs is not None:
         return
-    print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/ccd.md)")
+    print("\nFor --task ccd: " + ", ".join(STREAM_METHODS) + " (docs/study/ccd.md)")
     print(
         "\nx: a training step as a multiple of lp-ln's, ViT-S/14 at 112 px (`python -m benchmarks methods` measures "
         "it); for methods that need text, with a text tower of CLIP ViT-B/16's size"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepArguments:
-    """Run all trainings of one or more recipes (docs/sweep.md). Resumable: finished runs are skipped."""
+    """Run all trainings of one or more recipes (docs/study/sweep.md). Resumable: finished runs are skipped."""
 
     recipes: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
     """YAML files (shared settings, a `grid` of lists, `rows` of named settings), or names of --list."""
@@ -73,8 +73,8 @@ def main(argv: list[str]) -> int:
         return 0
     if not arguments.recipes:
         raise ValueError(
-            "give a recipe, such as ablation-small: `--list` shows those of the package (docs/sweep.md says how to "
-            "write one)"
+            "give a recipe, such as ablation-small: `--list` shows those of the package (to write one: "
+            "docs/study/sweep.md)"
         )
     plans = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)

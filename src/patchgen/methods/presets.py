@@ -8,7 +8,7 @@ Sources: the tables and commands in the README files of MIRO (and its authors' a
 DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no separate values for CLIP; the
 batch is MIRO's, as its author requested. If a command leaves out the learning rate, weight decay or dropout, the values
 are the common defaults of these code bases (5e-5, 0, 0); if a release states only a loss weight, so does the entry.
-`regnety-16gf` means the SWAG weights (docs/mdg.md).
+`regnety-16gf` means the SWAG weights (docs/study/mdg.md).
 
 Nothing is published for other backbones, nor for LayerNorm tuning. In these cases a method gets its loss weights
 (`hparams`) from the nearest published backbone, but no learning rate, decay, dropout or batch size: those remain the

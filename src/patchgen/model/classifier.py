@@ -1,9 +1,9 @@
 """A backbone, a way to turn its tokens into one vector, and a linear head: what every method trains.
 
 The "pools" are ``cls``, ``mean`` and both (``cls-mean``) for the baselines, ``patchgen`` for the paper's module after
-the backbone, ``patchgen-cls`` for that module and the class token, and ``select`` for the selection inside the backbone.
-Everything else is the same for all methods. Where the head reads two vectors it is one linear layer on both: the sum of
-two linear heads.
+the backbone, ``patchgen-cls`` for that module and the class token, and ``select`` for the selection inside the
+backbone. Everything else is the same for all methods. Where the head reads two vectors it is one linear layer on
+both: the sum of two linear heads.
 """
 
 from __future__ import annotations

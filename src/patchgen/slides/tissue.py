@@ -5,7 +5,7 @@
 
 Otsu (1979) splits a histogram so that the two classes are farthest apart. It always finds a split, so a floor prevents
 the noise of empty glass from counting as tissue; a slide that is tissue from edge to edge has no glass to compare with,
-and parts of it may be left out (docs/slides.md).
+and parts of it may be left out (docs/use/slides.md).
 """
 
 from __future__ import annotations

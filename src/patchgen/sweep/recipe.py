@@ -1,4 +1,4 @@
-"""A recipe: one YAML file that describes many runs (the format: docs/sweep.md).
+"""A recipe: one YAML file that describes many runs (the format: docs/study/sweep.md).
 
     recipe = read_recipe("configs/ablation-small.yaml")
     for run in expand(recipe, domains_of):

@@ -1,4 +1,4 @@
-"""What was tried and what went wrong: lines by room, as JSON and as the tables of docs/reliability.md."""
+"""What was tried and what went wrong: lines by room, as JSON and as the tables of docs/develop/reliability.md."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def joined(files: Iterable[Path], order: Sequence[tuple[str, str]]) -> dict[str,
 
 
 def page(found: dict[str, Any]) -> str:
-    """The Markdown of docs/reliability.md: every line, a sum of each room, and the limits that were seen."""
+    """The Markdown of docs/develop/reliability.md: every line, a sum of each room, and the limits that were seen."""
     rows = ["| what | tried | met | wrong |", "|---|---:|---:|---:|"]
     for room, lines in found["rooms"].items():
         rows += [_row(f"{room}: {line['name']}", [line]) for line in lines]
