@@ -55,7 +55,7 @@ check: setup docs  ## lint, format, types, and the documentation's links
 	$(BIN)/mypy
 
 docs: setup  ## the documentation as a site in site/; a broken link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 format: setup  ## fix what ruff can fix
 	$(BIN)/ruff check --fix
