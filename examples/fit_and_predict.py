@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tyro
 
-from patchgen.data.given import image_paths
+from patchgen.data.inputs import image_paths
 from patchgen.fit.estimator import PatchGenClassifier
 from patchgen.predict.predictor import Unreadable
 

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 import patchgen.data.doctor as doctor
-from patchgen.data.doctor import Check, examine, examine_machine, worst
+from patchgen.data.doctor import examine, examine_machine
+from patchgen.data.doctor_files import Check, worst
 
 
 def paint(root: Path, name: str, seed: int, size: tuple[int, int] = (12, 8)) -> Path:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from patchgen.data import opening
+from patchgen.data import safe_open
 from patchgen.data.images import UnreadableImage, decode
 from patchgen.data.listing import FORMATS, IMAGE_EXTENSIONS, list_files, skipped_line
-from patchgen.data.opening import readable_formats
+from patchgen.data.safe_open import readable_formats
 from patchgen.viewer.guard import Limits
 from patchgen.viewer.uploads import check_image
 
@@ -51,7 +51,7 @@ def test_heic_is_read_with_the_extra(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("brand", "needed"), [(b"heic", 'pip install "patchgen[heic]"'), (b"avif", "Pillow 11.3")])
 def test_a_missing_decoder_is_named(brand: bytes, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "readable_formats", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(safe_open, "readable_formats", lambda: ("JPEG", "PNG"))
     file = tmp_path / "phone.heic"
     file.write_bytes(b"\0\0\0\x18ftyp" + brand + b"\0" * 100)
     with pytest.raises(UnreadableImage) as error:

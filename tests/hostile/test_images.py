@@ -26,7 +26,7 @@ from patchgen.data.doctor import examine
 from patchgen.data.doctor_files import inspect_files
 from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.listing import list_images
-from patchgen.data.opening import open_image
+from patchgen.data.safe_open import open_image
 from patchgen.data.table import read_table
 from patchgen.draw.overlay import original
 

@@ -12,7 +12,7 @@ import tyro
 from patchgen.commands import parse, print_table, require_data
 
 if TYPE_CHECKING:
-    from patchgen.data.doctor import Check
+    from patchgen.data.doctor_files import Check
 
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
 LINE_EVERY = 2000  # files between two progress lines without a terminal
@@ -35,7 +35,8 @@ def examine(
         json: Print JSON instead of a table.
     """
     from patchgen.data.benchmarks import get_benchmark
-    from patchgen.data.doctor import examine_machine, worst
+    from patchgen.data.doctor import examine_machine
+    from patchgen.data.doctor_files import worst
 
     if data is not None:
         require_data(data)

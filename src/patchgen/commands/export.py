@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         check_folder(target)
     files = find_images(arguments.images)[: arguments.count] if arguments.images else []
     predictor = load_predictor(arguments.model, arguments.checkpoint)
-    from patchgen.data.given import squares
+    from patchgen.data.inputs import squares
 
     size = predictor.config.image_size
     images = list(squares(files, size, predictor.interpolation)) if files else drawn_images(arguments.count, size)

@@ -28,8 +28,8 @@ from patchgen.data.benchmarks import visible_folders
 from patchgen.data.cub import is_cub, read_cub
 from patchgen.data.images import UnreadableImage, square
 from patchgen.data.listing import is_image, list_images
-from patchgen.data.opening import open_image
 from patchgen.data.oracle_draw import Dice
+from patchgen.data.safe_open import open_image
 
 COMPOSE_VERSION = 1  # raise it when the cut-outs or their places change
 BACKGROUNDS = tuple(oracle_draw.BACKDROPS)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from patchgen.common.files import cache_dir, replacing
-from patchgen.data.limits import check_length
+from patchgen.data.safe_open import check_length
 from patchgen.data.table import Table
 
 THREADS = 4  # files read in parallel

@@ -22,16 +22,16 @@ from pathlib import Path
 from patchgen.common.files import cache_dir
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.data.doctor_files import (
-    check_alike,
+    Check,
     check_bits,
     check_duplicates,
+    check_near_duplicates,
     check_readable,
     check_sizes,
     check_tiny,
     inspect_files,
+    some,
 )
-from patchgen.data.findings import Check, some
-from patchgen.data.findings import worst as worst
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
@@ -76,7 +76,7 @@ def examine(
         checks += _check_other_files(table)
     facts = list(inspect_files(table.files, decode, progress))
     checks += [check_readable(table, facts, decode), *check_duplicates(table, facts), *check_sizes(table, facts)]
-    checks += [*check_tiny(table, facts), *check_bits(facts), *check_alike(table, facts)]
+    checks += [*check_tiny(table, facts), *check_bits(facts), *check_near_duplicates(table, facts)]
     return [*checks, _check_disk(len(table))]
 
 

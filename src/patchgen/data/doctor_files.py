@@ -9,24 +9,47 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from patchgen.common.files import regular
-from patchgen.data.alike import dhash, pairs_alike
-from patchgen.data.findings import SHOWN, Check, Status, some
 from patchgen.data.images import UnreadableImage, gray_bits
 from patchgen.data.images import decode as decode_image
-from patchgen.data.limits import check_length
-from patchgen.data.opening import open_image
+from patchgen.data.near_duplicates import dhash, similar_pairs
+from patchgen.data.safe_open import check_length, open_image
 from patchgen.data.table import Table
 
+Status = Literal["pass", "warn", "fail"]
+SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
+SHOWN = 3  # examples in a detail
 TINY_SIDE = 8  # smallest shorter side in pixels
 LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding; `fix` is empty when nothing has to be done."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    """The most severe status of the checks; "pass" for none."""
+    return max((check.status for check in checks), key=SEVERITY.index, default="pass")
+
+
+def some(texts: Sequence[str]) -> str:
+    """The first few of the texts, and how many more there are."""
+    more = f", and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
 
 
 @dataclass(frozen=True)
@@ -36,7 +59,7 @@ class FileFacts:
     digest: bytes = b""
     size: tuple[int, int] | None = None
     bits: int | None = None
-    look: np.ndarray | None = None  # (2,) uint64: `data.alike.dhash`, None without decoding or structure
+    look: np.ndarray | None = None  # (2,) uint64: `data.near_duplicates.dhash`, None without decoding or structure
     error: str = ""
 
 
@@ -109,12 +132,12 @@ def check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check
         yield Check(f"duplicates, {kind}", status, detail, fix if texts else "")
 
 
-def check_alike(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+def check_near_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
     """Near-duplicates in two domains that are not the same file; no check without decoding."""
     rows = np.array([i for i, fact in enumerate(facts) if fact.look is not None], dtype=np.int64)
     if not len(rows):
         return
-    pairs = pairs_alike(np.stack([facts[i].look for i in rows]), table.domain[rows])  # type: ignore[misc]
+    pairs = similar_pairs(np.stack([facts[i].look for i in rows]), table.domain[rows])  # type: ignore[misc]
     found = [(rows[i], rows[j]) for i, j in pairs if facts[rows[i]].digest != facts[rows[j]].digest]
     if not found:
         yield Check("near-duplicates across domains", "pass", "none")

@@ -30,8 +30,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
-from patchgen.data.limits import RefusedImage, too_large
-from patchgen.data.opening import open_image, size_in_header
+from patchgen.data.safe_open import RefusedImage, open_image, size_in_header, too_large
 
 if TYPE_CHECKING:
     import torch

@@ -150,7 +150,7 @@ def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool of one mask file."""
     from PIL import Image
 
-    from patchgen.data.opening import open_image
+    from patchgen.data.safe_open import open_image
 
     try:
         with open_image(file) as image:

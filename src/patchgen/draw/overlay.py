@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from patchgen.common.text import did_you_mean
 from patchgen.data.images import decode
-from patchgen.data.opening import open_image
+from patchgen.data.safe_open import open_image
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 
 from patchgen.common.text import did_you_mean
 from patchgen.config import NO_DOMAIN, PRESETS, Config
-from patchgen.data.given import squares
+from patchgen.data.inputs import squares
 from patchgen.draw.overlay import Explanation
 from patchgen.fit import ALONE, COMPARED
 from patchgen.fit.expect import Expected

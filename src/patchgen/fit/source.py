@@ -18,8 +18,8 @@ import numpy as np
 
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder
-from patchgen.data.given import check_images, opened
 from patchgen.data.images import UnreadableImage
+from patchgen.data.inputs import check_images, opened
 
 COLUMNS = ("path", "domain", "label", "group")
 

@@ -28,8 +28,8 @@ from torch import Tensor
 from patchgen.common.files import cache_dir
 from patchgen.config import Config
 from patchgen.data.augment import normalize
-from patchgen.data.given import squares
 from patchgen.data.images import ImageStore, UnreadableImage, decode
+from patchgen.data.inputs import squares
 from patchgen.data.macenko import Macenko, read_macenko
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from patchgen.data.images import BILINEAR, UnreadableImage
-from patchgen.data.opening import open_header, readable_formats
+from patchgen.data.safe_open import open_header, readable_formats
 from patchgen.viewer.decoding import Decoder
 from patchgen.viewer.guard import Limits, RefusedRequest, megabytes
 

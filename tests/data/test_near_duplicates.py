@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchgen.data.alike import DISTANCE, dhash, pairs_alike
+from patchgen.data.near_duplicates import DISTANCE, dhash, similar_pairs
 
 
 def test_the_pairs_are_those_of_a_slow_comparison() -> None:
@@ -18,14 +18,14 @@ def test_the_pairs_are_those_of_a_slow_comparison() -> None:
     domain = rng.integers(0, 3, 300)
     apart = np.unpackbits((hashes[:, None] ^ hashes[None]).view(np.uint8), axis=2).sum(2)
     slow = [(i, j) for i in range(300) for j in range(i + 1, 300) if apart[i, j] <= DISTANCE and domain[i] != domain[j]]
-    assert pairs_alike(hashes, domain) == slow and 3 < len(slow) < 9
+    assert similar_pairs(hashes, domain) == slow and 3 < len(slow) < 9
 
 
 def test_many_equal_hashes_take_no_quadratic_time() -> None:
     hashes = np.zeros((100_000, 2), np.uint64)
     hashes[:50_000, 0] = np.arange(50_000)
     domain = np.arange(100_000) % 4
-    assert pairs_alike(hashes, domain)  # seconds; all pairs would be billions
+    assert similar_pairs(hashes, domain)  # seconds; all pairs would be billions
 
 
 @pytest.mark.parametrize("value", [0, 128, 255])

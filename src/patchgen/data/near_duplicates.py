@@ -1,7 +1,7 @@
 """Near-duplicate images: a perceptual hash, and pairs of similar hashes in linear time.
 
     bits = dhash(pixels)                            # (S, S, 3) uint8 -> 128 bits as (2,) uint64, or None when flat
-    pairs_alike(hashes, domain)                     # [(row, row)] of different domains, at most `DISTANCE` bits apart
+    similar_pairs(hashes, domain)                     # [(row, row)] of different domains, at most `DISTANCE` bits apart
 
 The hash compares each pixel of a 9 x 9 thumbnail with its right and its lower neighbour: scaling, compression and
 brightness hardly change it. Two hashes at most seven bits apart agree in at least one of eight bands of 16 bits, so
@@ -29,7 +29,7 @@ def dhash(pixels: np.ndarray) -> np.ndarray | None:
     return np.packbits(bits.reshape(2, 64), axis=1).view(np.uint64)[:, 0]
 
 
-def pairs_alike(hashes: np.ndarray, domain: np.ndarray) -> list[tuple[int, int]]:
+def similar_pairs(hashes: np.ndarray, domain: np.ndarray) -> list[tuple[int, int]]:
     """Pairs of rows of different domains whose hashes are at most `DISTANCE` bits apart, each once.
 
     Args:
