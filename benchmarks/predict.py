@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common import Line, report
 from patchgen.commands.predict import find_images
 from patchgen.predict.predictor import load_predictor
-from patchgen.predict.runtime import Runtime
+from patchgen.predict.runtime import RuntimeName
 from patchgen.predict.throughput import measure_runtimes, untrained_predictor, write_images
 
 SPEED, PIPELINE, SAME, MASKS = 2.3, 0.9, 0.999, 0.02  # what is wanted
@@ -34,7 +34,7 @@ def measure(
     pixels: int = 512,
     batch: int = 32,
     repeats: int = 3,
-    runtimes: tuple[Runtime, ...] = ("torch", "auto"),
+    runtimes: tuple[RuntimeName, ...] = ("torch", "auto"),
 ) -> dict[str, Any]:
     """Runtimes take turns over the same files.
 

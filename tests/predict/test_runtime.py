@@ -31,7 +31,7 @@ def predictor() -> Predictor:
 def test_a_runtime_answers_as_torch_does_and_is_converted_once(predictor: Predictor, name: str) -> None:
     images, lines = drawn_images(5, 28), list[str]()
     truth = predictor.use("torch").score(images)
-    assert predictor.engine is None and predictor.variant == ""
+    assert predictor.runtime is None and predictor.variant == ""
     found = predictor.use(name, lines.append).score(images)  # type: ignore[arg-type]
     assert predictor.variant == f"{name} {installed(name)}"
     for a, b in zip(truth, found, strict=True):
@@ -58,8 +58,8 @@ def test_stains_are_normalised_once_on_every_runtime(predictor: Predictor, monke
     found = np.stack([one.probabilities for one in predictor.use("onnx").score(images)])
     np.testing.assert_allclose(found, truth, atol=1e-4)
     monkeypatch.setattr(runtime, "_allowed", lambda gap: gap)
-    predictor.engine = runtime._half(predictor, lambda line: None)
-    assert predictor.engine
+    predictor.runtime = runtime._half(predictor, lambda line: None)
+    assert predictor.runtime
     with torch.autocast("cpu", torch.bfloat16):
         expected = predictor.outputs(images).probabilities
     np.testing.assert_array_equal(np.stack([one.probabilities for one in predictor.score(images)]), expected)
@@ -104,7 +104,7 @@ def test_what_disagrees_is_refused_by_name_and_skipped_by_auto(
     lines: list[str] = []
     monkeypatch.setattr(runtime, "installed", lambda name: "1.0")
     monkeypatch.setattr(runtime, "_missing", lambda name: [])
-    assert predictor.use("auto", lines.append).engine is None
+    assert predictor.use("auto", lines.append).runtime is None
     assert lines == [f"{name}: its outputs differ from torch's" for name in PACKAGES] + ["runtime torch"]
     monkeypatch.setattr(runtime, "installed", lambda name: None)
     predictor.use("auto", lines.append)
@@ -124,7 +124,7 @@ def test_auto_takes_the_fastest(
     monkeypatch.setattr(runtime, "_check", lambda _, name, say: gap | {"speed": speeds[name]})
     monkeypatch.setattr(runtime, "open_session", lambda name, file, threads: name)
     lines: list[str] = []
-    engine = predictor.use("auto", lines.append).engine
+    engine = predictor.use("auto", lines.append).runtime
     if chosen is None:
         assert engine is None and lines == ["runtime torch: onnx is no faster on this machine"]
     else:
@@ -145,18 +145,6 @@ def test_differences_by_hand() -> None:
             runtime._allowed(wrong)
 
 
-def test_dropping_stays_with_torch(predictor: Predictor) -> None:
-    level = predictor.model.select.level
-    level.copy_(torch.tensor([2.0, 0.0]))
-    try:
-        predictor.drop_unselected()
-        with pytest.raises(ValueError, match="cannot drop unselected patches; choose --runtime torch"):
-            predictor.use("onnx")
-    finally:
-        predictor.model.select.drop = None
-        level.zero_()
-
-
 def test_predictions_apart_by_hand() -> None:
     one = SimpleNamespace(label="a", probabilities=np.array([0.7, 0.3]), mask=np.array([[0.1]]))
     two = SimpleNamespace(label="b", probabilities=np.array([0.4, 0.6]), mask=np.array([[0.3]]))
@@ -166,7 +154,7 @@ def test_predictions_apart_by_hand() -> None:
 
 def test_workers_use_the_runtime_that_auto_has_found() -> None:
     def here(name: str | None) -> Predictor:
-        return SimpleNamespace(engine=name and SimpleNamespace(name=name))  # type: ignore[return-value]
+        return SimpleNamespace(runtime=name and SimpleNamespace(name=name))  # type: ignore[return-value]
 
     assert settled("auto", here("openvino 2026.1")) == "openvino" and settled("auto", here(None)) == "torch"
     assert settled("onnx", here("onnxruntime 1.2")) == "onnx"

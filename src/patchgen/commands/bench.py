@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json as to_json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal
-
-import tyro
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from patchgen.commands import announce, choose, parse, print_table
 
@@ -130,62 +128,6 @@ def _print_predict(found: Mapping[str, Any]) -> None:
         )
 
 
-def bench_drop(
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional],
-    after: tuple[int, ...] = (),
-    images: int = 400,
-    batch: int = 16,
-    repeats: int = 5,
-    data: str | None = None,
-    json: bool = False,
-) -> None:
-    """Images per second and accuracy of `predict --drop-unselected` against the full pass, on the unseen domain.
-
-    Args:
-        runs: Run folders of method patchgen-select.
-        after: Numbers of blocks before unselected patches are dropped, each measured; by default a third of them.
-        images: Maximum number of images of the unseen domain, evenly over the classes.
-        batch: Images per forward pass.
-        repeats: Timed turns of the two, at least 2, after a warm-up.
-        data: Path of the data, if it has changed.
-        json: Print JSON instead of a table.
-    """
-    announce()
-    from patchgen.common.progress import Progress
-    from patchgen.predict.dropping import measure_drop
-    from patchgen.predict.subjects import open_subjects, unseen_rows
-
-    if not runs:
-        raise ValueError("no run given; name run folders of method patchgen-select")
-    found, places = [], after or (None,)
-    with Progress("bench drop", len(runs) * len(places) * repeats) as bar:
-        for run in runs:
-            [subject] = open_subjects([run], data)
-            rows = unseen_rows(subject.fold, images, subject.predictor.config.seed)
-            for place in places:
-                found.append(measure_drop(subject, rows, place, batch=batch, repeats=repeats, report=_reporter(bar)))
-    if json:
-        print(to_json.dumps(found, indent=2))
-    else:
-        _print_drop(found)
-
-
-def _print_drop(found: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        (row["run"], row["unseen"], f"{row['image_size']} px", str(row["images"]), str(row["after"]),
-         f"{row['kept']['selected']:.2f} / {row['kept']['batches']:.2f}",
-         _ratio(row["speed"]),
-         *(f"{100 * row['accuracy'][name]:.1f}" for name in ("whole", "dropped")), f"{100 * row['same_class']:.1f}",
-         "" if row["speed"]["conclusive"] else "inconclusive")
-        for row in found
-    ]  # fmt: skip
-    header = ("run", "unseen", "size", "images", "after block", "kept: image / batch", "times as fast",
-              "accuracy, whole", "dropped", "same class", "")  # fmt: skip
-    print_table(header, rows)
-    if not all(row["speed"]["conclusive"] for row in found):
-        print("inconclusive: the quartiles are too far apart; use more --repeats, or a machine with less to do")
-
-
 def bench_runtime(
     model: str,
     files: tuple[str, ...] = (),
@@ -264,7 +206,6 @@ def _reporter(bar: Any) -> Callable[[str], None]:
 SUBJECTS: dict[str, Callable[..., None]] = {
     "step": bench_step,
     "predict": bench_predict,
-    "drop": bench_drop,
     "runtime": bench_runtime,
 }
 

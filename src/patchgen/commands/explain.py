@@ -45,10 +45,6 @@ class ExplainArguments:
     """Exit with code 1 if any image could not be read, not only if none could."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
-    drop_unselected: bool = False
-    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
-    drop_after: int | None = None
-    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -146,7 +142,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
-    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
+    choose_pass(predictor, arguments.runtime)
     predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}

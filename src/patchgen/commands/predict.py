@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Prediction, Predictor, Unreadable
-    from patchgen.predict.runtime import Runtime
+    from patchgen.predict.runtime import RuntimeName
     from patchgen.slides.slide import UnreadableSlide
 
 
@@ -50,10 +50,6 @@ class PredictArguments(EngineArguments):
     """Images per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
-    drop_unselected: bool = False
-    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
-    drop_after: int | None = None
-    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
@@ -140,23 +136,17 @@ def report_unreadable(
     return 1 if failed and (strict or len(failed) == total) else 0
 
 
-def choose_pass(
-    predictor: Predictor, runtime: Runtime, drop_unselected: bool = False, drop_after: int | None = None
-) -> None:
-    """Apply --runtime, --drop-unselected and --drop-after; the runtime is reported on stderr."""
-    if drop_unselected:
-        predictor.drop_unselected(drop_after)
-    elif drop_after is not None:
-        raise ValueError("--drop-after says when patches are dropped; add --drop-unselected to drop them")
+def choose_pass(predictor: Predictor, runtime: RuntimeName) -> None:
+    """Apply --runtime, and report the runtime on stderr."""
     predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
 
 
-def settled(runtime: Runtime, predictor: Predictor) -> Runtime:
+def settled(runtime: RuntimeName, predictor: Predictor) -> RuntimeName:
     """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
-    engine = predictor.engine
+    engine = predictor.runtime
     if runtime != "auto" or (engine and engine.name.startswith("torch")):  # half precision, if a worker has a GPU
         return runtime
-    return cast("Runtime", engine.name.split()[0]) if engine else "torch"
+    return cast("RuntimeName", engine.name.split()[0]) if engine else "torch"
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
@@ -279,7 +269,7 @@ def main(argv: list[str]) -> int:
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     if arguments.alone:
         use_threads(arguments.threads)
-    choose_pass(predictor, arguments.runtime, arguments.drop_unselected, arguments.drop_after)
+    choose_pass(predictor, arguments.runtime)
     if not arguments.alone:
         from patchgen.commands.predict_parts import predict_parts
 

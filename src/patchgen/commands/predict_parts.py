@@ -20,6 +20,7 @@ from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
+    from patchgen.predict.runtime import RuntimeName
 
 IMAGES = 512  # approximate size of a part
 
@@ -67,12 +68,12 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
 
 
 @lru_cache(1)
-def _model(run: str, checkpoint: Literal["selected", "swad"], *how: Any) -> Predictor:
+def _model(run: str, checkpoint: Literal["selected", "swad"], runtime: RuntimeName) -> Predictor:
     """The model, loaded once for all parts of this process."""
     from patchgen.predict.predictor import load_predictor
 
     predictor = load_predictor(run, checkpoint)
-    choose_pass(predictor, *how)
+    choose_pass(predictor, runtime)
     return predictor
 
 
@@ -81,7 +82,7 @@ def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], res
     from patchgen.predict.predictor import Unreadable
 
     given = PredictArguments(**arguments)
-    predictor = _model(given.run, given.checkpoint, given.runtime, given.drop_unselected, given.drop_after)
+    predictor = _model(given.run, given.checkpoint, given.runtime)
     line = lines_of(given, predictor).line
     found = list(predictor.predict([Path(image) for image in images], given.batch))
     unreadable = [(str(one.path), one.reason) for one in found if isinstance(one, Unreadable)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from patchgen.predict.predictor import Predictor
+    from patchgen.predict.runtime import RuntimeName
     from patchgen.slides.slide import Slide
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
@@ -67,10 +68,6 @@ class SlideArguments(EngineArguments):
     """Tiles per forward pass."""
     runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
-    drop_unselected: bool = False
-    """Drop patches with a mask below 0.5 inside the backbone (patchgen-select): faster, less accurate."""
-    drop_after: int | None = None
-    """Blocks before they are dropped; a third of them by default. More is slower and more accurate."""
 
 
 def _check(arguments: SlideArguments) -> None:
@@ -124,12 +121,12 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 @lru_cache(1)
-def _model(model: str, checkpoint: Literal["selected", "swad"], *how: Any) -> tuple[Predictor, str]:
+def _model(model: str, checkpoint: Literal["selected", "swad"], runtime: RuntimeName) -> tuple[Predictor, str]:
     """The predictor and its digest, loaded once for all slides of this process."""
     from patchgen.predict.predictor import identity, load_predictor
 
     predictor = load_predictor(model, checkpoint)
-    choose_pass(predictor, *how)
+    choose_pass(predictor, runtime)
     return predictor, " ".join([identity(model, checkpoint)[:16], predictor.variant]).strip()
 
 
@@ -150,7 +147,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     from patchgen.slides.tissue import tissue_mask, tissue_share
 
     given, path, part = SlideArguments(**arguments), Path(slide), folder / PART
-    predictor, digest = _model(given.model, given.checkpoint, given.runtime, given.drop_unselected, given.drop_after)
+    predictor, digest = _model(given.model, given.checkpoint, given.runtime)
     with open_slide(path, given.mpp_slide) as opened:
         grid = make_grid(opened, given.mpp, given.tile)
         small = thumbnail(opened, grid)
@@ -197,7 +194,7 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
     from patchgen.sweep.unit import Needs, Unit
 
     a = arguments
-    predictor, digest = _model(a.model, a.checkpoint, a.runtime, a.drop_unselected, a.drop_after)
+    predictor, digest = _model(a.model, a.checkpoint, a.runtime)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
     runtime = a.runtime if a.alone else settled(a.runtime, predictor)

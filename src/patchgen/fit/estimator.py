@@ -33,7 +33,7 @@ from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.hub import fetch_model, push_model
 from patchgen.predict.model_folder import Model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
-from patchgen.predict.runtime import Runtime
+from patchgen.predict.runtime import RuntimeName
 
 BATCH = 64
 OWN = ("method", "methods", "backbone", "preset", "runs", "expect", "track", "quiet", "runtime")
@@ -73,7 +73,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         expect: bool = True,
         track: str | bool = False,
         quiet: bool = False,
-        runtime: Runtime = "torch",
+        runtime: RuntimeName = "torch",
         **settings: Any,
     ) -> None:
         self.method, self.methods, self.backbone, self.preset = method, methods, backbone, preset
@@ -253,7 +253,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         return write_model(folder, self.model_, with_backbone=with_backbone)
 
     @classmethod
-    def load(cls, folder: str | Path, *, runtime: Runtime = "torch") -> Self:
+    def load(cls, folder: str | Path, *, runtime: RuntimeName = "torch") -> Self:
         """The estimator of a model folder, including its settings."""
         model = read_model(folder)
         config, usual = model.predictor.config, Config("", "")

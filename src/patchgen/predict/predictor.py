@@ -35,13 +35,12 @@ from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
-from patchgen.model.selector import Selector
 from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 
 if TYPE_CHECKING:
-    from patchgen.predict.runtime import Engine, Runtime
+    from patchgen.predict.runtime import Runtime, RuntimeName
 
 Checkpoint = Literal["selected", "swad"]
 DECODERS = 2  # threads that decode the next batch while the model processes the current one
@@ -203,14 +202,14 @@ class Predictor:
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
         self.stain = stain  # stain normalisation as in training, also for files, slides and uploads
-        self.engine: Engine | None = None  # another runtime that replaces torch
+        self.runtime: Runtime | None = None  # another runtime that replaces torch
 
     @property
     def interpolation(self) -> str:
         """How an image is resized to the square that the model reads."""
         return self.model.backbone.interpolation
 
-    def use(self, runtime: Runtime, say: Callable[[str], None] | None = None) -> Self:
+    def use(self, runtime: RuntimeName, say: Callable[[str], None] | None = None) -> Self:
         """Use another runtime for predictions; gradients, rankings and given masks still use torch.
 
         Args:
@@ -220,39 +219,15 @@ class Predictor:
         Raises:
             ValueError: a runtime that was named is not installed, crashes or disagrees.
         """
-        from patchgen.predict.runtime import open_engine
+        from patchgen.predict.runtime import open_runtime
 
-        self.engine = open_engine(self, runtime, say or (lambda _: None))
+        self.runtime = open_runtime(self, runtime, say or (lambda _: None))
         return self
-
-    @property
-    def dropped_after(self) -> int | None:
-        """Number of blocks before unselected patches are dropped; None if they are not."""
-        return self.model.select.drop if isinstance(self.model.select, Selector) else None
 
     @property
     def variant(self) -> str:
         """How predictions are computed, if not by plain torch; results of different variants are not mixed."""
-        dropping = "" if self.dropped_after is None else f"drop-unselected {self.dropped_after}"
-        return " ".join(filter(None, (dropping, self.engine.name if self.engine else "")))
-
-    def drop_unselected(self, after: int | None = None) -> Self:
-        """Faster, but approximate predictions: patches whose mask is below 0.5 are dropped during the forward pass.
-
-        Masks still cover all patches. Changes this predictor's model, and returns the predictor.
-
-        Args:
-            after: Number of blocks before they are dropped; None: up to the early block, where the mask is computed.
-
-        Raises:
-            ValueError: the method does not select inside the backbone, or the backbone needs all of its patches.
-        """
-        from patchgen.model.dropping import drop_unselected
-
-        if self.engine:
-            raise ValueError(f"unselected patches can be dropped with torch, not with {self.engine.name}")
-        drop_unselected(self.model, after)
-        return self
+        return self.runtime.name if self.runtime else ""
 
     def predict(
         self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
@@ -330,7 +305,7 @@ class Predictor:
         """Images (S, S, 3) uint8, S the model's image size, in one forward pass of the runtime."""
         if not len(images):
             return []
-        found = self.engine.answer(images) if self.engine else self.outputs(images)
+        found = self.runtime.answer(images) if self.runtime else self.outputs(images)
         nothing = [None] * len(images)
         masks = nothing if found.masks is None else found.masks
         familiar = self.confidence.familiar

@@ -36,7 +36,7 @@ from patchgen.predict.export import NEEDED, drawn_images, write_graph
 from patchgen.predict.predictor import Outputs, Predictor
 from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session, seconds_of
 
-Runtime = Literal["auto", "torch", "onnx", "openvino"]
+RuntimeName = Literal["auto", "torch", "onnx", "openvino"]
 EXTRAS = {"onnx": "export", "openvino": "openvino"}
 IMAGES = 8  # number of images for the check
 TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from torch
@@ -49,7 +49,7 @@ class RefusedRuntime(ValueError):
     """A runtime that cannot be used, and why."""
 
 
-class Engine(NamedTuple):
+class Runtime(NamedTuple):
     """A runtime that passed its check."""
 
     name: str  # with its version
@@ -70,8 +70,8 @@ class Graph(nn.Module):
         return found if out.mask is None else (*found, out.mask.unflatten(1, self.model.grid))
 
 
-def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], None]) -> Engine | None:
-    """The engine for a predictor; None for plain torch. Reports which one is used, and why not others.
+def open_runtime(predictor: Predictor, runtime: RuntimeName, say: Callable[[str], None]) -> Runtime | None:
+    """The runtime for a predictor; None for plain torch. Reports which one is used, and why not others.
 
     Raises:
         ValueError: a runtime that was requested by name cannot be used.
@@ -90,7 +90,7 @@ def open_engine(predictor: Predictor, runtime: Runtime, say: Callable[[str], Non
     return _fastest(predictor, say)
 
 
-def _fastest(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
+def _fastest(predictor: Predictor, say: Callable[[str], None]) -> Runtime | None:
     names = [name for name in PACKAGES if installed(name) and not _missing(name)]
     checks: dict[str, dict[str, float]] = {}
     for name in names:
@@ -120,8 +120,6 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
     Raises:
         RefusedRuntime: the runtime is missing, crashed, or its answers differ too much.
     """
-    if predictor.dropped_after is not None:
-        raise RefusedRuntime("it cannot drop unselected patches")
     if missing := _missing(runtime):
         raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
     file = _file(predictor)
@@ -131,10 +129,10 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
     return _checked(predictor, runtime, file.parent, torch.get_num_threads())
 
 
-def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Engine:
+def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Runtime:
     name = f"{runtime} {installed(runtime)}"
     say(f"runtime {name}: {gap['speed']:.1f} times as fast as torch, {_text(gap)}")
-    return Engine(name, _outputs(predictor, open_session(runtime, _file(predictor), torch.get_num_threads())))
+    return Runtime(name, _outputs(predictor, open_session(runtime, _file(predictor), torch.get_num_threads())))
 
 
 def _file(predictor: Predictor) -> Path:
@@ -280,7 +278,7 @@ def _processor() -> str:
 # Accelerators
 
 
-def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
+def _half(predictor: Predictor, say: Callable[[str], None]) -> Runtime | None:
     """Torch in half precision, if that is faster on the device."""
     kind = torch.bfloat16 if predictor.device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
     images = drawn_images(IMAGES, predictor.config.image_size)
@@ -298,4 +296,4 @@ def _half(predictor: Predictor, say: Callable[[str], None]) -> Engine | None:
         say(f"{name}: {error}; runtime torch")
         return None
     say(f"runtime {name}: {_text(gap)}")
-    return Engine(name, answer)
+    return Runtime(name, answer)

@@ -27,7 +27,7 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_architecture
 from patchgen.predict.predictor import Prediction, Predictor
-from patchgen.predict.runtime import Runtime
+from patchgen.predict.runtime import RuntimeName
 
 LARGEST_SPREAD = 0.15  # of repeated measurements of the same thing: slowest / fastest - 1
 BATCHES = (1, 8, 32)
@@ -117,7 +117,7 @@ def _measure_batch(
 def measure_runtimes(
     predictor: Predictor,
     files: Sequence[Path],
-    runtimes: Sequence[Runtime] = ("torch", "auto"),
+    runtimes: Sequence[RuntimeName] = ("torch", "auto"),
     *,
     batch: int = 32,
     repeats: int = 5,
@@ -136,12 +136,12 @@ def measure_runtimes(
     """
     if len(runtimes) < 2 or repeats < 2 or not files or batch < 1:
         raise ValueError("two or more runtimes, 2 or more repeats, an image and a batch of at least 1 are needed")
-    engines = {name: predictor.use(name, say).engine for name in runtimes}
+    engines = {name: predictor.use(name, say).runtime for name in runtimes}
     decoded = [decode(file, predictor.config.image_size, predictor.interpolation) for file in files]
     seconds: dict[str, dict[str, list[float]]] = {name: {"model": [], "predict": []} for name in engines}
     answers: dict[str, list[Any]] = {}
     for turn in range(repeats + 1):
-        for name, predictor.engine in engines.items():
+        for name, predictor.runtime in engines.items():
             start = time.perf_counter()
             for i in range(0, len(decoded), batch):
                 predictor.score(decoded[i : i + batch])

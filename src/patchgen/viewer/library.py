@@ -18,7 +18,7 @@ from typing import Literal
 
 from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
-from patchgen.predict.runtime import Runtime
+from patchgen.predict.runtime import RuntimeName
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import RefusedRequest
@@ -113,7 +113,7 @@ def _longer(item: Item) -> str:
 class Library:
     """Items by id, with the models that were used last, each on the runtime that was asked for."""
 
-    def __init__(self, items: Sequence[Item], runtime: Runtime = "torch") -> None:
+    def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch") -> None:
         self.items, self.runtime = {item.id: item for item in items}, runtime
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
         self._examples: dict[str, list[Example]] = {}
