@@ -47,7 +47,9 @@ def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_dir()
 
 
-@pytest.mark.parametrize(("words", "closed"), [("--help", "<&- >&-"), ("methods", ">&- 2>&-"), ("runs nowhere", "2>&-")])
+@pytest.mark.parametrize(
+    ("words", "closed"), [("--help", "<&- >&-"), ("methods", ">&- 2>&-"), ("runs nowhere", "2>&-")]
+)
 def test_closed_streams(closed: str, words: str, tmp_path: Path) -> None:
     command = f"exec {python()[0]} -P -m patchgen {words} {closed}"
     done = subprocess.run(["sh", "-c", command], env=child_environment(), capture_output=True, text=True, cwd=tmp_path)
