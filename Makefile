@@ -16,8 +16,9 @@ setup: $(VENV)/.ready  ## create .venv with all extras but timm; done once per c
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV); the first time takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[all,dev,docs]"
+	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt  # a torch that is there stays
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[all,dev,docs]"
 	@touch $@
 
 demo: setup  ## train and compare on images whose answer is known: a table, and a page with the maps (about ten minutes)

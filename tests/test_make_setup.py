@@ -8,6 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 BACKEND = """
 import zipfile
@@ -34,11 +36,14 @@ def write_wheel(folder: Path, name: str, version: str, requires: str = "") -> No
         needs = f"Requires-Dist: {requires}\n" if requires else ""
         wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}/__init__.py", "")
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def test_setup_accepts_a_cuda_build_of_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("installed", [None, "8.0"], ids=["no torch", "a torch of the user's"])
+def test_setup_accepts_a_cuda_build_of_torch_and_keeps_an_installed_one(installed: str | None, tmp_path: Path) -> None:
     wheels, checkout = tmp_path / "wheels", tmp_path / "checkout"
+    write_wheel(wheels, "torch", "8.0", requires="nvidia-cublas")
     write_wheel(wheels, "torch", "9.0", requires="nvidia-cublas")
     write_wheel(wheels, "nvidia_cublas", "1.0")
     checkout.mkdir()
@@ -50,11 +55,17 @@ def test_setup_accepts_a_cuda_build_of_torch(tmp_path: Path) -> None:
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "MAKE"))}
     environment |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": os.devnull}
-    command = ["make", "setup", f"PYTHON={sys.executable}"]
-    result = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    packages = {path.name.split("-")[0] for path in checkout.glob(".venv/lib/python*/site-packages/*.dist-info")}
-    assert {"torch", "nvidia_cublas", "patchgen"} <= packages
+
+    def run(*words: str) -> None:
+        result = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=300)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    if installed:
+        run(sys.executable, "-m", "venv", ".venv")
+        run(".venv/bin/python", "-m", "pip", "install", f"torch=={installed}")
+    run("make", "setup", f"PYTHON={sys.executable}")
+    packages = {path.stem for path in checkout.glob(".venv/lib/python*/site-packages/*.dist-info")}
+    assert {f"torch-{installed or '9.0'}", "nvidia_cublas-1.0", "patchgen-1"} <= packages
     assert (checkout / ".venv/.ready").exists()
 
 
