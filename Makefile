@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV); the first time takes some minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "import torch" 2> /dev/null || $(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt  # a torch that is there stays
+	sed '/^torch==/d' constraints.txt > $(VENV)/constraints.txt  # a torch that is there stays
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[all,dev,docs]"
 	@touch $@
 
