@@ -63,7 +63,7 @@ format: setup  ## fix what ruff can fix
 	$(BIN)/ruff format
 
 bench: setup  ## cost of a PatchGen training step against LP+LN on this machine
-	$(BIN)/patchgen bench step --backbone dinov2-small --image-size 224
+	$(BIN)/python -m benchmarks rate
 
 clean:  ## remove caches and builds; .venv and runs stay
 	rm -rf dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

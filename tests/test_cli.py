@@ -41,7 +41,15 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"patchgen {__version__}\n"
 
 
-@pytest.mark.parametrize(("word", "hint"), [("trian", "; did you mean 'train'?"), ("xyzzy", "")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("trian", "; did you mean 'train'?"),
+        ("xyzzy", ""),
+        ("benchmark", "; it is now `patchgen compare`"),
+        ("splits", "; it is now `patchgen doctor DATA --splits FILE.csv`"),
+    ],
+)
 def test_unknown_command_names_the_nearest(word: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == 2
     assert capsys.readouterr().err == f"patchgen: unknown command {word!r}{hint} (--help lists all)\n"
@@ -114,7 +122,7 @@ def test_right_values_pass_the_check_of_numbers(capsys: pytest.CaptureFixture[st
     "command",
     [
         ["train", "nowhere", "--unseen", "a"],
-        ["benchmark", "nowhere"],
+        ["compare", "nowhere"],
         ["predict", "run", "nowhere"],
         ["explain", "run", "nowhere", "--out", "o"],
     ],
@@ -126,7 +134,7 @@ def test_a_person_is_told_at_once_that_it_has_begun(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert main(command) == 2
     assert capsys.readouterr().err.startswith("loading ...\n") == terminal
-    if command[0] in ("train", "benchmark"):
+    if command[0] in ("train", "compare"):
         assert main([*command, "--quiet"]) == 2
         assert "loading" not in capsys.readouterr().err
 

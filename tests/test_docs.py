@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import COMMANDS, main
-from patchgen.commands import bench
 from patchgen.common.plugins import take_options
 from patchgen.predict.card import _limits
 
@@ -98,12 +97,12 @@ def test_commands_and_options_exist(page: Path) -> None:
 
 
 def measurements() -> list[list[str]]:
-    """The words of every `patchgen bench` and `python -m benchmarks`, in shell blocks and between backticks."""
+    """The words of every `python -m benchmarks`, in shell blocks and between backticks."""
     found = []
     for page in [*PAGES, *RESULTS]:
         text = page.read_text(encoding="utf-8")
-        inline = re.findall(r"`((?:patchgen bench|python -m benchmarks)(?: [^`]*)?)`", text)
-        lines = re.findall(r"^(?:patchgen bench|python -m benchmarks) .*$", text, re.MULTILINE)
+        inline = re.findall(r"`(python -m benchmarks(?: [^`]*)?)`", text)
+        lines = re.findall(r"^python -m benchmarks .*$", text, re.MULTILINE)
         found += [shlex.split(line, comments=True) for line in (*inline, *lines)]
     return found
 
@@ -122,19 +121,14 @@ def test_measurements_have_the_options_that_the_pages_give_them(monkeypatch: pyt
     from benchmarks import table  # here: this file also runs as a script, where the name is another folder's
     from benchmarks.__main__ import main as measure
 
-    for name, function in bench.SUBJECTS.items():
-        monkeypatch.setitem(bench.SUBJECTS, name, parsed_alone(function))
     for module in table.SUBJECTS.values():
         monkeypatch.setattr(module, "measure", parsed_alone(module.measure))
         monkeypatch.setattr(module, "lines", lambda _: [])
     monkeypatch.setattr("benchmarks.__main__.write_text", lambda *_: None)
-    called = {" ".join(words[:3] if words[1] == "bench" else words[:4]) for words in measurements()}
-    assert {"patchgen bench step", "patchgen bench predict"} <= called
+    called = {" ".join(words[:4]) for words in measurements()}
     assert {f"python -m benchmarks {name}" for name in ("all", "rate", "methods", "kmeans", "sweep")} <= called
     for words in measurements():
-        if words[1] == "bench":
-            assert main(words[1:]) == 0, words
-        elif len(words) > 3:
+        if len(words) > 3:
             assert measure(words[3:]) == 0, words
 
 

@@ -20,7 +20,7 @@ MOST_LINES = 110  # of the README: two screens; the rest is in docs/
 CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
 # the network, which tests never use, and a server, which never ends: of these only the help is asked
 ONLY_HELP = {"weights fetch", "serve MODEL"}
-EXTRA = {"train": CHEAP, "benchmark": CHEAP, "fit": [*CHEAP, "--no-expect"]}
+EXTRA = {"train": CHEAP, "compare": CHEAP, "fit": [*CHEAP, "--no-expect"]}
 
 
 def blocks(language: str) -> list[str]:
@@ -35,7 +35,7 @@ def commands(program: str) -> list[list[str]]:
 
 
 def test_something_is_checked() -> None:
-    assert {words[0] for words in commands("patchgen")} >= {"doctor", "train", "predict", "explain", "benchmark"}
+    assert {words[0] for words in commands("patchgen")} >= {"doctor", "train", "predict", "explain", "compare"}
     assert {("demo",), ("test",)} == set(map(tuple, commands("make"))) and blocks("python")
 
 

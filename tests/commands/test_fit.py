@@ -336,5 +336,5 @@ def test_other_commands_say_that_nothing_was_left_out(
     words = ["--backbone", "tiny", "--image-size", "56", "--steps", "2"]
     assert main(["train", str(image_folder), "--unseen", "none", "--task", "mdg_gcd", *words]) == 2
     assert "--unseen must name one" in capsys.readouterr().err
-    assert main(["benchmark", str(image_folder), "--folds", "none", *words]) == 2
+    assert main(["compare", str(image_folder), "--folds", "none", *words]) == 2
     assert "'none' is not a domain" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""doctor, splits, weights, benchmarks and bench through the command line."""
+"""doctor, weights and datasets through the command line."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_doctor_and_splits_take_the_reading_options_of_train(
         words = ("--options", "crctp_fold", fold)
         layout = as_json(capsys, "doctor", data, *words)["checks"]
         assert any(check["detail"].startswith(f"{images + 2} images, 2 domains") for check in layout)
-        assert sum(as_json(capsys, "splits", data, "--out", out, *words)["counts"]["CRC-TP"].values()) == images
-    assert main(["splits", str(data), "--out", str(out), "--options", "crctp_fol", "Fold1"]) == 2
+        assert sum(as_json(capsys, "doctor", data, "--splits", out, *words)["counts"]["CRC-TP"].values()) == images
+    assert main(["doctor", str(data), "--splits", str(out), "--options", "crctp_fol", "Fold1"]) == 2
     assert "did you mean 'crctp_fold'?" in capsys.readouterr().err
     assert main(["doctor", "--options", "crctp_fold", "Fold1"]) == 2
     assert "--options says how DATA is read" in capsys.readouterr().err
@@ -104,8 +104,8 @@ def test_doctor_and_splits_take_the_reading_options_of_train(
         ["doctor", ""],
         ["doctor", " "],
         ["train", "", "--unseen", "a"],
-        ["benchmark", ""],
-        ["splits", "", "--out", "s.csv"],
+        ["compare", ""],
+        ["doctor", "", "--splits", "s.csv"],
     ],
 )
 def test_empty_data_is_not_the_current_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +118,7 @@ def test_empty_data_is_not_the_current_folder(words: list[str], capsys: pytest.C
 
 def test_splits_round_trip(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "splits.csv"
-    assert main(["splits", str(image_folder), "--out", str(out), "--seed", "3", "--holdout", "0.3"]) == 0
+    assert main(["doctor", str(image_folder), "--splits", str(out), "--seed", "3", "--holdout", "0.3"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == str(out)
     table = read_table(image_folder)
     written, wanted = read_splits(out, table), make_splits(table, seed=3, holdout=0.3)
@@ -129,13 +129,12 @@ def test_splits_round_trip(image_folder: Path, tmp_path: Path, capsys: pytest.Ca
 def test_splits_takes_the_option_of_train(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for word in ("--rule", "--split"):
-        assert main(["splits", str(image_folder), "--out", str(tmp_path / "s.csv"), word, "group"]) == 2
-        assert "needs groups" in capsys.readouterr().err
+    assert main(["doctor", str(image_folder), "--splits", str(tmp_path / "s.csv"), "--split", "group"]) == 2
+    assert "needs groups" in capsys.readouterr().err
 
 
 def test_splits_json(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, "splits", image_folder, "--out", tmp_path / "s.csv")
+    found = as_json(capsys, "doctor", image_folder, "--splits", tmp_path / "s.csv")
     assert found["counts"] == {name: {"in": 24, "out": 6} for name in ("clinic", "field", "studio")}
     assert found["file"] == str(tmp_path / "s.csv") and Path(found["file"]).is_file()
 
@@ -145,15 +144,15 @@ def test_splits_refuses(image_folder: Path, tmp_path: Path, capsys: pytest.Captu
     read_table(image_folder).to_csv(manifest)
     before = manifest.read_bytes()
     wrong = {
-        "is the manifest itself": [str(manifest), "--out", str(manifest)],
-        "must name a .csv file": [str(image_folder), "--out", str(tmp_path)],
-        "needs groups": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--rule", "group"],
-        "No such data": [str(tmp_path / "nowhere"), "--out", str(tmp_path / "s.csv")],
-        "between 0 and 1": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--holdout", "2"],
-        "did you mean 'vlcs'": [str(image_folder), "--out", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
+        "is the manifest itself": [str(manifest), "--splits", str(manifest)],
+        "must name a .csv file": [str(image_folder), "--splits", str(tmp_path)],
+        "needs groups": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--split", "group"],
+        "No such data": [str(tmp_path / "nowhere"), "--splits", str(tmp_path / "s.csv")],
+        "between 0 and 1": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--holdout", "2"],
+        "did you mean 'vlcs'": [str(image_folder), "--splits", str(tmp_path / "s.csv"), "--benchmark", "vlsc"],
     }
     for text, words in wrong.items():
-        assert main(["splits", *words]) == 2
+        assert main(["doctor", *words]) == 2
         assert text in capsys.readouterr().err
     assert manifest.read_bytes() == before and not (tmp_path / "s.csv").exists()
 
@@ -189,23 +188,23 @@ def test_weights_fetch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     assert capsys.readouterr().out == f"{tmp_path / 'facebook/dino-vitb16'}\n"
 
 
-# benchmarks
+# datasets
 
 
 def test_benchmarks_list(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = as_json(capsys, "benchmarks")
+    rows = as_json(capsys, "datasets")
     assert [row["name"] for row in rows] == list(BENCHMARKS)
     assert rows[0]["domains"] == ["art_painting", "cartoon", "photo", "sketch"] and rows[0]["versions"] == ["9991"]
-    assert main(["benchmarks"]) == 0
+    assert main(["datasets"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in BENCHMARKS)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_one_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    facts, entry = as_json(capsys, "benchmarks", name), BENCHMARKS[name]
+    facts, entry = as_json(capsys, "datasets", name), BENCHMARKS[name]
     assert facts["counts"] == entry.counts and facts["layout"][0] == f"{entry.folder}/"
-    assert main(["benchmarks", name]) == 0
+    assert main(["datasets", name]) == 0
     out = capsys.readouterr().out
     told = (*entry.domains, *(entry.classes or ()), *entry.counts, entry.citation, entry.source, entry.notes)
     assert all(text in out for text in told)
@@ -213,54 +212,8 @@ def test_one_benchmark(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_layout_shows_the_parts_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "  CRC-TP/Fold2/Training/" in as_json(capsys, "benchmarks", "histocolon")["layout"]
-    assert "    giraffe/<image>" in as_json(capsys, "benchmarks", "pacs")["layout"]
-
-
-# bench
-
-
-BENCH = ["bench", "step", "--backbone", "tiny", "--image-size", "56", "--batch", "2", "--repeats", "2"]
-
-
-def test_bench_step(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, *BENCH)
-    assert found["methods"].keys() == {"lp-ln", "patchgen", "patchgen-select"}
-    ratio = found["methods"]["patchgen"]["ratio"]
-    measures = {"of_medians", "of_fastest", "of_cpu_medians", "lower_quartile", "upper_quartile", "conclusive"}
-    assert measures | {"floor", "peak_bytes"} == ratio.keys() and ratio["floor"] > 1
-    assert main(BENCH) == 0
-    printed = capsys.readouterr()
-    assert "step time / LP+LN's" in printed.out and "lp-ln again" in printed.out and "<= 1.06" in printed.out
-    assert "[12/12" in printed.err and "bench step" not in printed.out  # progress goes to stderr alone
-
-
-PREDICT = ["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--pixels", "32", "--repeats", "2"]
-
-
-def test_bench_predict(capsys: pytest.CaptureFixture[str]) -> None:
-    found = as_json(capsys, *PREDICT, "--images", "6", "--batches", "1", "4")
-    assert [row["batch"] for row in found["batches"]] == [1, 4] and found["method"] == "patchgen-select"
-    assert main([*PREDICT, "--images", "6", "--batches", "2"]) == 0
-    printed = capsys.readouterr()
-    assert "predict / model" in printed.out and "6 JPEG files of 32 px" in printed.out and "[2/2" in printed.err
-
-
-def test_bench_predict_says_inconclusive(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for limit, said in ((-1.0, True), (1e9, False)):
-        monkeypatch.setattr("patchgen.predict.throughput.LARGEST_SPREAD", limit)
-        assert main([*PREDICT, "--images", "2", "--batches", "2"]) == 0
-        assert ("inconclusive" in capsys.readouterr().out) == said
-
-
-def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("patchgen.diagnose.cost.Rival.step", interrupt)
-    assert main(BENCH) == 130
-    printed = capsys.readouterr()
-    assert not printed.out and "nothing is reported" in printed.err
+    assert "  CRC-TP/Fold2/Training/" in as_json(capsys, "datasets", "histocolon")["layout"]
+    assert "    giraffe/<image>" in as_json(capsys, "datasets", "pacs")["layout"]
 
 
 # wrong names
@@ -269,21 +222,9 @@ def test_bench_can_be_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["bench", "stpe"], "did you mean 'step'?"),
-        (["bench", "step", "--backbone", "dinov2-smal"], "did you mean 'dinov2-small'?"),
-        (["bench", "step", "--backbone", "tiny", "--image-size", "57"], "nearest valid: 56 or 70"),
-        (["bench", "step", "--backbone", "tiny", "--batch", "0"], "batch must be at least 1"),
-        (
-            ["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--images", "8"],
-            "images must be at least 32, the largest of batches, not 8",
-        ),
-        (["bench", "predict", "--backbone", "tiny", "--image-size", "28", "--repeats", "1"], "at least 2, not 1"),
-        (["bench", "predict", "--backbone", "tiny", "--method", "patchgn"], "did you mean 'patchgen'?"),
-        (["bench", "predict", "--model", "nowhere"], "there is no model or run folder nowhere"),
-        (["bench", "memory"], "known: step, predict"),
         (["weights", "fetsh"], "did you mean 'fetch'?"),
         (["weights", "fetch", "registri"], "did you mean 'registry'?"),
-        (["benchmarks", "domainet"], "did you mean 'domainnet'?"),
+        (["datasets", "domainet"], "did you mean 'domainnet'?"),
         (["doctr"], "did you mean 'doctor'?"),
     ],
 )
@@ -293,15 +234,13 @@ def test_wrong_names(words: list[str], text: str, capsys: pytest.CaptureFixture[
     assert text in printed.err and not printed.out and "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize("command", ["bench", "weights"])
+@pytest.mark.parametrize("command", ["oracle", "weights"])
 def test_a_bare_command_lists_its_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command]) == 0
     assert f"usage: patchgen {command}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words", [["doctor"], ["splits"], ["weights", "list"], ["benchmarks"], ["bench", "step"], ["bench", "predict"]]
-)
+@pytest.mark.parametrize("words", [["doctor"], ["weights", "list"], ["datasets"], ["oracle", "write"]])
 def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*words, "--help"])
@@ -310,6 +249,8 @@ def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_needs_no_torch() -> None:
     """The command modules are imported for their help alone: heavy packages must wait."""
-    names = ", ".join(f"patchgen.commands.{name}" for name in ("bench", "doctor", "splits", "weights", "benchmarks"))
+    names = ", ".join(
+        f"patchgen.commands.{name}" for name in ("doctor", "weights", "datasets", "train", "fit", "predict")
+    )
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

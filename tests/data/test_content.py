@@ -66,12 +66,12 @@ def test_a_damaged_store_is_made_again(folder: Path) -> None:
     assert np.array_equal(digests(table), first)
 
 
-@pytest.mark.parametrize("command", ["train", "benchmark"])
+@pytest.mark.parametrize("command", ["train", "compare"])
 def test_a_finished_run_of_other_pixels_is_not_taken_for_this_one(
     command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*WORDS.split(), "--out", str(tmp_path / "runs")]
-    if command == "benchmark":
+    if command == "compare":
         words[2:4] = ["--methods", "lp"]
     assert main([command, str(folder), *words]) == 0
     os.utime(folder / "a" / "left" / "0.bmp")  # touched: the same pixels
@@ -107,7 +107,7 @@ def test_a_plan_over_runs_that_are_there_reads_the_data_once(
     from patchgen.sweep import plan
     from patchgen.tasks import mdg
 
-    words = ["benchmark", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
+    words = ["compare", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
     words[4:6] = ["--methods", "lp"]
     assert main(words) == 0
     read, compared = [], []

@@ -29,7 +29,7 @@ EVIL = "\x1b]0;title\x07\x1b[2Jred\n\x9b31m"
 
 @pytest.mark.parametrize("words", [
     ["predict", "~nosuchuser/model", "~nosuchuser/a.png"], ["serve", "~nosuchuser/runs"],
-    ["splits", "photos", "--out", "~nosuchuser/s.csv"], ["methods", "--plugin", "~nosuchuser/p.py"],
+    ["doctor", "photos", "--splits", "~nosuchuser/s.csv"], ["methods", "--plugin", "~nosuchuser/p.py"],
 ])  # fmt: skip
 def test_a_user_that_is_none(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2

@@ -77,9 +77,9 @@ def test_a_run_with_its_twin_has_the_runs_own_numbers(checkpoint: Any, runs: lis
 
 def test_the_command_prints_the_runs_beside_the_ensemble(words: list[str], tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "found.csv"
-    assert main(["ensemble", *words, "--out", str(target)]) == 0
+    assert main(["evaluate", *words, "--out", str(target)]) == 0
     table = capsys.readouterr().out
-    assert main(["ensemble", *words, "--json"]) == 0
+    assert main(["evaluate", *words, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     names = [f"{run['name']} {run['run']}" for run in record["runs"]]
     rows = [(name, run["part"], run["whole"]) for name, run in zip(names, record["runs"], strict=True)]
@@ -106,7 +106,7 @@ def test_the_command_prints_the_runs_beside_the_ensemble(words: list[str], tmp_p
 def test_a_file_that_cannot_be_written_is_refused_at_once(
     out: str, rule: str, words: list[str], tmp_path: Path, capsys: Captured
 ) -> None:
-    assert main(["ensemble", *words, "--out", str(tmp_path / out)]) == 2
+    assert main(["evaluate", *words, "--out", str(tmp_path / out)]) == 2
     assert rule in capsys.readouterr().err
 
 
@@ -171,11 +171,22 @@ def test_without_an_unseen_domain_there_is_nothing_to_score(tiny_run: MakeRun) -
         score_ensemble(every)
 
 
-@pytest.mark.parametrize("wanted", ["nowhere", "", "swad"])
-def test_mistakes_are_one_sentence(wanted: str, words: list[str], tiny_run: MakeRun, capsys: Captured) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "rule"),
+    [
+        ("nowhere", "No such data"),
+        ("", "DATA is empty"),
+        ("swad", "swad needs a finished run"),
+        ("three", "no run folder"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    wanted: str, rule: str, words: list[str], tiny_run: MakeRun, capsys: Captured
+) -> None:
     plain = str(tiny_run("lp-ln", steps=1, swad=False).path)
-    argv = [words[0], plain, "--checkpoint", "swad"] if wanted == "swad" else [words[0], wanted]
-    assert main(["ensemble", *argv]) == 2
+    more = {"swad": [plain, "--checkpoint", "swad"], "three": [plain, "nowhere"]}.get(wanted, [wanted])
+    argv = [words[0], *more]
+    assert main(["evaluate", *argv]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("patchgen ensemble: ") or "\npatchgen ensemble: " in said
-    assert ("swad needs a finished run" if wanted == "swad" else "is not a run folder") in said
+    assert said.startswith("patchgen evaluate: ") or "\npatchgen evaluate: " in said
+    assert rule in said

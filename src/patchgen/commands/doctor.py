@@ -1,18 +1,27 @@
-"""patchgen doctor [DATA]: what is wrong with this machine and the data, and the fix; exit code 1 if a check failed."""
+"""patchgen doctor [DATA]: what is wrong with this machine and the data, and the fix; exit code 1 if a check failed.
+
+`patchgen doctor DATA --splits FILE.csv` writes the train/validation splits instead.
+"""
 
 from __future__ import annotations
 
 import json as to_json
+import os
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from patchgen.commands import parse, print_table, require_data
+from patchgen.common.files import expanded
+from patchgen.config import SplitRule
 
 if TYPE_CHECKING:
     from patchgen.data.doctor_files import Check
+    from patchgen.data.splits import Splits
+    from patchgen.data.table import Table
 
 STYLES = {"pass": "", "warn": "yellow", "fail": "red"}
 LINE_EVERY = 2000  # files between two progress lines without a terminal
@@ -23,6 +32,10 @@ def examine(
     benchmark: str | None = None,
     options: dict[str, str] | None = None,
     decode: bool = True,
+    splits: str | None = None,
+    split: SplitRule = "domainbed",
+    seed: int = 1,
+    holdout: float = 0.2,
     json: bool = False,
 ) -> int:
     """Check this machine and, when given, a data set; every finding names its fix.
@@ -32,11 +45,17 @@ def examine(
         benchmark: Read DATA as this registered benchmark; by default recognised by the folder name.
         options: Reading options of a benchmark, such as `crctp_fold Fold1`.
         decode: Decode every image; otherwise files are only read, and damage is not detected.
+        splits: Instead of checking DATA, write its train/validation splits to this .csv file.
+        split: Of --splits: DomainBed's rule, or `group` (within a domain, no patient appears on both sides).
+        seed: Of --splits: seed of the split.
+        holdout: Of --splits: share of each domain to hold out.
         json: Print JSON instead of a table.
     """
     from patchgen.data.benchmarks import get_benchmark
     from patchgen.data.doctor import examine_machine
     from patchgen.data.doctor_files import worst
+    from patchgen.data.splits import make_splits
+    from patchgen.data.table import read_table
 
     if data is not None:
         require_data(data)
@@ -45,6 +64,13 @@ def examine(
     for name, value in {"--benchmark": benchmark, "--options": options}.items():
         if value is not None and data is None:
             raise ValueError(f"{name} says how DATA is read: give the folder too, as in `patchgen doctor FOLDER`")
+    if splits is not None:
+        if data is None:
+            raise ValueError("--splits needs the data to split: `patchgen doctor DATA --splits FILE.csv`")
+        target = _splits_file(splits, data)
+        table = read_table(data, benchmark=benchmark, options=options)
+        _write_splits(target, table, make_splits(table, rule=split, seed=seed, holdout=holdout), json)
+        return 0
     checks = examine_machine() + (_examine_data(data, benchmark, options, decode) if data is not None else [])
     verdict = worst(checks)
     if json:
@@ -70,6 +96,33 @@ def _examine_data(data: str, benchmark: str | None, options: dict[str, str] | No
                 bars[0].say("")
 
         return examine(data, benchmark=benchmark, options=options, decode=decode, progress=progress)
+
+
+def _splits_file(name: str, data: str) -> Path:
+    """The file to write: a .csv that is not the data itself."""
+    target = expanded(name)
+    if target.suffix.lower() != ".csv" or target.is_dir():
+        raise ValueError(f"--splits must name a .csv file, got '{name}'; try '{target / 'splits.csv'}'")
+    if os.path.realpath(target) == os.path.realpath(os.path.expanduser(data)):
+        raise ValueError(f"--splits '{name}' is the manifest itself; choose another name, such as 'splits.csv'")
+    return target
+
+
+def _write_splits(target: Path, table: Table, splits: Splits, json: bool) -> None:
+    """Write the file and print the images of both parts of each domain, then the file's name."""
+    from patchgen.data.splits import write_splits
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_splits(target, table, splits)
+    held = {domain: int(splits.part[table.rows_of(domain)].sum()) for domain in table.domains}
+    counts = {domain: {"in": len(table.rows_of(domain)) - n, "out": n} for domain, n in held.items()}
+    if json:
+        how = {"rule": splits.rule, "seed": splits.seed, "holdout": splits.holdout}
+        print(to_json.dumps({**how, "counts": counts, "file": str(target)}, indent=2))
+    else:
+        rows = [(domain, f"{n['in']:,}", f"{n['out']:,}") for domain, n in counts.items()]
+        print_table(("domain", "in", "out"), rows)
+        print(target)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,7 @@
-"""patchgen evaluate MODEL DATA --out DIR: score a model or run on labelled images; a page, a CSV and a JSON file."""
+"""patchgen evaluate MODEL DATA --out DIR: score a model or run on labelled images; a page, a CSV and a JSON file.
+
+`patchgen evaluate RUN RUN...` (`evaluate_runs.py`) scores the mean of several runs' probabilities.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """Score a trained model on labelled images: metrics with intervals, per site and per patient, and its mistakes."""
+    """Score a trained model on labelled images: metrics with intervals, per site and per patient, and its mistakes.
+
+    With several runs of one fold instead of DATA: the mean of their probabilities, scored on the domain that all left
+    out, next to the single runs (EoA for `+sma` runs).
+    """
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
-    data: Annotated[str, tyro.conf.Positional]
-    """Folder `site/class/*.jpg` or `class/*.jpg`, or CSV manifest (path, domain, label, optional group)."""
-    out: str = "evaluation"
-    """Folder for index.html, images.csv, metrics.json and the figures; files of the same name are replaced."""
+    targets: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA|RUN...")]
+    """Folder `site/class/*.jpg` or `class/*.jpg`, or CSV manifest (path, domain, label, optional group); or runs."""
+    out: str | None = None
+    """Folder for index.html, images.csv, metrics.json and the figures, `evaluation` by default; of several runs a .csv
+    file with path, part, truth, label, confidence and a column p_CLASS for each class."""
+    data: str | None = None
+    """Of several runs: the path of their data, if it has changed."""
     sites: tuple[str, ...] = ()
     """Score only these sites of the data; all by default."""
     positive: str | None = None
@@ -53,7 +63,11 @@ class EvaluateArguments:
 
 def main(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
-    out = _check(arguments)
+    if _are_runs(arguments):
+        from patchgen.commands.evaluate_runs import evaluate_runs
+
+        return evaluate_runs(arguments)
+    out, data = _check(arguments)
     announce()
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
@@ -61,7 +75,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
     from patchgen.predict.predictor import load_predictor
 
-    table = read_table(arguments.data, for_scoring=True)
+    table = read_table(data, for_scoring=True)
     rows = chosen_rows(table, arguments.sites)
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     choose_pass(predictor, arguments.runtime)
@@ -85,10 +99,21 @@ def main(argv: list[str]) -> int:
     return report_unreadable(answers.unreadable, len(answers.rows) + len(answers.unreadable), arguments.strict)
 
 
-def _check(arguments: EvaluateArguments) -> Path:
-    """Check before any work what would otherwise fail at its end."""
-    require_data(arguments.data)
-    out = expanded(arguments.out)
+def _are_runs(arguments: EvaluateArguments) -> bool:
+    """Whether the words are run folders, not a model and its data."""
+    return all((expanded(word) / "config.yaml").is_file() for word in arguments.targets)
+
+
+def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
+    """The output folder and the data; checks before any work what would otherwise fail at its end."""
+    if len(arguments.targets) > 1:
+        odd = next(word for word in arguments.targets if not (expanded(word) / "config.yaml").is_file())
+        raise ValueError(f"{odd} is no run folder; give one model and one data set, or several runs of a fold")
+    [data] = arguments.targets
+    require_data(data)
+    if arguments.data is not None:
+        raise ValueError("--data is for several runs, whose data has another path now; leave it out")
+    out = expanded(arguments.out or "evaluation")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
     check_writable(out, "--out")
@@ -96,7 +121,7 @@ def _check(arguments: EvaluateArguments) -> Path:
         least = 1 if name == "batch" else 0
         if getattr(arguments, name) < least:
             raise ValueError(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
-    return out
+    return out, data
 
 
 def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
@@ -111,7 +136,7 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
         "method": predictor.config.method,
         "checkpoint": checkpoint,
         "runtime": predictor.variant or "torch",
-        "data": str(arguments.data),
+        "data": arguments.targets[0],
     }
 
 

@@ -116,5 +116,5 @@ def _cost(cost: Mapping[str, Any]) -> str:
         f"{ratio['peak_bytes']:.2f} times the peak memory."
     )
     if not ratio["conclusive"]:
-        text += " The times scatter too much to conclude: measure again on a quiet machine (patchgen bench step)."
+        text += " The times scatter too much to conclude: measure again on a quiet machine."
     return text

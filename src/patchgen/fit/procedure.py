@@ -5,7 +5,7 @@
     model.about["expected"], model.about["choice"], model.predictor
 
 Every training is a run folder below `runs`, named by its settings, so a killed fit is resumable, and folds that
-`patchgen benchmark` or an earlier fit has trained are reused.
+`patchgen compare` or an earlier fit has trained are reused.
 """
 
 from __future__ import annotations

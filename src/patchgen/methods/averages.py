@@ -4,7 +4,7 @@
 
 Before that, the current weights predict. Validation, SWAD and the checkpoints use the mean, which starts at 0.02 of the
 steps: of the usual 5001 steps, the 100th update is averaged with the weights before it, as in the release.
-`patchgen ensemble` averages the predictions of several such runs (EoA).
+`patchgen evaluate RUN RUN...` averages the predictions of several such runs (EoA).
 
 Difference from the released code: only trained tensors are averaged.
 """

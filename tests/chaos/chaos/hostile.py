@@ -146,7 +146,7 @@ def _tree(place: Path, drawn: dict[str, Any]) -> str:
     rng = random.Random(drawn["seed"])
     for kind in drawn["entries"]:
         _add_entry(root, kind, rng)
-    words = {"splits": ["splits", "data", "--out", "s.csv"], "doctor": ["doctor", "data"],
+    words = {"splits": ["doctor", "data", "--splits", "s.csv"], "doctor": ["doctor", "data"],
              "predict": ["predict", _model(), "data", "--csv", "found.csv"],
              "pattern": ["predict", _model(), "data/**/*.png", "--csv", "found.csv"],
              "train": ["train", "data", *words_of({**RUN, "steps": 1, "swad": False}), "--quiet"]}  # fmt: skip

@@ -196,7 +196,7 @@ def _manifest(place: Path, content: bytes) -> str:
     """Splits of it, or an error; an older file stays as it was where there is an error."""
     (place / "m.csv").write_bytes(content)
     Path("splits.csv").write_text("old")
-    code, out, errors = _command("splits", "m.csv", "--out", "splits.csv")
+    code, out, errors = _command("doctor", "m.csv", "--splits", "splits.csv")
     kept = Path("splits.csv").read_text() == "old"
     if kept != (code != 0):
         return f"{content!r:.300}: code {code}, but the old file is {'kept' if kept else 'gone'}"

@@ -164,11 +164,10 @@ COMMANDS = {
     "explain": ("--out", "--relative", "--alpha", "--checkpoint"),
     "report": ("--out", "--part"),
     "runs": ("--json", "diff", "clean", "--failed", "--keep-checkpoints"),
-    "splits": ("--out", "--rule", "--seed", "--holdout", "--benchmark"),
-    "doctor": ("--benchmark", "--json", "--no-decode"),
+    "doctor": ("--benchmark", "--json", "--no-decode", "--splits", "--split", "--seed", "--holdout"),
     "sweep": ("--dry-run", "--out", "--workers", "--engine", "--rate"),
-    "benchmarks": ("--json",), "methods": ("--json",), "oracle": ("list", "--json"), "export": ("--out", "--count"),
-    "ensemble": ("--json", "--out"), "splitz": ("--x",),
+    "datasets": ("--json",), "methods": ("--json",), "oracle": ("list", "--json"), "export": ("--out", "--count"),
+    "evaluate": ("--json", "--out"), "splitz": ("--x",),
 }  # fmt: skip
 word = st.one_of(
     st.sampled_from(

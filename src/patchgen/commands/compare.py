@@ -1,4 +1,4 @@
-"""patchgen benchmark DATA --methods ... --seeds ...: every leave-one-domain-out fold, one table."""
+"""patchgen compare DATA --methods ... --seeds ...: every leave-one-domain-out fold, one table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class BenchmarkArguments(Config):
+class CompareArguments(Config):
     """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
 
     Each method uses the preset's learning rate for it, unless --lr sets one for all.
@@ -71,8 +71,8 @@ class BenchmarkArguments(Config):
 START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  # defaults shown by help
 
 
-def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
-    """The planned runs, ordered by fold, so that an interrupted benchmark has complete folds."""
+def planned_runs(arguments: CompareArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
+    """The planned runs, ordered by fold, so that an interrupted comparison has complete folds."""
     from patchgen.methods.presets import method_settings, own_hparams, preset_for
 
     words = chosen(arguments, argv)
@@ -90,7 +90,7 @@ def planned_runs(arguments: BenchmarkArguments, argv: list[str], domains: tuple[
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(BenchmarkArguments, "benchmark", argv, default=BenchmarkArguments(**START))
+    arguments = parse(CompareArguments, "compare", argv, default=CompareArguments(**START))
     _check(arguments)
     announce(arguments.quiet)
     from patchgen.methods import compared_methods
@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _check(arguments: BenchmarkArguments) -> None:
+def _check(arguments: CompareArguments) -> None:
     """Check the options before the data is read."""
     require_data(arguments.data)
     if not arguments.methods:
@@ -123,7 +123,7 @@ def _check(arguments: BenchmarkArguments) -> None:
     settings_of(Config, vars(arguments) | {"lr": arguments.lr or Config.lr})
 
 
-def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
+def _train_all(jobs: list[Job], arguments: CompareArguments) -> int:
     """Train sequentially in this process; `patchgen sweep` runs several in parallel."""
     from patchgen.runs.find import failure_of
     from patchgen.sweep.jobs import perform
@@ -140,7 +140,7 @@ def _train_all(jobs: list[Job], arguments: BenchmarkArguments) -> int:
     return failed
 
 
-def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, ...], argv: list[str]) -> None:
+def _print(jobs: list[Job], arguments: CompareArguments, domains: tuple[str, ...], argv: list[str]) -> None:
     from patchgen.report.table import best_by_validation
     from patchgen.runs.scores import cells_of
 
@@ -155,10 +155,10 @@ def _print(jobs: list[Job], arguments: BenchmarkArguments, domains: tuple[str, .
         stream = sys.stderr if arguments.json else sys.stdout
         print(f"\n{len(missing)} of {len(jobs)} runs are missing:", *missing, sep="\n  ", file=stream)
         words = [word for word in argv if word not in ("--table-only", "--table_only")]
-        print(f"this fills them:\n  patchgen benchmark {shlex.join(words)}", file=stream)
+        print(f"this fills them:\n  patchgen compare {shlex.join(words)}", file=stream)
 
 
-def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...]) -> None:
+def _print_tables(cells: list[Cell], arguments: CompareArguments, shown: tuple[str, ...]) -> None:
     """Print one table; with --details also SWAD, the 80 % part and source validation."""
     from patchgen.report.table import CHECKPOINTS, backbone_line, metrics_table, recovery_table, validation_table
     from patchgen.report.verdict import verdict
@@ -184,7 +184,7 @@ def _print_tables(cells: list[Cell], arguments: BenchmarkArguments, shown: tuple
 
 
 def _print_accuracy(
-    cells: list[Cell], arguments: BenchmarkArguments, shown: tuple[str, ...], checkpoint: str, part: str
+    cells: list[Cell], arguments: CompareArguments, shown: tuple[str, ...], checkpoint: str, part: str
 ) -> None:
     from patchgen.report.table import CHECKPOINTS, accuracy_table
     from patchgen.runs.scores import PARTS

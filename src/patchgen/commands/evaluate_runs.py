@@ -1,51 +1,33 @@
-"""patchgen ensemble RUN RUN ...: the mean of several runs' probabilities, scored on the domain that all left out."""
+"""patchgen evaluate RUN RUN...: the mean of several runs' probabilities, scored on the domain that all left out."""
 
 from __future__ import annotations
 
 import json as to_json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from patchgen.commands import announce, parse, print_table
+from patchgen.commands import announce, print_table
 from patchgen.common.files import expanded
 
 if TYPE_CHECKING:
+    from patchgen.commands.evaluate import EvaluateArguments
     from patchgen.predict.ensemble import Ensemble
 
 
-@dataclass(frozen=True)
-class EnsembleArguments:
-    """Average the probabilities of finished runs of one fold, and score the unseen domain next to the single runs."""
-
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN RUN...")]
-    """Run folders, as `patchgen train` prints them; for `+sma` runs the ensemble is EoA."""
-    data: str | None = None
-    """Path of the runs' data, if it has changed."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """The checkpoint chosen on source validation, or the weight average of runs trained with --swad."""
-    out: str | None = None
-    """Write path, part, truth, label, confidence and a column p_CLASS for each class to this .csv file."""
-    json: bool = False
-    """Print JSON instead of a table."""
-
-
-def main(argv: list[str]) -> int:
-    arguments = parse(EnsembleArguments, "ensemble", argv)
+def evaluate_runs(arguments: EvaluateArguments) -> int:
+    """Score the ensemble next to its runs; returns the exit code."""
     out = _checked(arguments.out)
     announce()
-    from patchgen.commands.predict import ticker
     from patchgen.common.csv_files import write_csv
     from patchgen.common.progress import Progress
     from patchgen.predict.ensemble import open_members, score_members
 
-    folders, fold = open_members(arguments.runs, arguments.data)
+    folders, fold = open_members((arguments.run, *arguments.targets), arguments.data)
     images = sum(map(len, fold.test.values())) * len(folders)
     with Progress(f"scoring {fold.unseen}", images) as bar:
-        found = score_members(folders, fold, arguments.checkpoint, ticker(bar))
+        found = score_members(folders, fold, arguments.checkpoint, bar.tick)
     if out:
         write_csv(out, _header(found), _lines(found), people=True)
     if arguments.json:

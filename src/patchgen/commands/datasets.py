@@ -1,4 +1,4 @@
-"""patchgen benchmarks [NAME]: the registered data sets, and everything known about one of them."""
+"""patchgen datasets [NAME]: the registered data sets, and everything known about one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SHOWN = 12  # class names in the layout and the text before the rest is a number
 
 
-def show_benchmarks(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
+def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json: bool = False) -> None:
     """List the registered benchmarks, or describe one.
 
     Args:
@@ -94,5 +94,5 @@ def _cell(value: Any) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parse(show_benchmarks, "benchmarks", argv)
+    parse(show_datasets, "datasets", argv)
     return 0
