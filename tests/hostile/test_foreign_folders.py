@@ -146,11 +146,11 @@ def test_a_begun_slide_of_others_is_refused_in_a_sentence(content: str, tmp_path
 
 def test_an_annotation_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("shapely")
-    from patchgen.slides.annotations import read_annotations
+    from patchgen.slides.annotations import summarise
 
     os.mkfifo(tmp_path / "a.geojson")
     with pytest.raises(ValueError, match="is a pipe or device"):
-        read_annotations(tmp_path / "a.geojson")
+        summarise(tmp_path / "a.geojson")
 
 
 def test_a_forged_list_of_contents_is_damage(tmp_path: Path) -> None:

@@ -61,16 +61,61 @@ def slides(tmp_path: Path) -> list[str]:
     return [str(write_slide(tmp_path / f"{name}.tif")) for name in ("forged", "good")]
 
 
-@pytest.mark.parametrize("side", [1 << 15, 1 << 20, 1 << 24])
-def test_a_forged_slide_does_not_lose_the_good_one_after_it(
-    side: int, slides: list[str], fitted_model: Path, tmp_path: Path
+def write_empty_slide(path: Path, side: int, tile: int = 8192) -> Path:
+    """A TIFF of `side` x `side` pixels at 0.5 microns, none of whose tiles has any bytes."""
+    across = -(-side // tile)
+    count = across * across
+    tags = [(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1),
+            (282, 5, 1, 8), (283, 5, 1, 8), (296, 3, 1, 3), (322, 4, 1, tile), (323, 4, 1, tile),
+            (324, 4, count, 16), (325, 4, count, 16 + 4 * count)]  # fmt: skip
+    start = 16 + 8 * count  # resolution, the offsets and lengths of the tiles, the directory
+    rows = b"".join(struct.pack("<HHLL", *tag) for tag in tags)
+    path.write_bytes(
+        struct.pack("<2sHLLL", b"II", 42, start, 20_000, 1) + bytes(8 * count) + struct.pack("<H", len(tags)) + rows
+        + bytes(4)
+    )  # fmt: skip
+    return path
+
+
+def test_forged_slides_cost_a_sentence_each(
+    fitted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    forge(Path(slides[0]), side)
-    words = ["slide", str(fitted_model), *slides, "--tile", "64", "--out", str(tmp_path / "out")]
-    done = subprocess.run(python("-m", "patchgen", *words), env=child_environment(), capture_output=True, text=True)
+    pytest.importorskip("openslide")
+    from patchgen.cli import main
+    from patchgen.slides import child
+
+    monkeypatch.setattr(child, "SLIDE_SECONDS", 2.0)
+    forged = [write_empty_slide(tmp_path / "endless.tif", 1_000_000), write_empty_slide(tmp_path / "slow.tif", 200_000)]
+    forge(write_slide(tmp_path / "wide.tif"), 1 << 20)
+    words = [*map(str, [*forged, tmp_path / "wide.tif", write_slide(tmp_path / "good.tif")])]
+    assert forged[0].stat().st_size < 125_000
+    words = [*words, "--tile", "224", "--mpp", "0.5", "--min-tissue", "0.2"]
+    assert main(["slide", str(fitted_model), *words, "--out", f"{tmp_path}/out"]) == 0
+    said = capsys.readouterr().err
+    assert "3 of 4 slides could not be read" in said and "Traceback" not in said
+    assert "endless.tif: it claims 1,000,000 x 1,000,000 pixels, 19,936,225 tiles, at most 1,000,000" in said
+    assert "slow.tif: the area at x" in said and "more than 2 s in all" in said
+    assert "wide.tif: openslide.level[0].tile-" in said and (tmp_path / "out" / "good" / "tiles.csv").is_file()
+
+
+@pytest.mark.slow
+def test_twenty_slides_with_three_forged_ones(fitted_model: Path, tmp_path: Path) -> None:
+    """In processes of their own, as a user starts them: 17 results and 3 sentences."""
+    pytest.importorskip("openslide")
+    folder = tmp_path / "slides"
+    folder.mkdir()
+    for number in range(17):
+        write_slide(folder / f"{number:02d}.tif")
+    write_empty_slide(folder / "05-forged.tif", 1_000_000)
+    write_empty_slide(folder / "10-forged.tif", 4_000_000)
+    forge(write_slide(folder / "15-forged.tif"), 1 << 24)
+    words = ["slide", str(fitted_model), str(folder), "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]
+    command = python("-m", "patchgen", *words, "--workers", "2")
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
-    assert "forged.tif: openslide.level[0].tile-" in done.stderr and "damaged or forged" in done.stderr
-    assert (tmp_path / "out" / "good" / "tiles.csv").is_file() and "Traceback" not in done.stderr
+    assert len(done.stdout.split()) == 17 == len(list((tmp_path / "out").glob("*/tiles.csv")))
+    assert sum("-forged.tif: " in line for line in done.stderr.splitlines()) >= 3
+    assert "3 of 20 slides could not be read" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_crash_inside_openslide_costs_one_slide(

@@ -163,6 +163,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
         _write_json(part / DESCRIPTION, settings)
         save_png(part / "tissue.png", Image.fromarray(mask))
         save_thumbnail(part, small, grid)
+        opened.handle.allow(len(places))
         with Progress(shown(path.name), len(places), quiet=quiet) as bar:
             scan(predictor, opened, grid, places, part / TILES, given.batch, ticker(bar))
         files = _write_results(part, predictor.classes, grid, small, opened.mpp)

@@ -13,10 +13,12 @@ A message is a line of JSON and bytes; neither process executes what the other o
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any
@@ -40,10 +42,12 @@ class Child:
     Args:
         module: The module that the child runs.
         seconds: Timeout of one answer; the child is then terminated.
+        total: Limit in seconds for all answers together; `allow` raises it.
     """
 
-    def __init__(self, module: str, seconds: float) -> None:
-        self.seconds, self._lock, self._late = seconds, threading.Lock(), False
+    def __init__(self, module: str, seconds: float, total: float = math.inf) -> None:
+        self.seconds, self.total, self.spent = seconds, total, 0.0
+        self._lock, self._late = threading.Lock(), ""
         self.process = subprocess.Popen(
             python("-m", module),
             env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -57,7 +61,8 @@ class Child:
             ChildError: it is an error.
         """
         with self._lock:
-            clock = threading.Timer(self.seconds, self._stop)
+            begin, allowed = time.monotonic(), max(0.0, min(self.seconds, self.total - self.spent))
+            clock = threading.Timer(allowed, self._stop, [allowed])
             clock.daemon = True
             clock.start()
             try:
@@ -68,9 +73,14 @@ class Child:
                 raise ChildDied(self._reason()) from error
             finally:
                 clock.cancel()
+                self.spent += time.monotonic() - begin
         if "error" in answer:
             raise ChildError(answer["error"])
         return answer, found
+
+    def allow(self, seconds: float) -> None:
+        """Allow more time in all."""
+        self.total += seconds
 
     def close(self) -> None:
         """End the child."""
@@ -80,14 +90,15 @@ class Child:
                 stream.close()  # type: ignore[union-attr]
         self.process.wait()
 
-    def _stop(self) -> None:
-        self._late = True
+    def _stop(self, allowed: float) -> None:
+        in_time = f"no answer within {self.seconds:g} s"
+        self._late = self._late or (in_time if allowed == self.seconds else f"more than {self.total:g} s in all")
         self.process.kill()
 
     def _reason(self) -> str:
         self.process.kill()
         code = self.process.wait()
-        return f"no answer within {self.seconds:g} s" if self._late else f"a crash with exit code {code}"
+        return self._late or f"a crash with exit code {code}"
 
 
 def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> None:

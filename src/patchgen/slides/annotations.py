@@ -1,23 +1,28 @@
 """Manual annotations as exported by QuPath: GeoJSON polygons with the name of a class.
 
-    regions = read_annotations("biopsy.geojson")             # shapes, and counts of ignored features
-    cover = Cover(regions.shapes)                            # by class
-    cover.shares((0, 0, 448, 448))                           # {"tumour": 0.75, "stroma": 0.25}
+    summary = summarise("biopsy.geojson")                    # class names, and counts of ignored features
+    shares(boxes, "biopsy.geojson")                          # [({"tumour": 0.75, "stroma": 0.25}, 1.0), ...]
 
 Coordinates are pixels of level 0. Polygons may have holes and several parts; self-intersecting ones are repaired.
 Overlapping shapes of one class count once. Features that are not areas (points, lines), not annotations (cells, tiles)
 or have no class are ignored and counted. QuPath's classes with a trailing `*`, such as `Ignore*`, are ignored too.
+
+A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits (`_Reader`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from patchgen.common.answering import Child, ChildDied, ChildError, Message, serve
 from patchgen.common.files import refuse_pipe
 from patchgen.common.reading import shortly
 
@@ -25,23 +30,79 @@ if TYPE_CHECKING:
     from shapely.geometry.base import BaseGeometry
 
 INSTALL = 'annotations need shapely, which is not installed: pip install "patchgen[slides]"'
-MOST_BYTES = 1 << 29  # of a file
+MOST_BYTES = 1 << 28  # of a file
+MOST_POINTS = 1_000_000  # of all polygons together
+SECONDS, MEMORY = 60.0, 4 << 30  # to read the file, and bytes of the child's address space
+BOX_SECONDS = 0.05  # in addition for each box, on average
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+Share = tuple[dict[str, float], float]  # share of an area that each class covers, and that any class covers
 
 
 @dataclass(frozen=True)
-class Annotations:
+class Summary:
     """The content of a file."""
 
-    shapes: dict[str, list[BaseGeometry]]  # by class
-    left_aside: Counter[str] = field(default_factory=Counter)  # why -> how many
+    classes: dict[str, int]  # name -> areas
+    left_aside: Counter[str]  # why features are ignored -> how many
+
+
+def summarise(path: str | Path) -> Summary:
+    """The classes of a file.
+
+    Raises:
+        ValueError: not GeoJSON, an invalid polygon, too much for the limits, or no labelled area.
+    """
+    answer, _ = _ask(path, {}, SECONDS)
+    return Summary(answer["classes"], Counter(answer["left_aside"]))
+
+
+def shares(
+    boxes: Sequence[Box], path: str | Path, *, ignore: Collection[str] = (), origin: tuple[float, float] = (0, 0)
+) -> list[Share]:
+    """How much of each box the classes cover; classes may overlap, so that their shares may sum to more than 1.
+
+    Args:
+        ignore: Classes that count as nothing.
+        origin: The level-0 pixel at which the coordinates of the shapes start.
+    """
+    request = {"boxes": boxes, "ignore": sorted(ignore), "origin": origin}
+    answer, _ = _ask(path, request, SECONDS + BOX_SECONDS * len(boxes))
+    return [(found, covered) for found, covered in answer["shares"]]
+
+
+def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, float]) -> np.ndarray:
+    """All areas of a file, with or without a class, as a picture (height, width) bool.
+
+    Args:
+        size: (width, height) of the picture.
+        scale: Level-0 pixels per pixel of the picture, in x and y.
+    """
+    _, data = _ask(path, {"size": size, "scale": scale}, SECONDS)
+    return np.frombuffer(data, np.uint8).reshape(size[1], size[0]) > 0
+
+
+def _ask(path: str | Path, request: dict[str, Any], seconds: float) -> Message:
+    require_shapely()
+    refuse_pipe(Path(path))
+    with closing(Child(__name__, seconds)) as child:
+        try:
+            return child.ask({"read": str(path), **request})
+        except ChildError as error:
+            raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
+        except ChildDied as error:
+            raise ValueError(
+                f"{path} needs too much time or memory ({error}; at most {MEMORY >> 30} GB): a polygon is damaged or "
+                "crosses itself very often; simplify it in QuPath and export again"
+            ) from error
+
+
+# In the child
 
 
 class Cover:
     """How much of an area each class covers."""
 
     def __init__(self, shapes: Mapping[str, list[BaseGeometry]], origin: tuple[float, float] = (0, 0)) -> None:
-        """`origin` is the level-0 pixel at which the coordinates of the shapes start."""
         from shapely import STRtree, union_all
         from shapely.affinity import translate
 
@@ -50,57 +111,53 @@ class Cover:
             whole = translate(union_all(parts), *origin)  # parts that overlap count once
             self.trees[name] = STRtree([part for part in getattr(whole, "geoms", [whole]) if part.area])
 
-    def shares(self, box: Box) -> dict[str, float]:
-        """Share of the area in each class that covers any of it; classes may overlap, so the sum may exceed 1."""
+    def shares(self, box: Box) -> Share:
+        """Share of the area in each class that covers any of it, and in any class."""
         import shapely
 
-        area, found = shapely.box(*box), {}
+        area, by_class, pieces = shapely.box(*box), {}, []
         for name, tree in self.trees.items():
             near = tree.geometries[tree.query(area, predicate="intersects")]
-            if len(near) and (covered := float(shapely.area(shapely.intersection(near, area)).sum())):
-                found[name] = min(1.0, covered / area.area)
-        return found
-
-    def covered(self, box: Box) -> float:
-        """Share of the area in any class."""
-        import shapely
-
-        area = shapely.box(*box)
-        near = [g for tree in self.trees.values() for g in tree.geometries[tree.query(area, predicate="intersects")]]
-        return min(1.0, float(shapely.union_all(shapely.intersection(near, area)).area / area.area)) if near else 0.0
+            inside = shapely.intersection(near, area)
+            if len(near) and (covered := float(shapely.area(inside).sum())):
+                by_class[name] = min(1.0, covered / area.area)
+                pieces.extend(inside)
+        return by_class, min(1.0, float(shapely.union_all(pieces).area / area.area)) if pieces else 0.0
 
 
-def read_annotations(path: str | Path) -> Annotations:
-    """The shapes of a GeoJSON file.
+def read_shapes(path: str | Path, any_class: bool = False) -> tuple[dict[str, list[BaseGeometry]], Counter[str]]:
+    """The shapes of a file by class, and how many features are ignored for which reason.
+
+    Args:
+        any_class: Take areas without a class too.
 
     Raises:
-        ValueError: not GeoJSON, an invalid polygon, or no labelled area.
+        ValueError: not GeoJSON, an invalid polygon, too many points, or no labelled area.
     """
-    require_shapely()
     from shapely.errors import ShapelyError
 
-    found: dict[str, list[BaseGeometry]] = {}
+    shapes: dict[str, list[BaseGeometry]] = {}
     aside: Counter[str] = Counter()
     for number, feature in enumerate(_features(Path(path)), 1):
         try:
             properties = feature.get("properties") or {}
             name, why = _class_name(properties), _why_not(properties, feature.get("geometry") or {})
-            if why or not name or name.endswith("*"):
+            if why or not (name or any_class) or name.endswith("*"):
                 aside[why or ("class " + name if name else "no class")] += 1
                 continue
-            found.setdefault(name, []).append(_area(feature["geometry"]))
-        except (AttributeError, KeyError, TypeError, IndexError, ValueError, ShapelyError) as error:
+            shapes.setdefault(name, []).append(_area(feature["geometry"]))
+        except (AttributeError, KeyError, TypeError, IndexError, ValueError, OverflowError, ShapelyError) as error:
             raise ValueError(
                 f"{path}: feature {number} is not a polygon as QuPath exports it "
                 f"({type(error).__name__}: {error!s:.100}); export the annotations again as GeoJSON"
             ) from error
-    if not found:
+    if not shapes:
         counts = ", ".join(f"{count} x {why}" for why, count in aside.items()) or "no feature"
         raise ValueError(f"{path} labels nothing ({counts}); give the annotations a class in QuPath and export again")
-    return Annotations(found, aside)
+    return shapes, aside
 
 
-def _features(path: Path) -> Iterator[dict[str, Any]]:
+def _features(path: Path) -> list[dict[str, Any]]:
     """QuPath writes a collection, a list of features, or a single feature."""
     refuse_pipe(path)
     try:
@@ -109,21 +166,25 @@ def _features(path: Path) -> Iterator[dict[str, Any]]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
+        if str(path) in str(error):
+            raise
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
     kind = content.get("type") if isinstance(content, dict) else None
     features = content if isinstance(content, list) else content.get("features") if kind == "FeatureCollection" else (
         [content] if kind == "Feature" else None
     )  # fmt: skip
-    if not isinstance(features, list) or not all(isinstance(one, dict) for one in features):
+    if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
         raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind or type(content).__name__)}")
-    yield from features
+    if _points(features) > MOST_POINTS:
+        raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
+    return features
 
 
 def _class_name(properties: dict[str, Any]) -> str:
     """QuPath's name of a class; a derived class has several parts, written `Tumor: Positive` there."""
-    found = properties.get("classification") or {}
-    names = found.get("names") or [found.get("name") or ""]
+    about = properties.get("classification") or {}
+    names = about.get("names") or [about.get("name") or ""]
     return ": ".join(str(name) for name in names).strip()
 
 
@@ -134,6 +195,20 @@ def _why_not(properties: dict[str, Any], geometry: dict[str, Any]) -> str:
         return f"object of type {kind}"
     shape = str(geometry.get("type"))
     return "" if shape in ("Polygon", "MultiPolygon", "GeometryCollection") else f"shape {shape}"
+
+
+def _points(content: Any) -> int:
+    """Lists of numbers in the parsed file, at any depth."""
+    waiting, points = [content], 0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, list):
+            nested = [inner for inner in part if isinstance(inner, (list, dict))]
+            waiting += nested
+            points += not nested
+    return points
 
 
 def _area(geometry: dict[str, Any]) -> BaseGeometry:
@@ -150,9 +225,41 @@ def _area(geometry: dict[str, Any]) -> BaseGeometry:
     return whole
 
 
+def _drawn(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scale: tuple[float, float]) -> bytes:
+    """The shapes as a picture of bytes 0 and 1, row by row."""
+    import shapely
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("L", size)
+    draw = ImageDraw.Draw(picture)
+    polygons = shapely.get_parts(shapely.union_all([part for parts in shapes.values() for part in parts]))
+    for polygon in sorted(polygons, key=lambda polygon: -polygon.area):  # one may lie in a hole of a larger one
+        for ring, value in [(polygon.exterior, 1), *((hole, 0) for hole in polygon.interiors)]:
+            draw.polygon([(x / scale[0], y / scale[1]) for x, y, *_ in ring.coords], fill=value)
+    return picture.tobytes()
+
+
+class _Reader:
+    """Answers `summarise`, `shares` and `drawn_mask`."""
+
+    def __call__(self, request: dict[str, Any], _: bytes) -> Message:
+        drawing = "size" in request
+        shapes, aside = read_shapes(request["read"], any_class=drawing)
+        if drawing:
+            return {}, _drawn(shapes, tuple(request["size"]), tuple(request["scale"]))
+        if "boxes" not in request:
+            return {"classes": {name: len(areas) for name, areas in shapes.items()}, "left_aside": aside}, b""
+        cover = Cover({k: v for k, v in shapes.items() if k not in request["ignore"]}, request["origin"])
+        return {"shares": [cover.shares(tuple(box)) for box in request["boxes"]]}, b""
+
+
 def require_shapely() -> None:
     """ValueError if the library is missing."""
-    try:
-        import shapely  # noqa: F401
-    except ImportError as error:
-        raise ValueError(INSTALL) from error
+    from importlib.util import find_spec
+
+    if find_spec("shapely") is None:
+        raise ValueError(INSTALL)
+
+
+if __name__ == "__main__":
+    serve(_Reader(), MEMORY)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from openslide import OpenSlide
 
 SECONDS = 120.0  # for one answer; slides may be on a slow disk
-MEMORY = 8 << 30  # bytes of the child's address space
+SLIDE_SECONDS = 600.0  # for reading a slide in all, its tiles not counted
+TILE_SECONDS = 0.2  # in addition for each tile, on average
+MEMORY = 4 << 30  # bytes of the child's address space
 
 
 class SlideChild:
@@ -29,7 +31,7 @@ class SlideChild:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.child = Child(__name__, SECONDS)
+        self.child = Child(__name__, SECONDS, SLIDE_SECONDS)
         try:
             facts, _ = self.child.ask({"open": os.fspath(path)})
         except BaseException:
@@ -41,13 +43,17 @@ class SlideChild:
 
     def get_best_level_for_downsample(self, downsample: float) -> int:
         """The coarsest level that is at least as fine, by OpenSlide's rule."""
-        finer = [level for level, own in enumerate(self.level_downsamples) if own <= downsample]
+        finer = [level for level, factor in enumerate(self.level_downsamples) if factor <= downsample]
         return finer[-1] if finer else 0
 
     def read_region(self, corner: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
         """RGBA of an area; the corner is in pixels of level 0, the size in those of the level."""
         _, pixels = self.child.ask({"corner": corner, "level": level, "size": size})
         return Image.frombytes("RGBA", size, pixels)
+
+    def allow(self, tiles: int) -> None:
+        """Add the time for reading this many tiles."""
+        self.child.allow(TILE_SECONDS * tiles)
 
     def close(self) -> None:
         """End the child."""

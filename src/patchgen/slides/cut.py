@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +25,9 @@ from PIL import Image
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder, write_text
 from patchgen.predict.predictor import DECODERS
-from patchgen.slides.annotations import Box, Cover, read_annotations
+from patchgen.slides.annotations import Box, shares
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
-from patchgen.slides.tiles import TileGrid, make_grid, thumbnail
+from patchgen.slides.tiles import TileGrid, check_count, make_grid, thumbnail
 from patchgen.slides.tissue import tissue_mask
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"
@@ -72,6 +73,7 @@ def cut_slide(
     with open_slide(slide, rules.mpp_slide) as opened:
         grid = make_grid(opened, rules.mpp, rules.tile)
         mask = tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4)
+        check_count(opened, *(math.ceil(n / (1 - rules.overlap)) for n in (grid.columns, grid.rows)))
         windows = list(find_windows(mask, grid, rules.overlap, rules.min_tissue))
         if not windows:
             raise UnreadableSlide(
@@ -80,6 +82,7 @@ def cut_slide(
         found = list(_labelled(opened, grid, windows, annotation, label, rules))
         counts = Counter(name for _, name, _ in found)
         kept = [one for one in found if one[1] not in (AMBIGUOUS, OUTSIDE)]
+        opened.handle.allow(len(kept))
         with replacing_folder(result, sync=False) as temporary:
             _write_tiles(temporary, opened, grid, kept, rules.tile)
             facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": dict(counts)}
@@ -132,13 +135,11 @@ def _labelled(
     if annotation is None:
         yield from ((window, label, 1.0) for window in windows)
         return
-    shapes = {k: v for k, v in read_annotations(annotation).shapes.items() if k not in rules.ignore}
-    cover = Cover(shapes, slide.origin if rules.from_corner else (0, 0))
-    for window in windows:
-        box = _box(window, grid)
-        shares, covered = cover.shares(box), cover.covered(box)
-        name = choose_label(shares, covered, rules.min_label)
-        share = shares.get(name, 1 - covered)
+    origin = slide.origin if rules.from_corner else (0, 0)
+    covers = shares([_box(window, grid) for window in windows], annotation, ignore=rules.ignore, origin=origin)
+    for window, (by_class, covered) in zip(windows, covers, strict=True):
+        name = choose_label(by_class, covered, rules.min_label)
+        share = by_class.get(name, 1 - covered)
         yield window, rules.outside if name == OUTSIDE and rules.outside else name, share
 
 

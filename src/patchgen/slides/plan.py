@@ -20,7 +20,7 @@ from pathlib import Path
 from patchgen.common.csv_files import read_csv
 from patchgen.common.files import expanded
 from patchgen.common.text import did_you_mean, printable
-from patchgen.slides.annotations import read_annotations
+from patchgen.slides.annotations import summarise
 
 ENDINGS = (".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".svslide", ".vms", ".vmu", ".dcm", ".czi")
 GEOJSON = (".geojson", ".json")
@@ -139,10 +139,10 @@ def make_plan(
         cells = labels.get(path.name) or labels.get(path.stem) or {}
         annotation, label = drawn.get(path), cells.get("label", "")
         if annotation:
-            content = read_annotations(annotation)
+            content = summarise(annotation)
             aside += content.left_aside
-            aside += Counter({f"class {n}": len(s) for n, s in content.shapes.items() if n in ignore})
-            found = {name: str(annotation) for name in content.shapes if name not in ignore}
+            aside += Counter({f"class {name}": n for name, n in content.classes.items() if name in ignore})
+            found = {name: str(annotation) for name in content.classes if name not in ignore}
         else:
             found = {label: f"the row of {path.name}"} if label else {}
         names = {**found, **names}

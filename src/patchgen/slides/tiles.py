@@ -15,8 +15,10 @@ import numpy as np
 from patchgen.slides.slide import Slide, UnreadableSlide
 
 CELL = 16  # maximum pixels of the thumbnail per tile
-LONGEST = 4096  # maximum longer side of the thumbnail in pixels, to limit memory
+LONGEST = 4096  # maximum longer side of the thumbnail in pixels, and of the grid in tiles
+MOST_TILES = 1_000_000  # of a grid; 25 x 75 mm of glass in tiles of 56 microns have 600,000
 STRIDE = 8  # tiles per side of the blocks in which the thumbnail is read
+BLOCK = 8192  # maximum side of such a block in level-0 pixels, which are all read where the slide has no smaller level
 FINER = 1.1  # how much finer than the slide a requested resolution may be: scanners differ by a few per cent
 
 
@@ -64,16 +66,33 @@ def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
         )
     step = tile * mpp / slide.mpp[0], tile * mpp / slide.mpp[1]
     columns, rows = (math.ceil(n / s - 1e-9) for n, s in zip(slide.size, step, strict=True))
+    check_count(slide, columns, rows)
     cell = min(CELL, max(1, LONGEST // max(columns, rows)))
     return TileGrid(step, columns, rows, slide.size, cell)
+
+
+def check_count(slide: Slide, columns: int, rows: int) -> None:
+    """Reject a slide of more tiles than any scanner makes, which would never end.
+
+    Raises:
+        UnreadableSlide: names the counts.
+    """
+    if max(columns, rows) > LONGEST or columns * rows > MOST_TILES:
+        raise UnreadableSlide(
+            slide.path,
+            f"it claims {slide.size[0]:,} x {slide.size[1]:,} pixels, {columns * rows:,} tiles, at most "
+            f"{MOST_TILES:,} and {LONGEST:,} on a side: the file is damaged or forged, or --mpp-slide or --tile is "
+            "wrong",
+        )
 
 
 def thumbnail(slide: Slide, grid: TileGrid) -> np.ndarray:
     """The whole grid as (rows * cell, columns * cell, 3) uint8, read in blocks: a slide may have no small level."""
     picture = np.full((grid.rows * grid.cell, grid.columns * grid.cell, 3), 255, dtype=np.uint8)
-    for row in range(0, grid.rows, STRIDE):
-        for column in range(0, grid.columns, STRIDE):
-            high, wide = min(STRIDE, grid.rows - row), min(STRIDE, grid.columns - column)
+    stride = max(1, min(STRIDE, int(BLOCK / max(grid.step))))
+    for row in range(0, grid.rows, stride):
+        for column in range(0, grid.columns, stride):
+            high, wide = min(stride, grid.rows - row), min(stride, grid.columns - column)
             extent = wide * grid.step[0], high * grid.step[1]
             block = slide.read(grid.corner(column, row), extent, (wide * grid.cell, high * grid.cell))
             picture[row * grid.cell :, column * grid.cell :][: len(block), : block.shape[1]] = block
