@@ -46,7 +46,8 @@ KILLED = {
 }
 RESUMED = {"37b772da0623": (2, "resumed at step 5"), "73ada348c7f9": (11, "resumed at step 3")}  # whole records, words
 FOLD = next(iter(RUNS))
-ADDED = {"balanced_accuracy", "macro_f1", "auroc", "average_precision", "calibration_error"}  # to records, since then
+UNTRAINED = {f"untrained_{name}" for name in ("mean", "spread", "weak", "strong", "auroc", "iou", "error", "kept")}
+ADDED = {"balanced_accuracy", "macro_f1", "auroc", "average_precision", "calibration_error"} | UNTRAINED  # since then
 
 same_weights = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -11,13 +12,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.multiprocessing import ProcessExitedException
 
 from patchgen.config import Config
+from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.tensors import load_tensors
+from patchgen.runs.tensors import load_tensors, read_predictions
 from patchgen.train import close
 from patchgen.train import fold as trainer_module
 from patchgen.train.close import close_run
@@ -47,14 +50,47 @@ def unbroken(tiny_settings: dict[str, Any], tmp_path_factory: pytest.TempPathFac
 def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     names = {p.relative_to(unbroken.path).as_posix() for p in unbroken.path.rglob("*") if p.is_file()}
     expected = {"config.yaml", "content.npy", "env.json", "splits.csv", "records.jsonl", "summary.md", "done"}
-    assert expected | {"checkpoints/selected.safetensors", "checkpoints/swad.safetensors"} == names - {".lock"}
+    for checkpoint in ("selected", "swad"):
+        expected |= {f"checkpoints/{checkpoint}.safetensors", f"{checkpoint}_predictions.safetensors"}
+    assert expected == names - {".lock"}
     kinds = [r["kind"] for r in unbroken.records()]
     assert kinds == ["evaluation"] * 3 + ["test"] * 2
     test = unbroken.records("test")[0]
     assert test["in"]["images"] + test["out"]["images"] == test["all"]["images"] == 30
-    assert {"mean", "spread", "weak", "strong"} == set(test["mask"]) == set(unbroken.records()[0]["mask"])
+    health = {"mean", "spread", "weak", "strong"}
+    assert health | {f"untrained_{name}" for name in health} == set(test["mask"])
+    assert health == set(unbroken.records()[0]["mask"])
     assert {"main", "L_ms", "L_conf", "L_sim", "L_neg", "weak_share"} <= set(unbroken.records()[0]["train"])
     assert json.loads((unbroken.path / "env.json").read_text())["threads"] >= 1
+
+
+def test_the_untrained_mask_is_that_of_a_run_that_learns_nothing(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    settings = {**tiny_settings, "steps": 3, "swad": False}
+    trained = train(Config(**settings), tmp_path, quiet=True).records("test")[0]["mask"]
+    idle = train(Config(**{**settings, "lr": 0.0}), tmp_path, quiet=True).records("test")[0]["mask"]
+    for name in ("mean", "spread", "weak", "strong"):
+        assert trained[f"untrained_{name}"] == idle[f"untrained_{name}"] == pytest.approx(idle[name], abs=1e-6)
+    assert trained["spread"] != trained["untrained_spread"]
+
+
+@pytest.mark.parametrize("checkpoint", ["selected", "swad"])
+def test_predictions_are_those_of_the_model_loaded_again(checkpoint: str, unbroken: RunFolder) -> None:
+    predictor = load_run(unbroken.path, checkpoint)
+    with open(unbroken.path / "splits.csv", newline="") as stream:
+        files = [row["path"] for row in csv.DictReader(stream)]
+    saved = read_predictions(unbroken.path, checkpoint)
+    assert saved is not None and saved.rows.tolist() == list(range(60, 90))
+    names = [files[row] for row in saved.rows]
+    assert saved.label.tolist() == [predictor.classes.index(Path(name).parent.name) for name in names]
+    answers = list(predictor.predict([Path(unbroken.config.data) / name for name in names]))
+    np.testing.assert_allclose(saved.probabilities, [answer.probabilities for answer in answers], atol=1e-5)
+
+
+def test_missing_or_damaged_predictions_are_none(unbroken: RunFolder, tmp_path: Path) -> None:
+    assert read_predictions(tmp_path) is None
+    content = (unbroken.path / "selected_predictions.safetensors").read_bytes()
+    (tmp_path / "selected_predictions.safetensors").write_bytes(content[:-1] + b"x")
+    assert read_predictions(tmp_path) is None
 
 
 @pytest.mark.parametrize(

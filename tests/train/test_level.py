@@ -84,7 +84,7 @@ def test_the_level_does_not_depend_on_dropout(tiny_run: Callable[..., Any], monk
 
     monkeypatch.setattr(close, "find_level", watched)
     tiny_run("patchgen-select", dropout=0.5, seed=11)
-    assert asked == [True, True]  # the selected checkpoint and the average
+    assert asked == [True] * 3  # the untrained mask, the selected checkpoint, and the average
 
 
 def test_an_oracle_run_records_the_mask_before_and_after(tmp_path: Any) -> None:

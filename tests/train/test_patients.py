@@ -18,7 +18,7 @@ from patchgen.data.table import Table
 from patchgen.predict.predictor import Prediction, load_run
 from patchgen.tasks.mdg import make_fold
 from patchgen.train.lifecycle import train
-from patchgen.train.patients import PatientTally
+from patchgen.train.tallies import PatientTally
 
 GROUP = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")
 LABEL = torch.tensor([0, 0, 0, 1, 1, 0, 1, 1])

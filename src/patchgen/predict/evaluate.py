@@ -28,7 +28,7 @@ from patchgen.tasks.metrics import (
     reliability,
     scores,
 )
-from patchgen.train.patients import PatientTally
+from patchgen.train.tallies import PatientTally
 
 RESAMPLES = 1000
 WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute

@@ -35,7 +35,7 @@ from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 CONTENT = "content.npy"  # a digest of each image
-WORKING = ("state", "kept")  # checkpoints needed only to resume a run; `kept` belongs to streams
+WORKING = ("state", "kept", "untrained")  # checkpoints needed only until a run is done; `kept` belongs to streams
 
 
 # errors when reading a damaged folder

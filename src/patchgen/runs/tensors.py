@@ -1,13 +1,14 @@
-"""Checkpoints: one safetensors file each, with its facts and a checksum of both in the header."""
+"""Checkpoints and predictions: one safetensors file each, with its facts and a checksum of both in the header."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from patchgen.common.files import replacing
@@ -45,6 +46,48 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} is damaged or not a PatchGen checkpoint ({error!s:.300}); use another checkpoint of this "
             "run, or delete the run's folder and train again"
         ) from error
+
+
+class Predictions(NamedTuple):
+    """What a run's checkpoint predicts for the images of its unseen domain, in the order of the table."""
+
+    rows: np.ndarray  # (n,) int64, rows of the run's table
+    label: np.ndarray  # (n,) int64, the true class
+    probabilities: np.ndarray  # (n, C) float32, over the outputs of the classifier
+
+
+def predictions_file(run: Path, checkpoint: str) -> Path:
+    return run / f"{checkpoint}_predictions.safetensors"
+
+
+def save_predictions(run: Path, checkpoint: str, predictions: Predictions, classes: Sequence[str]) -> None:
+    """Write the predictions of a checkpoint into the run folder `run`; `classes` are the names of the outputs."""
+    import torch
+
+    tensors = {name: torch.from_numpy(values) for name, values in predictions._asdict().items()}
+    save_tensors(predictions_file(run, checkpoint), tensors, {"classes": list(classes)})
+
+
+def read_predictions(run: Path, checkpoint: str = "selected") -> Predictions | None:
+    """The predictions that a finished run saved for its unseen domain; without loading the model or an image.
+
+        scores = read_predictions(RunFolder.open("runs/4f2a9c01b7de").path)
+        right = scores.probabilities.argmax(1) == scores.label
+
+    Args:
+        run: The run folder.
+        checkpoint: `selected` or `swad`.
+
+    Returns:
+        None if there are none: no domain was left out, an earlier version trained the run, or the file is damaged.
+    """
+    try:
+        tensors, _ = load_tensors(predictions_file(run, checkpoint))
+        rows, label, probabilities = (tensors[name].numpy() for name in Predictions._fields)
+    except (ValueError, KeyError, TypeError):
+        return None
+    fits = rows.shape == label.shape == probabilities.shape[:1] and probabilities.ndim == 2
+    return Predictions(rows, label, probabilities) if fits else None
 
 
 def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,17 +17,11 @@ from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mask_health
 from patchgen.tasks.metrics import mask_recovery, scores
-from patchgen.train.own_masks import OwnMasks
+from patchgen.train.tallies import MaskTally, Tally
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
 MEMORY = 2 << 30  # bytes of cached features for a frozen backbone
-
-
-class Tally(Protocol):
-    """Receives each row as it is scored."""
-
-    def add(self, rows: np.ndarray, logits: Tensor, label: Tensor) -> None: ...
 
 
 @dataclass
@@ -121,7 +115,7 @@ class Evaluator:
         tick: Callable[[int], None] | None = None,
         mask: str | None = None,
         tallies: Sequence[Tally] = (),
-        own_masks: OwnMasks | None = None,
+        own_masks: MaskTally | None = None,
     ) -> Evaluation:
         """Score rows; on several devices each scores every n-th row, and the results are summed.
 

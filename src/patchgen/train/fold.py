@@ -41,7 +41,7 @@ from patchgen.runs.folder import ProcessDied, RunFolder
 from patchgen.runs.selection import RULES
 from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
-from patchgen.train.close import close_run
+from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
 from patchgen.train.lifecycle import Trainer, device_error
 from patchgen.train.optim import make_optimizer
@@ -338,6 +338,11 @@ class FoldTrainer(Trainer):
         self.start, self.best = facts["step"] + 1, facts["best"]
         if self.config.patience is not None:
             self.peak, self.without_gain = facts["peak"], facts["without_gain"]
+
+    def begin(self) -> None:
+        """Keep the untrained mask until the end, to score it beside the trained one."""
+        if self.writes and self.model.has_mask and self.fold.test:
+            self.save(UNTRAINED, trained_tensors(self.model), {})
 
     def barrier(self) -> None:
         self.fabric.barrier()
