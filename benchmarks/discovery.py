@@ -19,15 +19,15 @@ from sklearn.cluster import KMeans
 
 from benchmarks.common import Line, at_least_one, clock_seconds, report
 from benchmarks.kmeans import random_features
-from patchgen.config.stream import StreamConfig
+from patchgen.ccd.methods import Views, make_stream_method
+from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.model import StreamModel
+from patchgen.ccd.optim import make_stream_optimizer
+from patchgen.ccd.prompts import choose_prompts
+from patchgen.ccd.settings import StreamConfig
 from patchgen.diagnose.cost import device, now
 from patchgen.discovery import SemiSupervisedKMeans
-from patchgen.discovery.mixture import SphericalMixture
-from patchgen.discovery.prompts import choose_prompts
-from patchgen.methods.stream import Views, make_stream_method
-from patchgen.methods.stream.model import StreamModel
 from patchgen.model.backbone import load_architecture, set_tuning
-from patchgen.train.stream.optim import make_stream_optimizer
 
 SMALL = {
     "source": "tiny", "image_size": 28, "batch": 2, "repeats": 2, "labelled": 90, "unlabelled": 30, "dim": 16,

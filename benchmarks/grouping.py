@@ -22,9 +22,9 @@ from torch import Tensor
 
 from benchmarks.common import Line, at_least_one, cpu_seconds, report
 from benchmarks.kmeans import nearest_by_broadcast, random_features
+from patchgen.ccd.mixture import SphericalMixture
 from patchgen.discovery import clustering_accuracy
 from patchgen.discovery.kmeans import nearest
-from patchgen.discovery.mixture import SphericalMixture
 
 ITERATIONS = 3  # of expectation-maximisation
 SMALL = {"points": 300, "dim": 16, "classes": 5, "repeats": 1}

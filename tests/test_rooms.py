@@ -21,6 +21,7 @@ ORDER = (
     ("tasks",),
     ("runs",),
     ("train",),
+    ("ccd",),  # classes over time: imported by name for its own runs alone
     ("predict",),
     ("fit", "sweep"),
     ("report",),

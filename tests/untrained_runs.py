@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config, dump_config
-from patchgen.config.stream import StreamConfig
 from patchgen.runs.folder import run_name
 
 TINY = "file vit_tiny_patch16_224.safetensors"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import PRESETS, Config, dump_config, load_settings, read_settings
-from patchgen.config.stream import StreamConfig
 from patchgen.methods.presets import preset_settings
 from patchgen.runs.folder import run_name
 
@@ -140,7 +140,7 @@ def test_presets_are_valid(preset: str) -> None:
 @pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
-    from patchgen.data.stages import read_schedule
+    from patchgen.ccd.stages import read_schedule
     from patchgen.methods import make_method
     from patchgen.model.backbone import BACKBONES
     from patchgen.sweep.recipe import expand, is_recipe, read_recipe
@@ -183,9 +183,9 @@ def test_a_backbone_that_moves_keeps_its_runs(
     kind: Any, backbone: Path, image_folder: Path, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     """A run begun with a folder that lies elsewhere by now goes on, and a finished one is found again."""
+    from patchgen.ccd.loop import StreamTrainer
     from patchgen.train.fold import FoldTrainer
     from patchgen.train.lifecycle import train
-    from patchgen.train.stream.loop import StreamTrainer
 
     trainer: Any = FoldTrainer if kind is Config else StreamTrainer
     settings = tiny_settings if kind is Config else of_stream(image_folder, tmp_path)

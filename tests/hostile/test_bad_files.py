@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.cifar import load_pickle
+from patchgen.ccd.stages import read_schedule
 from patchgen.cli import main
 from patchgen.common.csv_files import read_csv
 from patchgen.common.reading import read_json, read_yaml, shortly
 from patchgen.common.tensors import read_tensors
 from patchgen.config import load_settings
-from patchgen.data.cifar import load_pickle
-from patchgen.data.stages import read_schedule
 from patchgen.model.architecture import folder_tensors
 from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchgen.data.plain_pickle import MOST_INSTRUCTIONS, read_plain
+from patchgen.ccd.plain_pickle import MOST_INSTRUCTIONS, read_plain
 
 LABELS = [3, 99, 0, 300, 70_000]
 CONTENT: dict[bytes, Any] = {

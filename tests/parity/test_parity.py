@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.ccd.methods import Views, make_stream_method
+from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
 from patchgen.data.loaders import Batch
 from patchgen.discovery import clustering_accuracy
-from patchgen.discovery.mixture import SphericalMixture
 from patchgen.methods import make_method
 from patchgen.methods.adversarial import mean_of_classes, reverse_gradient
 from patchgen.methods.alignment import kernel_distance, moment_distance
@@ -36,7 +37,6 @@ from patchgen.methods.mixup import MixedBatch, mixed_cross_entropy
 from patchgen.methods.pim import ErrorPredictor, prediction_loss, weighted_pseudo_loss
 from patchgen.methods.rsc import kept_features
 from patchgen.methods.selfreg import contrast
-from patchgen.methods.stream import Views, make_stream_method
 from patchgen.methods.style import mix_deviations, mix_variances, swap_content
 from patchgen.model.classifier import Output
 

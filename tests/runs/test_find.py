@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
 from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
 from patchgen.runs.find import describe, differences, find_runs, remove
 from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job, note_failure, perform

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
 from patchgen.report.write import write_report
 from patchgen.runs.scores import Run, data_name, label_of, paper_backbone, read_run, read_runs
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
 from patchgen.runs.find import failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 from patchgen.sweep import jobs as jobs_module

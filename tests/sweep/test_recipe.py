@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.settings import SMALL, StreamConfig
 from patchgen.config import Config
-from patchgen.config.stream import SMALL, StreamConfig
 from patchgen.methods.presets import preset_settings
 from patchgen.sweep.recipe import Planned, expand, read_recipe
 

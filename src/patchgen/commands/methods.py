@@ -17,11 +17,11 @@ def list_methods(needs: str | None = None, json: bool = False) -> None:
         needs: Only methods that need this: text (a text tower), source-free (no images) or transductive.
         json: Print JSON instead of a table.
     """
+    from patchgen.ccd.methods import STREAM_METHODS
     from patchgen.common import plugins
     from patchgen.common.text import did_you_mean
     from patchgen.methods import ALIASES, METHODS
     from patchgen.methods.method import NEEDS
-    from patchgen.methods.stream import STREAM_METHODS
 
     plugins.load_all()
     if needs is not None and needs not in NEEDS:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from patchgen.ccd.settings import SMALL, StreamConfig, stream_preset
 from patchgen.commands import announce, chosen, merged, name_tracker, parse, require_data, settings_of
-from patchgen.config import PRESETS, Config, Settings, StreamConfig, config_class, load_settings, read_settings
-from patchgen.config.stream import SMALL
+from patchgen.config import PRESETS, Config, Settings, config_class, load_settings, read_settings
 from patchgen.train.track import Tracking
 
 
@@ -72,6 +72,8 @@ def parsed(argv: list[str]) -> tuple[Any, Settings]:
     config = config_class(arguments.task)
     if file:
         start = vars(load_settings(file, data=arguments.data))
+    elif kind is StreamArguments:
+        start = stream_preset(arguments.preset, arguments.data)
     else:
         from patchgen.methods.presets import preset_for  # imports torch
 

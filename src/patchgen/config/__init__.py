@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from patchgen.config.base import Refine, Settings, Tune, dump_config, from_file, known_settings, read_settings
 from patchgen.config.fold import NO_DOMAIN, PRESETS, Config, Pool, Selection, SplitRule, Task
-from patchgen.config.stream import StreamConfig, stream_preset
 
 
 def config_class(task: Any) -> type[Settings]:
-    """The settings class of a task."""
-    return StreamConfig if task == "ccd" else Config
+    """The settings class of a task; `ccd` is a package of its own, imported only for its runs."""
+    return Config if task != "ccd" else import_module("patchgen.ccd.settings").StreamConfig  # type: ignore[no-any-return]
 
 
 def load_settings(path: str | Path, **changes: Any) -> Settings:
@@ -22,7 +22,6 @@ def load_settings(path: str | Path, **changes: Any) -> Settings:
 
 
 __all__ = [
-    "Config", "NO_DOMAIN", "PRESETS", "Pool", "Refine", "Selection", "Settings", "SplitRule", "StreamConfig", "Task",
+    "Config", "NO_DOMAIN", "PRESETS", "Pool", "Refine", "Selection", "Settings", "SplitRule", "Task",
     "Tune", "config_class", "dump_config", "from_file", "known_settings", "load_settings", "read_settings",
-    "stream_preset",
 ]  # fmt: skip

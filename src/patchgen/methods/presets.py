@@ -22,7 +22,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args
 
-from patchgen.config import PRESETS, Pool, Tune, stream_preset
+from patchgen.config import PRESETS, Pool, Tune
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark
 
 Settings = dict[str, Any]  # fields of Config
@@ -47,8 +47,6 @@ def preset_settings(preset: str, method: str = "", data: str = "", benchmark: st
 
 def preset_for(arguments: Any) -> Settings:
     """The settings of the preset in a command's arguments."""
-    if arguments.task == "ccd":
-        return stream_preset(arguments.preset, arguments.data)
     a = arguments
     found = preset_settings(a.preset, a.method, a.data, a.benchmark)
     if a.preset == "paper":

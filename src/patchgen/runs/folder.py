@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from patchgen.common import plugins
 from patchgen.common.files import not_through_links, refuse_links, regular, replacing, write_text
 from patchgen.common.reading import read_json, shortly
-from patchgen.config import Config, Settings, StreamConfig, dump_config, load_settings
+from patchgen.config import Config, Settings, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.claim import Claim
 from patchgen.runs.claim import RunBusy as RunBusy
@@ -98,19 +98,10 @@ class RunFolder(Claim):
     @property
     def config(self) -> Config:
         """The settings of a run that has an unseen domain."""
-        return cast(Config, self._of_task("a run of task mdg", lambda task: task != "ccd"))
-
-    @property
-    def stream_config(self) -> StreamConfig:
-        """The settings of a run over a stream of stages."""
-        return cast(StreamConfig, self._of_task("one of task ccd", lambda task: task == "ccd"))
-
-    def _of_task(self, wanted: str, fits: Callable[[str], bool]) -> Settings:
-        found = self.settings
-        if not fits(found.task):
-            stream = ", a stream of stages" if found.task == "ccd" else ""
-            raise ValueError(f"{self.path} is a run of task {found.task}{stream}; this needs {wanted}")
-        return found
+        settings = self.settings
+        if not isinstance(settings, Config):
+            raise ValueError(f"{self.path} is a run of task ccd, a stream of stages; this needs a run of task mdg")
+        return settings
 
     @property
     def done(self) -> bool:

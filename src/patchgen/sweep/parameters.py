@@ -22,7 +22,7 @@ from patchgen.config import Settings
 from patchgen.runs.folder import environment
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe
-from patchgen.tasks import TASKS
+from patchgen.tasks import get_task
 
 MANIFESTS = ("splits.csv", "stages.csv")
 
@@ -80,7 +80,7 @@ def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
 
 def _by_method(config: Settings) -> dict[str, Any]:
     """The method's defaults for settings that are left open."""
-    method = TASKS[config.task].make_method(config)
+    method = get_task(config.task).make_method(config)
     chosen = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
     hparams = getattr(method, "hparams", None)
     return chosen | ({"hparams": hparams} if hparams is not None else {})

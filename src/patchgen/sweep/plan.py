@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from patchgen.config import Config, Settings, StreamConfig
+from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
@@ -24,9 +24,12 @@ from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
 from patchgen.sweep.recipe import Settings as Given
-from patchgen.tasks import TASKS
-from patchgen.tasks.ccd_data import Stream, make_stream
+from patchgen.tasks import get_task
 from patchgen.tasks.mdg import leaves_out
+
+if TYPE_CHECKING:
+    from patchgen.ccd.data import Stream
+    from patchgen.ccd.settings import StreamConfig
 
 
 def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job]:
@@ -57,7 +60,7 @@ def plan_runs(planned: Iterable[Planned], out: str | Path, data: DataSets) -> li
     jobs: dict[str, Job] = {}
     for one in planned:
         try:
-            TASKS[one.config.task].make_method(one.config)
+            get_task(one.config.task).make_method(one.config)
             config = data.settled(one.config, out)
             name, size = data.name_and_size(config)
         except ValueError as error:
@@ -90,8 +93,8 @@ class DataSets:
     def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and its number of steps (for a stream: epochs of all stages)."""
         if config.task == "ccd":
-            stream, digest = self._stream(cast(StreamConfig, config))
-            return run_name(config, digest), cast(StreamConfig, config).epochs * len(stream.stages)
+            stream, digest = self._stream(cast("StreamConfig", config))
+            return run_name(config, digest), cast("StreamConfig", config).epochs * len(stream.stages)
         fold = cast(Config, config)
         table, digest = self._table(fold.data, fold.benchmark, fold.options)
         leaves_out(fold, table.domains)
@@ -100,7 +103,7 @@ class DataSets:
     def check_content(self, config: Settings, run: RunFolder) -> None:
         """Raise ValueError if images of an existing run have changed under the same names and sizes."""
         if config.task == "ccd":
-            stream, digest = self._stream(cast(StreamConfig, config))
+            stream, digest = self._stream(cast("StreamConfig", config))
             table = stream.table
         else:
             fold = cast(Config, config)
@@ -119,6 +122,8 @@ class DataSets:
     def _stream(self, config: StreamConfig) -> tuple[Stream, str]:
         key = json.dumps([config.data, config.schedule, config.holdout])
         if key not in self._streams:
+            from patchgen.ccd.data import make_stream
+
             stream = make_stream(config)
             self._streams[key] = stream, stream.fingerprint()
         return self._streams[key]
@@ -140,7 +145,7 @@ def _budget(config: Settings) -> tuple[str, ...]:
     rates = {"": config.lr, "backbone ": getattr(config, "lr_backbone", None), "module ": config.lr_module}
     words = ", ".join(f"{part}{rate:g}" for part, rate in rates.items() if rate is not None)
     if config.task == "ccd":
-        stream = cast(StreamConfig, config)
+        stream = cast("StreamConfig", config)
         epochs = f"{stream.epochs} epochs per stage", f"{stream.val_every} epochs"
         return data_name(stream), *epochs, f"{stream.batch} of 2 views", words
     fold = cast(Config, config)

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchgen.ccd.settings import StreamConfig, stream_preset
 from patchgen.common.reading import shortly
 from patchgen.common.text import did_you_mean
 from patchgen.config import PRESETS, Config, known_settings, read_settings
-from patchgen.config.stream import StreamConfig, stream_preset
 
 Settings = dict[str, Any]
 OWN_KEYS = ("command", "preset", "grid", "rows")

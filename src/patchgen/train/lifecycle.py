@@ -5,7 +5,7 @@
     run = train(Config(data="photos", unseen="site_c"), "runs")
 
 `train` reads the data, names the run and holds its lock; the training loop of its task (`train/fold.py`,
-`train/stream/loop.py`) does the work. A loop is a `Trainer`: this module saves and restores its state.
+`ccd/loop.py`) does the work. A loop is a `Trainer`: this module saves and restores its state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from patchgen.model.classifier import trained_tensors
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import AUTO, settled
 from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks import TASKS
+from patchgen.tasks import get_task
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.track import make_tracker
 
@@ -44,7 +44,7 @@ def train(
         table: The data, if it has already been read.
         track: Also log to `tensorboard` (or True), `wandb` or `mlflow` (`patchgen.train.track`).
     """
-    task = TASKS[config.task]
+    task = get_task(config.task)
     task.make_method(config)  # report a wrong name before reading the data
     data = task.read(config, table)
     fingerprint = data.fingerprint()
@@ -65,7 +65,7 @@ def train(
             return run
         run.renew_settings(config)
         data.write_rows(run.path)
-        loop: Callable[..., None] = import_module(f"patchgen.train.{task.loop}").work
+        loop: Callable[..., None] = import_module(task.loop).work
         loop(config, run, data, quiet)
         if tracker:
             tracker.close()

@@ -29,7 +29,7 @@ LIMIT = 240.0  # seconds until a child counts as hanging; the machine may be bus
 MEMORY = 6 << 30  # bytes of address space
 FILE_EVENTS = frozenset({"open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir", "shutil.rmtree"})
 HEAVY = (
-    "patchgen.train.fold", "patchgen.train.stream.loop", "patchgen.train.stream.close", "patchgen.predict.predictor",
+    "patchgen.train.fold", "patchgen.ccd.loop", "patchgen.ccd.close", "patchgen.predict.predictor",
     "patchgen.report.write", "patchgen.data.doctor", "patchgen.sweep.plan", "patchgen.commands.sweep", "patchgen.cli",
     "transformers.models.dinov2_with_registers.modeling_dinov2_with_registers", "sklearn.cluster", "scipy.optimize",
 )  # fmt: skip

@@ -214,7 +214,7 @@ def _recipe(place: Path, text: str) -> str:
 
 
 def _schedule(place: Path, text: str) -> str:
-    from patchgen.data.stages import get_schedule
+    from patchgen.ccd.stages import get_schedule
 
     (place / "s.yaml").write_text(text, encoding="utf-8", errors="replace")
     return _called(text, lambda: get_schedule(str(place / "s.yaml")).group_of(list("abc")), needle="s.yaml")

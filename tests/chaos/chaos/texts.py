@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from hypothesis import strategies as st
 
 from chaos.ground import CLASSES, DOMAINS, RUN, STREAM
+from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
-from patchgen.config.stream import StreamConfig
 
 WORDS = (
     "", " ", "studio", "none", "null", "~", "yes", "nan", "-1", "0", "1e9", "1e-3", "0x10", "../..", "/", "\\", "a,b",

@@ -18,27 +18,27 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen.ccd.data import Stream
+from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
+from patchgen.ccd.methods import Gcd, Views, make_stream_method
+from patchgen.ccd.model import StreamModel, build_stream_model
+from patchgen.ccd.optim import make_stream_optimizer, set_rate
+from patchgen.ccd.pool import MixturePool
+from patchgen.ccd.prompts import check_promptable
+from patchgen.ccd.scores import class_means, entered, halve_held_out, validation_score
+from patchgen.ccd.settings import StreamConfig
+from patchgen.ccd.summary import epoch_line
 from patchgen.common.files import cache_dir
 from patchgen.common.progress import Progress
 from patchgen.common.threads import use_threads
-from patchgen.config.stream import StreamConfig
 from patchgen.data.augment import send
 from patchgen.discovery import SemiSupervisedKMeans
-from patchgen.discovery.prompts import check_promptable
-from patchgen.methods.stream import Gcd, Views, make_stream_method
-from patchgen.methods.stream.model import StreamModel, build_stream_model
 from patchgen.model.classifier import Output, trained_tensors
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks.ccd import class_means, entered, halve_held_out, validation_score
-from patchgen.tasks.ccd_data import Stream
 from patchgen.tasks.mdg import at_most
 from patchgen.train.lifecycle import Trainer, device_error
 from patchgen.train.step import require_gradients
-from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
-from patchgen.train.stream.optim import make_stream_optimizer, set_rate
-from patchgen.train.stream.pool import MixturePool
-from patchgen.train.stream.summary import epoch_line
 from patchgen.train.values import StepValues, diverged, not_finite
 
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
@@ -117,7 +117,7 @@ class StreamTrainer(Trainer):
     # The loop
 
     def fit(self) -> None:
-        from patchgen.train.stream.close import close_stage, finish
+        from patchgen.ccd.close import close_stage, finish
 
         while self.stage < len(self.stream.stages):
             self._train_stage()

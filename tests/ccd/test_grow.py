@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.discovery.grow import KAPPA, ClusterStatistics, Prior, grow
-from patchgen.discovery.mixture import SphericalMixture
+from patchgen.ccd.grow import KAPPA, ClusterStatistics, Prior, grow
+from patchgen.ccd.mixture import SphericalMixture
 
 
 def blobs(classes: int, per_class: int = 30, dim: int = 24, noise: float = 0.3) -> tuple[Tensor, Tensor]:

@@ -20,17 +20,17 @@ import torch
 import transformers
 from PIL import Image
 
-from patchgen.config.stream import StreamConfig
+from patchgen.ccd import close as stream_close
+from patchgen.ccd.data import read_stream
+from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
+from patchgen.ccd.loop import StreamTrainer
+from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.pool import MixturePool
+from patchgen.ccd.settings import StreamConfig
 from patchgen.data.table import Table
-from patchgen.discovery.mixture import SphericalMixture
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
-from patchgen.tasks.ccd_data import read_stream
 from patchgen.train.lifecycle import train
-from patchgen.train.stream import close as stream_close
-from patchgen.train.stream.data import StreamImages, epoch_parts, num_steps
-from patchgen.train.stream.loop import StreamTrainer
-from patchgen.train.stream.pool import MixturePool
 
 COLOURS = {
     "blue": (30, 30, 200),
@@ -95,7 +95,7 @@ def test_a_run_folder_is_complete(unbroken: RunFolder) -> None:
     expected |= {f"stage-{stage}/assignments.csv" for stage in (1, 2)}
     sheets = {name for name in names if name.endswith(".png")}
     assert names - {".lock"} - sheets == expected and sheets
-    assert unbroken.stream_config.task == "ccd"
+    assert unbroken.settings.task == "ccd"
     with pytest.raises(ValueError, match="run of task ccd"):
         _ = unbroken.config
 
@@ -185,7 +185,7 @@ def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     code = (
-        "import json, sys; from patchgen.config.stream import StreamConfig; from patchgen.train.lifecycle import "
+        "import json, sys; from patchgen.ccd.settings import StreamConfig; from patchgen.train.lifecycle import "
         "train; train(StreamConfig(**json.loads(sys.argv[1])), sys.argv[2], quiet=True)"
     )
     command = [sys.executable, "-c", code, json.dumps({**settings, "threads": 1, "epochs": 8})]

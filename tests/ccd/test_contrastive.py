@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from patchgen.methods.stream.contrastive import ProjectionHead, info_nce, supervised_contrastive
+from patchgen.ccd.contrastive import ProjectionHead, info_nce, supervised_contrastive
 
 
 def unit(rows: int, dim: int = 7, seed: int = 0) -> torch.Tensor:

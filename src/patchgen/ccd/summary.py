@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from patchgen.ccd.data import Stream
+from patchgen.ccd.scores import DEFINITIONS, PARTS
+from patchgen.ccd.settings import StreamConfig
 from patchgen.common.text import markdown
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.scores import backbone_of
-from patchgen.tasks.ccd import DEFINITIONS, PARTS
-from patchgen.tasks.ccd_data import Stream
 
 KEPT_BY = {
     "session-validation": "accuracy of the known classes on held-out images of the classes so far",
@@ -59,7 +60,8 @@ def stage_line(record: dict[str, Any]) -> str:
 
 def summarize_stream(run: RunFolder, stream: Stream) -> str:
     """The text of ``summary.md``, for the stages completed so far."""
-    config, stages = run.stream_config, len(stream.stages) - 1
+    config, stages = run.settings, len(stream.stages) - 1
+    assert isinstance(config, StreamConfig)
     done = max((record["stage"] for record in run.records("stage")), default=-1)
     lines = [
         f"# {config.method} on a stream of {stages} unlabelled stages",

@@ -3,7 +3,7 @@
     table = cifar_table("cifar-100-python", "train")      # 50,000 rows in the official order
     table.file(0)                                         # <cache>/cifar-100/<digest>/train/cattle/00000.png
 
-A pickle can run any code. These are read by a separate parser (`patchgen.data.plain_pickle`), which runs none.
+A pickle can run any code. These are read by a separate parser (`patchgen.ccd.plain_pickle`), which runs none.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from patchgen.ccd.plain_pickle import MOST_BYTES, RefusedPickle, read_plain
 from patchgen.common.files import cache_dir, refuse_pipe, replacing_folder
-from patchgen.data.plain_pickle import MOST_BYTES, RefusedPickle, read_plain
 from patchgen.data.table import Table
 
 FILES = ("train", "test", "meta")

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from patchgen.config.stream import StreamConfig
-from patchgen.discovery.grow import grow
-from patchgen.discovery.mixture import SphericalMixture, vote
-from patchgen.discovery.prompts import choose_prompts
+from patchgen.ccd.grow import grow
+from patchgen.ccd.mixture import SphericalMixture, vote
+from patchgen.ccd.prompts import choose_prompts
+from patchgen.ccd.settings import StreamConfig
 from patchgen.runs.tensors import under
 
 GROW_BY = 0.07  # maximum new components per stage and labelled class: the host method's 5 of 70 and 10 of 140

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from patchgen.ccd.settings import SMALL, StreamConfig, stream_preset
 from patchgen.config import dump_config, load_settings
-from patchgen.config.stream import SMALL, StreamConfig, stream_preset
 from patchgen.runs.folder import run_name
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.data.cifar import cifar_table, is_cifar, load_pickle
+from patchgen.ccd.cifar import cifar_table, is_cifar, load_pickle
+from patchgen.ccd.plain_pickle import RefusedPickle
 from patchgen.data.images import ImageStore
-from patchgen.data.plain_pickle import RefusedPickle
 
 NAMES = ("apple", "bear", "aquarium_fish")  # not sorted: the order of `meta` holds
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from patchgen.data.stages import Schedule, write_stages
-from patchgen.tasks.ccd_data import Stream, read_stream
+from patchgen.ccd.data import Stream, read_stream
+from patchgen.ccd.stages import Schedule, write_stages
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 THREE = Schedule((0.6, 0.2, 0.2), ((0.8, 0.5, 1.0), (0.7, 1.0), (1.0,)))

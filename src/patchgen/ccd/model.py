@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config.stream import StreamConfig
-from patchgen.discovery.prompts import prompted
-from patchgen.methods.stream.contrastive import ProjectionHead
+from patchgen.ccd.contrastive import ProjectionHead
+from patchgen.ccd.prompts import prompted
+from patchgen.ccd.settings import StreamConfig
 from patchgen.model.backbone import Backbone, Tokens, load_backbone, set_tuning
 from patchgen.model.classifier import Output
 from patchgen.model.patchgen import PatchGen

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchgen.config import StreamConfig
+from patchgen.ccd.cifar import OFFICIAL_IMAGES, cifar_table, is_cifar
+from patchgen.ccd.settings import StreamConfig
+from patchgen.ccd.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of, write_stages
 from patchgen.data.benchmarks import visible_folders
-from patchgen.data.cifar import OFFICIAL_IMAGES, cifar_table, is_cifar
 from patchgen.data.cub import is_cub, read_cub
 from patchgen.data.listing import IMAGE_EXTENSIONS, is_image, list_images
-from patchgen.data.stages import Schedule, Stages, get_schedule, make_stages, shuffled, some_of, write_stages
 from patchgen.data.table import Table, fingerprint, read_table
 
 HELD_OUT_DRAW = 1  # a separate random stream: held-out images are independent of the stages

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from patchgen.ccd.mixture import TINY, SphericalMixture, with_replay
 from patchgen.discovery.kmeans import SemiSupervisedKMeans
-from patchgen.discovery.mixture import TINY, SphericalMixture, with_replay
 
 KAPPA = 1e-4  # prior weight, in rows, of a mean at the mean of the data; PromptCCD's value
 MIN_ROWS = 5  # a group of this size or less is not split off; PromptCCD's value

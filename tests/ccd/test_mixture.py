@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.discovery import mixture as module
-from patchgen.discovery.mixture import SphericalMixture, vote
+from patchgen.ccd import mixture as module
+from patchgen.ccd.mixture import SphericalMixture, vote
 
 
 def blobs(

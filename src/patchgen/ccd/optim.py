@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from patchgen.config.stream import StreamConfig
-from patchgen.methods.stream.model import StreamModel
+from patchgen.ccd.model import StreamModel
+from patchgen.ccd.settings import StreamConfig
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from patchgen.discovery.mixture import SphericalMixture
+from patchgen.ccd.mixture import SphericalMixture
 from patchgen.model.backbone import Backbone, Tokens
 from patchgen.model.hooks import on_tensor
 

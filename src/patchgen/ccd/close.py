@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from patchgen.ccd.scores import Found, class_means, discover, entered, forgetting, nearest_centre, score
+from patchgen.ccd.sheets import StageImages, write_assignments, write_sheets
+from patchgen.ccd.summary import averages, stage_line, summarize_stream
 from patchgen.common.files import write_text
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
 from patchgen.model.losses import mask_health
 from patchgen.runs.tensors import load_tensors, save_tensors
-from patchgen.tasks.ccd import Found, class_means, discover, entered, forgetting, nearest_centre, score
-from patchgen.train.stream.sheets import StageImages, write_assignments, write_sheets
-from patchgen.train.stream.summary import averages, stage_line, summarize_stream
 
 if TYPE_CHECKING:
-    from patchgen.train.stream.loop import StreamTrainer, UnitFeatures
+    from patchgen.ccd.loop import StreamTrainer, UnitFeatures
 
 
 def close_stage(trainer: StreamTrainer) -> None:

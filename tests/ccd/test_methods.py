@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from patchgen.config.stream import StreamConfig
-from patchgen.methods.stream import STREAM_METHODS, SimGcd, Views, cosine_logits, make_stream_method
-from patchgen.methods.stream.model import StreamModel, build_stream_model
+from patchgen.ccd.methods import STREAM_METHODS, SimGcd, Views, cosine_logits, make_stream_method
+from patchgen.ccd.model import StreamModel, build_stream_model
+from patchgen.ccd.optim import make_stream_optimizer
+from patchgen.ccd.settings import StreamConfig
 from patchgen.model.losses import class_similarity, mask_suppression
-from patchgen.train.stream.optim import make_stream_optimizer
 
 SETTINGS: dict[str, Any] = {
     "data": "none", "backbone": "tiny", "image_size": 28, "projection_hidden": 16, "projection_bottleneck": 8,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from patchgen.data.stages import Schedule
-from patchgen.discovery import clustering_accuracy
-from patchgen.tasks.ccd import (
+from patchgen.ccd.data import Stream, read_stream
+from patchgen.ccd.scores import (
     class_means,
     discover,
     entered,
@@ -20,7 +19,8 @@ from patchgen.tasks.ccd import (
     score,
     validation_score,
 )
-from patchgen.tasks.ccd_data import Stream, read_stream
+from patchgen.ccd.stages import Schedule
+from patchgen.discovery import clustering_accuracy
 
 ENTRY = np.array([0, 0, 1, 1, 2])  # of five classes
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchgen.data.stages import (
+from patchgen.ccd.stages import (
     SCHEDULES,
     Schedule,
     Stages,

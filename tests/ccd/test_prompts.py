@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchgen.discovery.mixture import SphericalMixture
-from patchgen.discovery.prompts import check_promptable, choose_prompts, prompted
+from patchgen.ccd.mixture import SphericalMixture
+from patchgen.ccd.prompts import check_promptable, choose_prompts, prompted
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.generic import build_generic
@@ -153,7 +153,7 @@ def test_relative_positions_are_refused_at_once(family: str, monkeypatch: pytest
     backbone = drawn(RELATIVE, family)
     with pytest.raises(ValueError, match=rf"'small' \({family}\) takes none \(its attention has relative positions"):
         check_promptable(backbone)
-    monkeypatch.setattr("patchgen.discovery.prompts._relative", lambda backbone: False)  # under another name, perhaps
+    monkeypatch.setattr("patchgen.ccd.prompts._relative", lambda backbone: False)  # under another name, perhaps
     with pytest.raises(ValueError, match=r"they are a set\); choose another --backbone, .* or --method gcd\+patchgen"):
         check_promptable(backbone)
 

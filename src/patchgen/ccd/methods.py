@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from patchgen.ccd.contrastive import info_nce, supervised_contrastive
+from patchgen.ccd.model import StreamModel
+from patchgen.ccd.settings import StreamConfig
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean
-from patchgen.config.stream import StreamConfig
-from patchgen.methods.stream.contrastive import info_nce, supervised_contrastive
-from patchgen.methods.stream.model import StreamModel
 from patchgen.model.classifier import Output
 from patchgen.model.losses import class_similarity, label_probability, mask_suppression, selected_confidence
 

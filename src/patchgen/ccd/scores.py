@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchgen.ccd.data import Stream
 from patchgen.discovery import SemiSupervisedKMeans, ari_of_counts, contingency, match, nmi_of_counts
-from patchgen.tasks.ccd_data import Stream
 
 PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
 DEFINITIONS = {"hard": "known = labelled classes of stage 0", "soft": "known = classes of all earlier stages"}

@@ -1,1 +1,0 @@
-"""The loop over a stream of stages (task `ccd`)."""
