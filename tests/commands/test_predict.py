@@ -172,7 +172,7 @@ def test_a_killed_command_goes_on(
 ) -> None:
     words = ["predict", run, str(image_folder), "--batch", "8", f"--{kind}"]
     assert main([*words, str(tmp_path / "whole")]) == 0
-    scored, right = [0], Predictor.score
+    scored, right = [0], Predictor.answer
 
     def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
         if scored[0] == 24:
@@ -180,13 +180,13 @@ def test_a_killed_command_goes_on(
         scored[0] += len(images)
         return right(self, images)
 
-    monkeypatch.setattr(Predictor, "score", killed)
+    monkeypatch.setattr(Predictor, "answer", killed)
     target = tmp_path / "found"
     assert main([*words, str(target)]) == 130 and not target.exists()
     [partial] = tmp_path.glob(".found.*.part")
     with partial.open("a") as file:
         file.write("photos/cut sho")  # as a kill in the middle of a line leaves it
-    monkeypatch.setattr(Predictor, "score", lambda self, images: (scored.append(len(images)), right(self, images))[1])
+    monkeypatch.setattr(Predictor, "answer", lambda self, images: (scored.append(len(images)), right(self, images))[1])
     scored.clear()
     capsys.readouterr()
     assert main([*words, str(target)]) == 0
@@ -277,18 +277,18 @@ def test_a_stopped_command_gives_no_other_folders_predictions(
 ) -> None:
     for place, kind in (("A", "circle"), ("B", "cross")):
         shutil.copytree(image_folder / "studio" / kind, tmp_path / place / "photos")
-    right = Predictor.score
+    right = Predictor.answer
 
     def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
-        monkeypatch.setattr(Predictor, "score", lambda self, images: sys.exit(130))
+        monkeypatch.setattr(Predictor, "answer", lambda self, images: sys.exit(130))
         return right(self, images)
 
     monkeypatch.chdir(tmp_path / "A")
-    monkeypatch.setattr(Predictor, "score", killed)
+    monkeypatch.setattr(Predictor, "answer", killed)
     words, target = ["predict", run, "photos", "--batch", "4", "--csv"], tmp_path / "found.csv"
     with pytest.raises(SystemExit):
         main([*words, str(target)])
-    monkeypatch.setattr(Predictor, "score", right)
+    monkeypatch.setattr(Predictor, "answer", right)
     monkeypatch.chdir(tmp_path / "B")
     assert main([*words, str(target)]) == main([*words, str(tmp_path / "whole.csv")]) == 0
     assert target.read_text() == (tmp_path / "whole.csv").read_text()

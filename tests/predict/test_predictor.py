@@ -14,8 +14,21 @@ import pytest
 import torch
 from PIL import Image
 
+from patchgen.data.images import decode
 from patchgen.draw.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
-from patchgen.predict.predictor import Prediction, Predictor, Unreadable, load_run
+from patchgen.predict.discover import read_features
+from patchgen.predict.embed import embed
+from patchgen.predict.export import export
+from patchgen.predict.predictor import (
+    NOT_FINITE,
+    NotFiniteError,
+    Outputs,
+    Prediction,
+    Predictor,
+    Unreadable,
+    device_of,
+    load_run,
+)
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, save_tensors
 
@@ -100,8 +113,54 @@ def test_an_endless_list_is_read_only_two_batches_ahead(predictor: Predictor, fi
     for _ in range(4):
         next(stream)
         assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()  # the caller's mode is its own
-    assert taken == 12  # two batches begun, the third with the model, the fourth read ahead
+    assert taken == 9  # of the second batch, and the third is read ahead
     stream.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("damage", ["weights", "eps", "nan_eps"])
+def test_outputs_that_are_not_finite_are_errors(
+    tiny_run: MakeRun, files: list[Path], damage: str, tmp_path: Path
+) -> None:
+    predictor = load_run(tiny_run().path)
+    if damage == "weights":
+        for parameter in predictor.model.parameters():
+            parameter.data.fill_(1e38)
+    else:
+        for part in predictor.model.modules():
+            if isinstance(part, torch.nn.LayerNorm):
+                part.eps = -1.0 if damage == "eps" else float("nan")
+    found = list(predictor.predict(files[:3]))
+    assert [one.reason for one in found if isinstance(one, Unreadable)] == [NOT_FINITE] * 3
+    assert all(not features.paths for features in [read_features(predictor, files[:3])])
+    assert len(embed(predictor, files[:3], ("features", "cls")).failed) == 3
+    pixels = [decode(file, 56) for file in files[:3]]
+    with pytest.raises(NotFiniteError):  # slides and the viewer
+        predictor.score(pixels)
+    with pytest.raises(ValueError, match="not finite"):
+        predictor.explain(files[0])
+    with pytest.raises(ValueError, match="not finite"):
+        export(predictor, tmp_path / "a.onnx", pixels)
+
+
+def test_one_broken_output_costs_one_image(
+    predictor: Predictor, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(images: Any, plain: Any = predictor.outputs) -> Outputs:
+        out = plain(images)
+        out.masks[1, 0, 0] = np.nan
+        return out
+
+    expected = list(predictor.predict(files[:3]))
+    monkeypatch.setattr(predictor, "outputs", spoiled)
+    found = list(predictor.predict(files[:3]))
+    assert isinstance(found[1], Unreadable)
+    np.testing.assert_array_equal(found[2].probabilities, expected[2].probabilities)
+
+
+def test_devices_are_named(predictor: Predictor) -> None:
+    assert device_of("cpu").type == "cpu" and device_of("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(ValueError, match="--accelerator must be auto or one that this machine has"):
+        device_of("tpu")
 
 
 def test_wrong_arguments_are_refused_at_the_call(predictor: Predictor) -> None:

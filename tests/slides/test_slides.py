@@ -43,7 +43,8 @@ class ByColour:
             raise KeyboardInterrupt
         self.batches += 1
         violet = [float(np.clip((130 - image[..., 1].mean()) / 60, 0, 1)) for image in images]
-        return [Scores(np.array([1 - v, v], np.float32), np.full((2, 2), 0.25 + v / 2, np.float32)) for v in violet]
+        values = [(np.array([1 - v, v], np.float32), np.full((2, 2), 0.25 + v / 2, np.float32)) for v in violet]
+        return [Scores(probabilities, mask, None, np.zeros(1)) for probabilities, mask in values]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchgen.common.batches import batches
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.predict.confidence import Confidence, Familiar
@@ -28,7 +29,6 @@ from patchgen.tasks.metrics import calibration_error
 IMAGES = 2000  # maximum number of training and of validation images
 COLDEST, HOTTEST = 0.05, 20.0
 QUANTILE = 0.99
-BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,10 @@ def read(
 ) -> tuple[Tensor, Tensor]:
     """Logits (N, C) and features (N, D) of rows of the store, in double precision."""
     backbone, logits, features = predictor.model.backbone, [], []
-    for start in range(0, len(rows), BATCH):
-        pixels = store.load(rows[start : start + BATCH]).to(predictor.device).float() / 255
-        out = predictor.model(normalize(pixels, backbone.mean, backbone.std))
+    for _, pixels in batches(rows, store.load, tick=tick):
+        out = predictor.model(normalize(pixels.to(predictor.device).float() / 255, backbone.mean, backbone.std))
         logits.append(out.logits.double().cpu())
         features.append(out.features.double().cpu())
-        if tick:
-            tick(len(pixels))
     return torch.cat(logits), torch.cat(features)
 
 

@@ -14,8 +14,7 @@ not used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -23,12 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
 from patchgen.predict.predictor import Predictor, Unreadable
 from patchgen.runs.folder import RunFolder
 
+LEAST_LENGTH = 1e-12  # as torch's normalize
 PER_CLASS = 60  # reference images of a known class
 FEWEST = 5  # examples of a known class in an estimate
 LOOK_AT_LEAST = 10  # new classes that an estimate considers, if there are enough images
@@ -119,30 +119,16 @@ def read_features(
     predictor: Predictor, paths: Iterable[str | Path], batch: int = 64, tick: Tick | None = None
 ) -> Features:
     """Unit vectors and masks of images; `tick` is called with the number of images after each batch."""
-    found, unreadable = [], []
-    with _head_inputs(predictor.model.head) as blocks:
-        for one in predictor.predict(paths, batch, tick):
-            if isinstance(one, Unreadable):
-                unreadable.append(one)
-            else:
-                found.append(one)
-    vectors = np.concatenate(blocks) if blocks else np.zeros((0, predictor.model.head.in_features), np.float32)
-    return Features([one.path for one in found], vectors, [one.mask for one in found], unreadable)
-
-
-@contextmanager
-def _head_inputs(head: nn.Linear) -> Iterator[list[np.ndarray]]:
-    """Collects the head's inputs, (B, D) per forward pass, as unit vectors."""
-    blocks: list[np.ndarray] = []
-
-    def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        blocks.append(nn.functional.normalize(inputs[0].detach().float(), dim=1).cpu().numpy())
-
-    handle = head.register_forward_pre_hook(keep)
-    try:
-        yield blocks
-    finally:
-        handle.remove()
+    pairs = list(predictor.read(map(Path, paths), batch, tick))
+    found = [(path, one) for path, one in pairs if not isinstance(one, Unreadable)]
+    vectors = np.stack([one.features for _, one in found]) if found else np.zeros((0, predictor.model.head.in_features), np.float32)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return Features(
+        [path for path, _ in found],
+        vectors / np.maximum(lengths, LEAST_LENGTH),
+        [one.mask for _, one in found],
+        [one for _, one in pairs if isinstance(one, Unreadable)],
+    )
 
 
 def discover(

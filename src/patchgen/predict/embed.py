@@ -4,7 +4,8 @@
     write_columns("tiles.parquet", {"path": names, **found.vectors})           # or tiles.npz
 
 `features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
-are the class token and the mean patch token of the same tuned backbone, without any selection.
+are the class token and the mean patch token of the same tuned backbone, without any selection. `load_embedder` also
+takes a bare encoder, such as `dinov2-small` or a folder of transformers or timm.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from patchgen.common.files import replacing
-from patchgen.data.images import UnreadableImage, decode
-from patchgen.predict.predictor import Predictor, Unreadable
+from patchgen.common.batches import BATCH, batches
+from patchgen.common.files import expanded, replacing
+from patchgen.config import NO_DOMAIN, Config
+from patchgen.methods import make_method
+from patchgen.methods.build import build_on
+from patchgen.model.backbone import load_backbone
+from patchgen.predict.predictor import NOT_FINITE, Checkpoint, Predictor, Unreadable, finite_rows, load_predictor
+from patchgen.runs.folder import is_model_folder
 
 Vector = Literal["features", "cls", "mean"]
 FORMATS = (".parquet", ".npz")
@@ -43,37 +49,59 @@ def check_target(path: Path) -> None:
         )
 
 
+def load_embedder(source: str, checkpoint: Checkpoint = "selected", image_size: int = 224, **more: Any) -> Predictor:
+    """A model or run folder; or a bare encoder: a name, a hub id, a folder of transformers or timm, a weight file.
+
+    Args:
+        image_size: Of a bare encoder, whose `features` are its class token; a trained model has its own size.
+        more: As for `Predictor`: accelerator and precision.
+    """
+    path = expanded(source)
+    if is_model_folder(path) or (path / "config.yaml").is_file():
+        return load_predictor(path, checkpoint, **more)
+    if path.parent != Path() and path.parent.is_dir() and not path.exists():  # a mistyped path is not a hub id
+        raise ValueError(f"there is no model, run or encoder {source}; check the path")
+    config = Config("", NO_DOMAIN, method="lp", backbone=source, image_size=image_size, normalization="backbone")
+    backbone = load_backbone(source, image_size=image_size)
+    return Predictor(build_on(backbone, config, make_method(config), 1), ("none",), config, **more)
+
+
 def embed(
-    predictor: Predictor, paths: Sequence[Path], what: Sequence[str] = ("features",), batch: int = 64,
-    tick: Callable[[int], None] = lambda count: None,
+    predictor: Predictor, paths: Sequence[Path], what: Sequence[str] = ("features",), batch: int = BATCH,
+    tick: Callable[[int], None] | None = None,
 ) -> Embedded:  # fmt: skip
-    """Vectors of images; those that cannot be read are left out and named."""
+    """Vectors of images; those that cannot be read, and those with vectors that are not finite, are named instead."""
     rows, failed, parts = list[int](), list[Unreadable](), {name: list[np.ndarray]() for name in what}
-    for start in range(0, len(paths), batch):
-        images, part = [], paths[start : start + batch]
-        for row, path in enumerate(part, start):
-            try:
-                images.append(decode(path, predictor.config.image_size, predictor.interpolation))
-                rows.append(row)
-            except UnreadableImage as error:
-                failed.append(Unreadable.because(path, error))
-        if images:
-            for name, vectors in vectors_of(predictor, images, what).items():
-                parts[name].append(vectors)
-        tick(len(part))
+    for part, decoded in batches(range(len(paths)), lambda row: predictor.decode(paths[row]), batch, tick, each=True):
+        readable = [row for row, image in zip(part, decoded, strict=True) if isinstance(image, np.ndarray)]
+        failed += [image for image in decoded if isinstance(image, Unreadable)]
+        if not readable:
+            continue
+        vectors = vectors_of(predictor, [image for image in decoded if isinstance(image, np.ndarray)], what)
+        finite = finite_rows(*vectors.values())
+        failed += [Unreadable(paths[row], NOT_FINITE) for row, good in zip(readable, finite, strict=True) if not good]
+        rows += [row for row, good in zip(readable, finite, strict=True) if good]
+        for name in what:
+            parts[name].append(vectors[name][finite])
     return Embedded(rows, {name: np.concatenate(found) for name, found in parts.items() if found}, failed)
 
 
 @torch.inference_mode()
 def vectors_of(predictor: Predictor, images: Sequence[np.ndarray], what: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (B, D) float32 of images (S, S, 3) uint8."""
-    inputs, found = predictor.inputs(images), {}
+    found = {}
     if "features" in what:
-        found["features"] = predictor.model(inputs).features
+        found["features"] = predictor.outputs(images).features
     if {"cls", "mean"} & {*what}:
-        tokens = predictor.model.backbone(inputs)
-        found |= {"cls": tokens.cls, "mean": tokens.patches.mean(1)}
-    return {name: found[name].float().cpu().numpy() for name in what}
+        with predictor.autocast():
+            tokens = predictor.model.backbone(predictor.inputs(images))
+        found |= {"cls": _numbers(tokens.cls), "mean": _numbers(tokens.patches.mean(1))}
+    return {name: found[name] for name in what}
+
+
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
+    values: np.ndarray = tensor.float().cpu().numpy()
+    return values
 
 
 def write_columns(path: str | Path, columns: Mapping[str, np.ndarray]) -> None:

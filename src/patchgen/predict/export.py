@@ -75,6 +75,7 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
     """
     require_extra()
     refuse_stain(predictor, "an ONNX file")
+    predictor.score(images[:1])  # refuses a model whose output is not finite
     with replacing(target) as temporary:
         _write(predictor, temporary)
         differences = compare(predictor, temporary, images)

@@ -14,17 +14,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from patchgen.common.batches import BATCH, batches
 from patchgen.common.files import cache_dir
 from patchgen.config import Config
 from patchgen.data.augment import normalize
@@ -43,7 +42,8 @@ if TYPE_CHECKING:
     from patchgen.predict.runtime import Runtime, RuntimeName
 
 Checkpoint = Literal["selected", "swad"]
-DECODERS = 2  # threads that decode the next batch while the model processes the current one
+Precision = Literal["32-true", "bf16-mixed", "auto"]
+NOT_FINITE = "the model's output for it is not finite: a setting or weight of the model is damaged; get the model again"
 TOP = 5  # classes listed in an explanation
 
 
@@ -69,15 +69,18 @@ class Unreadable:
         return cls(path, error.reason)  # the error's own text repeats the path
 
 
-Pixels = np.ndarray | Unreadable  # (S, S, 3) uint8, or why not
+class NotFiniteError(ValueError):
+    """The model's output for an image holds NaN or infinity."""
 
 
-class Scores(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Scores:
     """The model's output for one image."""
 
     probabilities: np.ndarray  # (C,)
     mask: np.ndarray | None  # (h, w)
-    unlike_training: bool | None = None
+    unlike_training: bool | None
+    features: np.ndarray  # (D,), the input of the head
 
 
 class Outputs(NamedTuple):
@@ -85,7 +88,12 @@ class Outputs(NamedTuple):
 
     probabilities: np.ndarray  # (B, C), calibrated
     masks: np.ndarray | None  # (B, h, w)
-    features: Tensor  # (B, D)
+    features: np.ndarray  # (B, D)
+
+
+def finite_rows(*values: np.ndarray | None) -> np.ndarray:
+    """(B,) bool: whether all numbers of a row are finite, in each of the arrays (B, ...)."""
+    return np.all([np.isfinite(v).reshape(len(v), -1).all(1) for v in values if v is not None], axis=0)
 
 
 def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
@@ -183,7 +191,12 @@ def _check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> N
 
 
 class Predictor:
-    """A trained classifier with its classes; `load_predictor` makes one."""
+    """A trained classifier with its classes; `load_predictor` makes one.
+
+    Args:
+        accelerator: `auto`, `cpu`, `cuda`, `mps`; None: the CPU for a run that was trained on it, else `auto`.
+        precision: `32-true`, `bf16-mixed`, or `auto`: the latter on devices that compute it natively.
+    """
 
     def __init__(
         self,
@@ -192,88 +205,90 @@ class Predictor:
         config: Config,
         confidence: Confidence | None = None,
         stain: Macenko | None = None,
+        *,
+        accelerator: str | None = None,
+        precision: Precision = "32-true",
     ) -> None:
-        from lightning_fabric import Fabric
-
         # A run may have been trained elsewhere: its device is used only if it certainly exists.
-        accelerator = "cpu" if config.accelerator == "cpu" else "auto"
-        self.device = Fabric(accelerator=accelerator, devices=1).device
+        self.device = device_of(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
+        self.half = precision != "32-true" and _computes_half(self.device, precision)
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
         self.stain = stain  # stain normalisation as in training, also for files, slides and uploads
-        self.runtime: Runtime | None = None  # another runtime that replaces torch
+        self.runtime: Runtime | None = None  # replaces torch
 
     @property
     def interpolation(self) -> str:
         """How an image is resized to the square that the model reads."""
         return self.model.backbone.interpolation
 
-    def use(self, runtime: RuntimeName, say: Callable[[str], None] | None = None) -> Self:
+    def use(self, runtime: RuntimeName, say: Callable[[str], None] | None = None, images: int | None = None) -> Self:
         """Use another runtime for predictions; gradients, rankings and given masks still use torch.
 
         Args:
             runtime: `torch`, `onnx`, `openvino`, or `auto`: the fastest that is installed and agrees with torch.
             say: Called with a line that names the runtime and its difference from torch.
+            images: Number of images to predict; for a few, `auto` does not convert a model. None: many.
 
         Raises:
             ValueError: a runtime that was named is not installed, crashes or disagrees.
         """
         from patchgen.predict.runtime import open_runtime
 
-        self.runtime = open_runtime(self, runtime, say or (lambda _: None))
+        self.runtime = open_runtime(self, runtime, say or (lambda _: None), images)
         return self
 
     @property
     def variant(self) -> str:
         """How predictions are computed, if not by plain torch; results of different variants are not mixed."""
-        return self.runtime.name if self.runtime else ""
+        return self.runtime.name if self.runtime else "bf16-mixed" * self.half
 
     def predict(
-        self, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
+        self, paths: Iterable[str | Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
     ) -> Iterator[Prediction | Unreadable]:
-        """Predictions in the order of `paths`; at most two batches of pixels and two of predictions are in memory.
+        """Predictions in the order of `paths`; at most two batches of pixels are in memory.
 
         Args:
             paths: Image files; may be an infinite iterator.
             batch: Images per forward pass.
             tick: Called with the number of images after each batch.
         """
-        if batch < 1:
-            raise ValueError(f"batch must be at least 1, not {batch}")
         if isinstance(paths, (str, Path)):
             raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
-        return self._stream((Path(path) for path in paths), batch, tick)
+        parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
+        return (self._prediction(*pair) for pair in self._scored(parts))
 
-    def _stream(
-        self, paths: Iterator[Path], batch: int, tick: Callable[[int], None] | None
-    ) -> Iterator[Prediction | Unreadable]:
-        """Decode the next batch and compute the current one while the caller handles the previous predictions."""
-        with ThreadPoolExecutor(DECODERS) as pool, ThreadPoolExecutor(1) as model:
-            ahead, scored = self._decode(pool, islice(paths, batch)), None
-            while ahead or scored:
-                current, ahead = ahead, self._decode(pool, islice(paths, batch))
-                last, scored = scored, model.submit(self._predict, current) if current else None
-                if last:
-                    yield from (predictions := last.result())
-                    if tick:
-                        tick(len(predictions))
+    def read(
+        self, paths: Iterable[Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[Path, Scores | Unreadable]]:
+        """The same as scores, with the features that the head reads."""
+        return self._scored(batches(paths, self.decode, batch, tick, each=True))
 
-    def _decode(self, pool: ThreadPoolExecutor, paths: Iterable[Path]) -> list[tuple[Path, Future[Pixels]]]:
-        return [(path, pool.submit(_pixels, path, self.config.image_size, self.interpolation)) for path in paths]
+    def _scored(
+        self, parts: Iterator[tuple[list[Path], list[np.ndarray | Unreadable]]]
+    ) -> Iterator[tuple[Path, Scores | Unreadable]]:
+        for paths, decoded in parts:
+            scores = iter(self.answer([pixels for pixels in decoded if isinstance(pixels, np.ndarray)]))
+            for path, pixels in zip(paths, decoded, strict=True):
+                found = pixels if isinstance(pixels, Unreadable) else next(scores)
+                yield path, found or Unreadable(path, NOT_FINITE)
 
-    def _predict(self, decoding: list[tuple[Path, Future[Pixels]]]) -> list[Prediction | Unreadable]:
-        decoded = [(path, future.result()) for path, future in decoding]
-        scores = iter(self.score([pixels for _, pixels in decoded if isinstance(pixels, np.ndarray)]))
-        return [
-            pixels if isinstance(pixels, Unreadable) else self._prediction(path, next(scores))
-            for path, pixels in decoded
-        ]
+    def decode(self, path: Path) -> np.ndarray | Unreadable:
+        """(S, S, 3) uint8, or why not."""
+        try:
+            return decode(path, self.config.image_size, self.interpolation)
+        except UnreadableImage as error:
+            return Unreadable.because(path, error)
 
-    def _prediction(self, path: Path, scores: Scores) -> Prediction:
-        probabilities, mask, unlike = scores
-        best = int(probabilities.argmax())
-        return Prediction(path, self.classes[best], float(probabilities[best]), probabilities, mask, unlike)
+    def _prediction(self, path: Path, scores: Scores | Unreadable) -> Prediction | Unreadable:
+        if isinstance(scores, Unreadable):
+            return scores
+        best = int(scores.probabilities.argmax())
+        confidence = float(scores.probabilities[best])
+        return Prediction(
+            path, self.classes[best], confidence, scores.probabilities, scores.mask, scores.unlike_training
+        )
 
     def store(self, files: Sequence[Path]) -> ImageStore:
         """Images by row, prepared as in training: size, interpolation and stains; cached if the settings say so."""
@@ -294,23 +309,42 @@ class Predictor:
         """Images (S, S, 3) uint8, S the model's image size -> what the model reads: (B, 3, S, S), on its device."""
         return normalize(self.pixels(images), self.model.backbone.mean, self.model.backbone.std)
 
+    def autocast(self) -> torch.autocast:
+        """The context of the predictor's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.half)
+
     @torch.inference_mode()
     def outputs(self, images: Sequence[np.ndarray]) -> Outputs:
         """Images (S, S, 3) uint8 in one forward pass of torch."""
-        out = self.model(self.inputs(images))
+        with self.autocast():
+            out = self.model(self.inputs(images))
         masks = None if out.mask is None else out.mask.float().unflatten(1, self.model.grid).cpu().numpy()
-        return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, out.features)
+        features = out.features.float().cpu().numpy()
+        return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, features)
 
-    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
-        """Images (S, S, 3) uint8, S the model's image size, in one forward pass of the runtime."""
+    def answer(self, images: Sequence[np.ndarray]) -> list[Scores | None]:
+        """Scores of images (S, S, 3) uint8 by the runtime; None for an image whose output is not finite."""
         if not len(images):
             return []
-        found = self.runtime.answer(images) if self.runtime else self.outputs(images)
+        out = self.runtime.answer(images) if self.runtime else self.outputs(images)
+        finite = finite_rows(*out)
         nothing = [None] * len(images)
-        masks = nothing if found.masks is None else found.masks
+        masks = nothing if out.masks is None else out.masks
         familiar = self.confidence.familiar
-        unlike = familiar.unlike(found.features) if familiar else nothing
-        return [Scores(*row) for row in zip(found.probabilities, masks, unlike, strict=True)]
+        unlike = familiar.unlike(torch.from_numpy(out.features)) if familiar else nothing
+        rows = zip(out.probabilities, masks, unlike, out.features, strict=True)
+        return [Scores(*row) if good else None for row, good in zip(rows, finite, strict=True)]
+
+    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
+        """Scores of images (S, S, 3) uint8, S the model's image size.
+
+        Raises:
+            NotFiniteError: an output is not finite.
+        """
+        scores = self.answer(images)
+        if None in scores:
+            raise NotFiniteError(NOT_FINITE)
+        return cast("list[Scores]", scores)
 
     def require_mask(self) -> None:
         """ValueError when the run's method has no mask to show."""
@@ -328,15 +362,39 @@ class Predictor:
         """
         self.require_mask()
         [pixels] = squares([image], self.config.image_size, self.interpolation)
-        [(probabilities, mask, _)] = self.score([pixels])
-        assert mask is not None  # checked by require_mask
-        order = np.argsort(-probabilities, kind="stable")[:TOP]
-        top = tuple((self.classes[i], float(probabilities[i])) for i in order)
-        return Explanation(Path(image) if isinstance(image, (str, os.PathLike)) else None, pixels, mask, top)
+        path = Path(image) if isinstance(image, (str, os.PathLike)) else None
+        [found] = self.answer([pixels])
+        if found is None:
+            raise UnreadableImage(path or "passed as pixels", NOT_FINITE, fix="")
+        assert found.mask is not None  # checked by require_mask
+        order = np.argsort(-found.probabilities, kind="stable")[:TOP]
+        top = tuple((self.classes[i], float(found.probabilities[i])) for i in order)
+        return Explanation(path, pixels, found.mask, top)
 
 
-def _pixels(path: Path, size: int, interpolation: str) -> Pixels:
-    try:
-        return decode(path, size, interpolation)
-    except UnreadableImage as error:
-        return Unreadable.because(path, error)
+def device_of(accelerator: str) -> torch.device:
+    """The device of `--accelerator`.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
+    if not there.get(name):
+        known = [kind for kind, works in there.items() if works]
+        raise ValueError(f"--accelerator must be auto or one that this machine has ({', '.join(known)}), not {name!r}")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def _computes_half(device: torch.device, precision: Precision) -> bool:
+    """Whether to use bfloat16; ValueError if it was named and kills processes on this machine."""
+    from patchgen.common.bf16 import require_bf16
+    from patchgen.runs.precision import computes_bf16
+
+    if precision == "auto":
+        return computes_bf16(device.type)
+    if device.type == "cpu":
+        require_bf16()
+    return True

@@ -18,8 +18,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -40,6 +41,8 @@ RuntimeName = Literal["auto", "torch", "onnx", "openvino"]
 EXTRAS = {"onnx": "export", "openvino": "openvino"}
 IMAGES = 8  # number of images for the check
 TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from torch
+HALF_TOLERANCE = {"probabilities": 0.02, "mask": 0.05}  # in bfloat16
+WORTH = 1000  # images from which `auto` converts a model, which takes as long as some hundred predictions
 PATIENCE = 600  # timeout of the check in seconds
 GRAPH_VERSION = 1  # of the converted graph; part of the digest
 COUNTED = {"classes", "speed"}  # what a check records besides differences
@@ -70,8 +73,13 @@ class Graph(nn.Module):
         return found if out.mask is None else (*found, out.mask.unflatten(1, self.model.grid))
 
 
-def open_runtime(predictor: Predictor, runtime: RuntimeName, say: Callable[[str], None]) -> Runtime | None:
+def open_runtime(
+    predictor: Predictor, runtime: RuntimeName, say: Callable[[str], None], images: int | None = None
+) -> Runtime | None:
     """The runtime for a predictor; None for plain torch. Reports which one is used, and why not others.
+
+    Args:
+        images: Number of images to predict; below `WORTH`, `auto` does not convert a model for them.
 
     Raises:
         ValueError: a runtime that was requested by name cannot be used.
@@ -80,18 +88,21 @@ def open_runtime(predictor: Predictor, runtime: RuntimeName, say: Callable[[str]
         return None
     if predictor.device.type != "cpu":
         if runtime != "auto":
-            raise ValueError(f"--runtime {runtime} works on the CPU, and this machine has an accelerator; choose auto")
-        return _half(predictor, say)
-    if runtime != "auto":
-        try:
-            return _open(predictor, runtime, _check(predictor, runtime, say), say)
-        except RefusedRuntime as error:
-            raise ValueError(f"--runtime {runtime}: {error}; choose --runtime torch") from error
-    return _fastest(predictor, say)
+            raise ValueError(f"--runtime {runtime} works on the CPU, and this model is on {predictor.device.type}; "
+                             "choose auto, or --accelerator cpu")  # fmt: skip
+        return None
+    if runtime == "auto":
+        return _fastest(predictor, say, images is not None and images < WORTH)
+    try:
+        return _open(predictor, runtime, _check(predictor, runtime, say), say)
+    except RefusedRuntime as error:
+        raise ValueError(f"--runtime {runtime}: {error}; choose --runtime torch") from error
 
 
-def _fastest(predictor: Predictor, say: Callable[[str], None]) -> Runtime | None:
+def _fastest(predictor: Predictor, say: Callable[[str], None], few: bool) -> Runtime | None:
     names = [name for name in PACKAGES if installed(name) and not _missing(name)]
+    if not names or (few and not _file(predictor).is_file()):
+        return None
     checks: dict[str, dict[str, float]] = {}
     for name in names:
         try:
@@ -101,10 +112,7 @@ def _fastest(predictor: Predictor, say: Callable[[str], None]) -> Runtime | None
     fastest = max(checks, key=lambda name: checks[name]["speed"], default="")
     if fastest and checks[fastest]["speed"] > 1:
         return _open(predictor, fastest, checks[fastest], say)
-    if not names:
-        say("runtime torch: no faster one is installed (pip install 'patchgen[openvino]')")
-    else:
-        say(f"runtime torch: {fastest} is no faster on this machine" if fastest else "runtime torch")
+    say(f"runtime torch: {fastest} is no faster on this machine" if fastest else "runtime torch")
     return None
 
 
@@ -130,9 +138,15 @@ def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> di
 
 
 def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Runtime:
-    name = f"{runtime} {installed(runtime)}"
+    name = f"{runtime} {installed(runtime)}" + " bf16" * _half(predictor, runtime)
     say(f"runtime {name}: {gap['speed']:.1f} times as fast as torch, {_text(gap)}")
-    return Runtime(name, _outputs(predictor, open_session(runtime, _file(predictor), torch.get_num_threads())))
+    session = open_session(runtime, _file(predictor), torch.get_num_threads(), _half(predictor, runtime))
+    return Runtime(name, _outputs(predictor, session))
+
+
+def _half(predictor: Predictor, runtime: str) -> bool:
+    """Whether it computes in bfloat16; ONNX Runtime always computes in float32."""
+    return predictor.half and runtime == "openvino"
 
 
 def _file(predictor: Predictor) -> Path:
@@ -142,7 +156,7 @@ def _file(predictor: Predictor) -> Path:
 def _outputs(predictor: Predictor, answer: Answer) -> Callable[[Sequence[np.ndarray]], Outputs]:
     def outputs(images: Sequence[np.ndarray]) -> Outputs:
         found = answer(predictor.stained(images))
-        return Outputs(found["probabilities"], found.get("mask"), torch.from_numpy(found["features"]))
+        return Outputs(found["probabilities"], found.get("mask"), found["features"])
 
     return outputs
 
@@ -152,10 +166,7 @@ def _outputs(predictor: Predictor, answer: Answer) -> Callable[[Sequence[np.ndar
 
 def digest(predictor: Predictor) -> str:
     """Digest of everything that affects the converted file: weights, calibration, settings and versions."""
-    import onnx
-    import onnxscript
-
-    about = [GRAPH_VERSION, __version__, torch.__version__, onnx.__version__, onnxscript.__version__]
+    about = [GRAPH_VERSION, __version__, torch.__version__, *map(version, ("onnx", "onnxscript"))]
     about += [predictor.config.method, predictor.config.image_size, predictor.confidence.temperature]
     about += [predictor.config.pool, json.dumps(predictor.config.hparams, sort_keys=True, default=str)]
     backbone = predictor.model.backbone
@@ -202,18 +213,20 @@ def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> 
     Raises:
         RefusedRuntime: the runtime crashed, or its answers differ too much.
     """
-    key = hashlib.sha256(f"{runtime} {installed(runtime)} {threads} {_processor()}".encode()).hexdigest()[:16]
+    half = _half(predictor, runtime)
+    about = f"{runtime} {installed(runtime)} {threads} {_processor()} {half}"
+    key = hashlib.sha256(about.encode()).hexdigest()[:16]
     record = folder / f"{runtime}-{key}.json"
     with suppress(OSError, ValueError):
         gap = read_json(record)
         if COUNTED <= set(gap) <= COUNTED | set(TOLERANCE):
-            return _allowed(gap)
+            return _allowed(gap, half)
     images = drawn_images(IMAGES, predictor.config.image_size)
-    found = _in_child(runtime, folder / "model.onnx", threads, predictor.stained(images))
+    found = _in_child(runtime, folder / "model.onnx", threads, predictor.stained(images), half)
     gap = compare(predictor.outputs(images), found)
     gap["speed"] = seconds_of(lambda: predictor.outputs(images)) / float(found["seconds"])
     write_text(record, json.dumps(gap) + "\n")
-    return _allowed(gap)
+    return _allowed(gap, half)
 
 
 def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -227,8 +240,9 @@ def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]
     return gap
 
 
-def _allowed(gap: dict[str, float]) -> dict[str, float]:
-    far = [name for name, most in TOLERANCE.items() if name in gap and not gap[name] <= most]  # nan is far
+def _allowed(gap: dict[str, float], half: bool = False) -> dict[str, float]:
+    allowed = HALF_TOLERANCE if half else TOLERANCE
+    far = [name for name, most in allowed.items() if name in gap and not gap[name] <= most]  # nan is far
     if gap["classes"] or far:
         raise RefusedRuntime(f"its outputs differ from torch's ({_text(gap)})")
     return gap
@@ -240,11 +254,20 @@ def _text(gap: Mapping[str, float]) -> str:
     return f"{same} as torch on {IMAGES} images, probabilities within {gap['probabilities']:.1e}{mask}"
 
 
-def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray) -> dict[str, np.ndarray]:
+def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray, half: bool = False) -> dict[str, np.ndarray]:
     with tempfile.TemporaryDirectory(prefix="patchgen-") as place:
         images, answers = Path(place) / "images.npy", Path(place) / "answers.npz"
         np.save(images, pixels, allow_pickle=False)
-        words = ["-m", "patchgen.predict.sessions", runtime, str(file), str(threads), str(images), str(answers)]
+        words = [
+            "-m",
+            "patchgen.predict.sessions",
+            runtime,
+            str(file),
+            str(threads),
+            str(int(half)),
+            str(images),
+            str(answers),
+        ]
         try:
             child = subprocess.run(
                 python(*words), env=child_environment(), capture_output=True, text=True, timeout=PATIENCE
@@ -273,27 +296,3 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
     return f"{platform.machine()} {platform.processor()}"
-
-
-# Accelerators
-
-
-def _half(predictor: Predictor, say: Callable[[str], None]) -> Runtime | None:
-    """Torch in half precision, if that is faster on the device."""
-    kind = torch.bfloat16 if predictor.device.type != "cuda" or torch.cuda.is_bf16_supported() else torch.float16
-    images = drawn_images(IMAGES, predictor.config.image_size)
-    name = f"torch autocast {str(kind).removeprefix('torch.')}"
-
-    def answer(images: Sequence[np.ndarray]) -> Outputs:
-        with torch.autocast(predictor.device.type, kind):
-            return predictor.outputs(images)
-
-    found = answer(images)
-    answers: dict[str, Any] = {"probabilities": found.probabilities, "mask": found.masks}
-    try:
-        gap = _allowed(compare(predictor.outputs(images), answers))
-    except RefusedRuntime as error:
-        say(f"{name}: {error}; runtime torch")
-        return None
-    say(f"runtime {name}: {_text(gap)}")
-    return Runtime(name, answer)

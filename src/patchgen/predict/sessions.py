@@ -1,9 +1,9 @@
 """A converted model in ONNX Runtime or OpenVINO. Nothing here imports torch.
 
-    answer = open_session("openvino", Path("model.onnx"), threads=2)
+    answer = open_session("openvino", Path("model.onnx"), threads=2, half=False)
     answer(pixels)["probabilities"]                   # (N, S, S, 3) uint8 -> (N, C) float32
 
-    python -m patchgen.predict.sessions openvino model.onnx 2 images.npy answers.npz
+    python -m patchgen.predict.sessions openvino model.onnx 2 0 images.npy answers.npz
 
 As a program it predicts a few images in a separate process, because a runtime that uses instructions that the machine
 only claims to support is killed together with its process. It also times them.
@@ -33,9 +33,9 @@ def installed(runtime: str) -> str | None:
         return None
 
 
-def open_session(runtime: str, file: Path, threads: int) -> Answer:
-    """A function from images (N, S, S, 3) uint8 to the model's outputs by name."""
-    return _openvino(file, threads) if runtime == "openvino" else _onnx(file, threads)
+def open_session(runtime: str, file: Path, threads: int, half: bool) -> Answer:
+    """A function from images (N, S, S, 3) uint8 to the model's outputs by name; `half`: bfloat16 in OpenVINO."""
+    return _openvino(file, threads, half) if runtime == "openvino" else _onnx(file, threads)
 
 
 def _onnx(file: Path, threads: int) -> Answer:
@@ -49,12 +49,13 @@ def _onnx(file: Path, threads: int) -> Answer:
     return lambda pixels: dict(zip(names, session.run(names, {"pixels": pixels}), strict=True))
 
 
-def _openvino(file: Path, threads: int) -> Answer:
+def _openvino(file: Path, threads: int, half: bool) -> Answer:
     # with this package installed, importing openvino sends telemetry; PatchGen never does
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
     settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    settings["INFERENCE_PRECISION_HINT"] = "bf16" if half else "f32"  # by default it chooses bfloat16 by itself
     compiled = openvino.Core().compile_model(str(file), "CPU", settings)
     request, names = compiled.create_infer_request(), [output.any_name for output in compiled.outputs]
 
@@ -75,8 +76,8 @@ def seconds_of(work: Callable[[], object]) -> float:
     return min(taken)
 
 
-def main(runtime: str, file: str, threads: str, images: str, answers: str) -> None:
-    answer, pixels = open_session(runtime, Path(file), int(threads)), np.load(images, allow_pickle=False)
+def main(runtime: str, file: str, threads: str, half: str, images: str, answers: str) -> None:
+    answer, pixels = open_session(runtime, Path(file), int(threads), half == "1"), np.load(images, allow_pickle=False)
     alone = answer(pixels[:1])["probabilities"]  # a free batch size must work at one image and at many
     together = answer(pixels)
     np.savez(answers, alone=alone, seconds=seconds_of(lambda: answer(pixels)), **together)  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ def export_wsinfer(
     """
     check_folder(target)
     refuse_stain(predictor, "WSInfer")
+    predictor.score(images[:1])  # refuses a model whose output is not finite
     with replacing_folder(target) as temporary:
         try:
             _trace(predictor).save(str(temporary / MODEL))

@@ -13,14 +13,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from patchgen.common.batches import batches
 from patchgen.common.files import not_through_links, replacing
-from patchgen.predict.predictor import DECODERS, Predictor, Scores
+from patchgen.predict.predictor import Predictor, Scores
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import TileGrid
 
@@ -77,43 +77,22 @@ def scan(
     done = _resume(file, header(predictor.classes), places, batch)
     if tick and done:
         tick(done)
-    batches = (places[start : start + batch] for start in range(done, len(places), batch))
     size = predictor.config.image_size
 
     def read(place: Place) -> np.ndarray:
         return slide.read(grid.corner(place.column, place.row), grid.step, (size, size), predictor.interpolation)
 
-    with (
-        open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream,
-        ThreadPoolExecutor(DECODERS) as pool,
-    ):
-        for part, pixels in _ahead(pool, read, batches):
-            lines = _lines(part, predictor.score(pixels), grid, predictor.classes)
-            stream.write(lines)
+    with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
+        for part, pixels in batches(places[done:], read, batch, tick, each=True):
+            stream.write(_lines(part, predictor.score(pixels), grid, predictor.classes))
             stream.flush()
-            if tick:
-                tick(len(part))
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, read: Callable[[Place], np.ndarray], batches: Iterator[Sequence[Place]]
-) -> Iterator[tuple[Sequence[Place], list[np.ndarray]]]:
-    """Batches with their pixels; the next batch is read while the current one is used."""
-
-    def begin() -> tuple[Sequence[Place], list[Future[np.ndarray]]]:
-        part = next(batches, ())
-        return part, [pool.submit(read, place) for place in part]
-
-    part, coming = begin()
-    while part:
-        (current, ready), (part, coming) = (part, coming), begin()
-        yield current, [future.result() for future in ready]
 
 
 def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: TileGrid, classes: Sequence[str]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for place, (probabilities, mask, unlike) in zip(places, scores, strict=True):
+    for place, found in zip(places, scores, strict=True):
+        probabilities, mask, unlike = found.probabilities, found.mask, found.unlike_training
         left, top, right, bottom = grid.box(place.column, place.row)
         best = int(probabilities.argmax())
         where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]

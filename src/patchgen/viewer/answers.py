@@ -36,9 +36,9 @@ def describe(predictor: Predictor) -> dict[str, Any]:
 
 def scored(predictor: Predictor, pixels: np.ndarray) -> dict[str, Any]:
     """Pixels (S, S, 3) uint8 -> classes, likeliest first, and the mask (h, w) where there is one."""
-    [(probabilities, mask, unlike)] = predictor.score([pixels])
-    found = _classes(predictor, probabilities)
-    return {**found, "mask": None if mask is None else _grid(mask), "unlike_training": unlike}
+    [scores] = predictor.score([pixels])
+    mask = None if scores.mask is None else _grid(scores.mask)
+    return {**_classes(predictor, scores.probabilities), "mask": mask, "unlike_training": scores.unlike_training}
 
 
 def ranked(predictor: Predictor, pixels: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""One pass over many items: the next batch is read in threads while the caller computes with the current one.
+
+for part, pixels in batches(rows, store.load, 64, tick):              # rows of a table, read a batch at a time
+for part, images in batches(paths, decode_one, 64, tick, each=True):  # files, each decoded on its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+BATCH = 64
+DECODERS = 2  # threads that read the next batch
+
+
+def batches(
+    items: Iterable[Any],
+    read: Callable[[Any], Any],
+    size: int = BATCH,
+    tick: Callable[[int], None] | None = None,
+    *,
+    each: bool = False,
+) -> Iterator[tuple[Any, Any]]:
+    """(part, what was read of it) for consecutive parts of the items; at most two parts are in memory.
+
+    Args:
+        items: An array, whose parts are slices; or anything else, even without end, whose parts are lists.
+        read: Called with a part, or with `each` item of it; the values are then a list.
+        size: Items per part.
+        tick: Called with the number of items after the caller is done with a part.
+    """
+    if size < 1:
+        raise ValueError(f"batch must be at least 1, not {size}")
+    return _batches(_parts(items, size), read, tick, each)
+
+
+def _batches(
+    parts: Iterator[Any], read: Callable[[Any], Any], tick: Callable[[int], None] | None, each: bool
+) -> Iterator[tuple[Any, Any]]:
+    with ThreadPoolExecutor(DECODERS) as pool:
+
+        def begin() -> tuple[Any, list[Any]] | None:
+            part = next(parts, None)
+            return None if part is None else (part, [pool.submit(read, item) for item in (part if each else [part])])
+
+        ahead = begin()
+        while ahead:
+            (part, reading), ahead = ahead, begin()
+            values = [future.result() for future in reading]
+            yield part, values if each else values[0]
+            if tick:
+                tick(len(part))
+
+
+def _parts(items: Iterable[Any], size: int) -> Iterator[Any]:
+    if isinstance(items, np.ndarray):
+        return (items[start : start + size] for start in range(0, len(items), size))
+    source = iter(items)
+    return iter(lambda: list(islice(source, size)), [])
