@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, json_text
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,9 @@ from patchgen.common.text import did_you_mean
 )
 def test_the_nearest_name_is_suggested(word: str, known: tuple[str, ...], hint: str) -> None:
     assert did_you_mean(word, known) == hint
+
+
+def test_json_has_no_nan() -> None:
+    found = json_text({"a": [float("nan"), 1.5, True], "b": (float("-inf"),), "c": {"d": None}}, None)
+    assert found == '{"a": [null, 1.5, true], "b": [null], "c": {"d": null}}'
+    assert json_text([1]) == "[\n  1\n]"

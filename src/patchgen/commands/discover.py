@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.common.text import json_text
 
 if TYPE_CHECKING:
     from patchgen.discovery import Estimate
@@ -196,7 +196,7 @@ def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
         estimate = {"new_classes": groups.estimate.num_classes - known, "known_accuracy": curve}
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in groups.unreadable]
     files = {"assignments": str(page.with_name("assignments.csv")), "page": str(page)}
-    return to_json.dumps({"groups": rows, "estimate": estimate, "unreadable": unreadable, **files}, indent=2)
+    return json_text({"groups": rows, "estimate": estimate, "unreadable": unreadable, **files})
 
 
 def main(argv: list[str]) -> int:

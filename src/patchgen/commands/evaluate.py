@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as to_json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.predict import choose_pass, report_unreadable, ticker
 from patchgen.common.files import check_writable, expanded, write_text
 from patchgen.common.reading import read_json
-from patchgen.common.text import printable
+from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
     from patchgen.predict.answers import Answers
@@ -153,7 +152,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
     for figure in drawn:
         figure.save(out)
     write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
-    write_text(out / "metrics.json", to_json.dumps(found, indent=2, allow_nan=False) + "\n")
+    write_text(out / "metrics.json", json_text(found) + "\n")
     write_page(out / "index.html", render_page(found, {figure.name: figure for figure in drawn}, pictures))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import tyro
 from patchgen.commands import announce, parse
 from patchgen.commands.predict import choose_pass, find_images, report_unreadable, shown, ticker
 from patchgen.common.files import check_writable, replacing, write_text
+from patchgen.common.text import json_text
 from patchgen.draw.overlay import UNSELECTIVE
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def main(argv: list[str]) -> int:
     title = f"Selection maps of {facts['run']} ({predictor.config.method})"
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]
     index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
-    text = json.dumps({**index, "unreadable": unreadable}, indent=2) + "\n"
+    text = json_text({**index, "unreadable": unreadable}) + "\n"
     write_text(out / "index.json", text)
     write_page(out / "index.html", render_page(title, entries, failed, arguments.relative))
     flat = sum(UNSELECTIVE in entry["reading"] for entry in entries)

@@ -18,7 +18,7 @@ import tyro
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
 from patchgen.common.files import check_writable, expanded, is_replaceable, regular
-from patchgen.common.text import csv_cell, printable
+from patchgen.common.text import csv_cell, json_text, printable
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
@@ -193,7 +193,7 @@ def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO)
     """A list written row by row, without holding it in memory."""
     between = "[\n"
     for row in rows:
-        out.write(between + to_json.dumps(_record(row, classes)))
+        out.write(between + json_text(_record(row, classes), None))
         between = ",\n"
     out.write("[]\n" if between == "[\n" else "\n]\n")
 
@@ -225,7 +225,7 @@ def lines_of(arguments: PredictArguments, predictor: Predictor) -> Lines:
     if arguments.csv:
         return Lines(csv_line(_header(predictor)), lambda row: csv_line(_cells(row)),
                      lambda line: next(to_csv.reader([line]))[0], _key)  # fmt: skip
-    return Lines("", lambda row: to_json.dumps(_record(row, predictor.classes)) + "\n",
+    return Lines("", lambda row: json_text(_record(row, predictor.classes), None) + "\n",
                  lambda line: to_json.loads(line)["path"], str)  # fmt: skip
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from patchgen.commands.engine import EngineArguments
 from patchgen.commands.predict import choose_pass, report_unreadable, settled, shown, ticker
 from patchgen.common.files import refuse_links, write_text
 from patchgen.common.reading import read_json, shortly
+from patchgen.common.text import json_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
-    write_text(file, json.dumps(content, indent=2) + "\n")
+    write_text(file, json_text(content) + "\n")
 
 
 @lru_cache(1)

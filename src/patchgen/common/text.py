@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -58,3 +60,19 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {word}"
     return f"{seconds:.0f} s"
+
+
+def json_text(value: Any, indent: int | None = 2) -> str:
+    """JSON that every parser reads: NaN and infinity, which JSON lacks, become null."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_null(value), indent=indent, allow_nan=False)
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_null(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_null(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -121,7 +121,11 @@ def read_features(
     """Unit vectors and masks of images; `tick` is called with the number of images after each batch."""
     pairs = list(predictor.read(map(Path, paths), batch, tick))
     found = [(path, one) for path, one in pairs if not isinstance(one, Unreadable)]
-    vectors = np.stack([one.features for _, one in found]) if found else np.zeros((0, predictor.model.head.in_features), np.float32)
+    vectors = (
+        np.stack([one.features for _, one in found])
+        if found
+        else np.zeros((0, predictor.model.head.in_features), np.float32)
+    )
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return Features(
         [path for path, _ in found],

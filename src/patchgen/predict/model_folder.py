@@ -10,7 +10,6 @@ No pickle is written or read. The folder is written atomically, and its digest i
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +23,7 @@ from patchgen.common.files import refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
 from patchgen.common.reading import read_json, shortly
 from patchgen.common.tensors import parse_tensors
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, json_text
 from patchgen.config import Config, known_settings
 from patchgen.data.macenko import read_macenko
 from patchgen.methods import make_method, method_class
@@ -92,7 +91,7 @@ def write_model(path: str | Path, model: Model, *, with_backbone: bool = True) -
         _save(temporary / WEIGHTS, _tensors(model.predictor, with_backbone))
         digest = hashlib.sha256((temporary / WEIGHTS).read_bytes()).hexdigest()
         facts = _facts(model, with_backbone, digest)
-        (temporary / MODEL_CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        (temporary / MODEL_CONFIG).write_text(json_text(facts) + "\n", encoding="utf-8")
         (temporary / CARD).write_text(card(facts), encoding="utf-8")
     return target
 

@@ -11,7 +11,6 @@ program. Masks are not part of the format.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.common.files import replacing_folder
+from patchgen.common.text import json_text
 from patchgen.model.classifier import Classifier
 from patchgen.model.lora import merged
 from patchgen.predict.export import BATCHES, TOLERANCE, refuse_stain
@@ -73,7 +73,7 @@ def export_wsinfer(
         except (RuntimeError, torch.jit.TracingCheckError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"method {predictor.config.method!r} cannot become TorchScript: {reason}") from error
-        text = json.dumps(config_of(predictor, spacing, patch), indent=2)
+        text = json_text(config_of(predictor, spacing, patch))
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
         difference = compare(predictor, temporary / MODEL, images)
         if not difference <= TOLERANCE:

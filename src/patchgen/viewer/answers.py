@@ -11,7 +11,7 @@ import torch
 from patchgen.data.augment import normalize
 from patchgen.diagnose.attribution import CONTROLS, RANKINGS, available, check_rankings
 from patchgen.diagnose.faithfulness import OPERATORS, pixel_answers
-from patchgen.predict.predictor import Predictor
+from patchgen.predict.predictor import NOT_FINITE, NotFiniteError, Predictor
 
 # `swap` needs another image, so it stays with `patchgen diagnose`
 PERTURBATIONS = {"blur": "blurred", "mean": "the image's mean colour"}
@@ -86,6 +86,7 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
 
 
 def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
+    _require_finite(probabilities)
     order = np.argsort(-probabilities, kind="stable")
     rows = [{"class": predictor.classes[i], "probability": float(probabilities[i])} for i in order]
     return {"label": rows[0]["class"], "confidence": rows[0]["probability"], "classes": rows}
@@ -93,4 +94,10 @@ def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
 
 def _grid(values: np.ndarray) -> list[list[float]]:
     """Digits that count: attention over many patches is small everywhere, and must not become ties."""
+    _require_finite(values)
     return [[float(f"{value:.6g}") for value in row] for row in values]
+
+
+def _require_finite(values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise NotFiniteError(NOT_FINITE)
