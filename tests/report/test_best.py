@@ -9,9 +9,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 from patchgen.cli import main
-from patchgen.report.grid import Number, is_beyond_error
-from patchgen.report.latex import to_latex
-from patchgen.report.render import to_markdown, to_terminal
+from patchgen.report.render import to_latex, to_markdown, to_terminal
+from patchgen.report.table import Number, is_beyond_error
 from patchgen.report.tables import fold_grids
 from patchgen.report.write import render_page
 from patchgen.runs.scores import Run, read_run

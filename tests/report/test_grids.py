@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from patchgen.report.ablation import ROWS, ablation_grids, ablation_row, sensitivity_grids
-from patchgen.report.grid import Column, Grid, Line, gather
+from patchgen.report.table import Column, Grid, Line, Number, best_runs, gather
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.report.write import RECIPES, absent, make_grids
-from patchgen.runs.scores import Run, read_run
+from patchgen.runs.scores import Run, read_run, tidy
 
 Make = Callable[..., Path]
 PACS = ("art_painting", "cartoon", "photo", "sketch")
@@ -31,22 +31,26 @@ def means(one: Line) -> list[float | None]:
     return [None if entry.number is None else round(entry.number.mean, 6) for entry in one.entries]
 
 
+def sketch(runs: list[Run], part: str) -> Number | None:
+    return gather(best_runs(tidy(runs)), Column("", {"PACS": ["sketch"]}), part)
+
+
 def test_mean_and_standard_error_over_seeds(fold: Make) -> None:
     runs = read(*(fold(value, seed=seed) for seed, value in ((1, 0.70), (2, 0.80), (3, 0.84))))
-    number = gather(runs, Column("", {"PACS": ["sketch"]}), "in")
+    number = sketch(runs, "in")
     # mean 78; deviations -8, 2, 6; variance (64 + 4 + 36) / 2 = 52; error sqrt(52 / 3) = 4.163
     assert number is not None and number.mean == pytest.approx(78) and number.error == pytest.approx(4.1633, abs=1e-3)
     assert (number.images, number.split, number.select, len(number.runs)) == (80, "in", "source-validation", 3)
-    whole = gather(runs, Column("", {"PACS": ["sketch"]}), "all")
+    whole = sketch(runs, "all")
     assert whole is not None and whole.mean == pytest.approx(68) and whole.images == 100
-    assert "320 images" not in number.in_words() and "80 % of the unseen domain" in number.in_words()
+    assert "320 images" not in number.provenance() and "80 % of the unseen domain" in number.provenance()
 
 
 def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Make) -> None:
     runs = read(
         fold(0.9, lr=1e-3, validation=0.5), fold(0.6, lr=1e-2, validation=0.7), fold(0.8, lr=1.0, validation=0.6)
     )
-    number = gather(runs, Column("", {"PACS": ["sketch"]}), "in")
+    number = sketch(runs, "in")
     assert number is not None and number.mean == pytest.approx(60) and number.tried == 3
     assert number.runs == (runs[1].path.name,)
 
@@ -58,7 +62,7 @@ def test_an_average_needs_every_domain_of_a_seed(fold: Make) -> None:
     assert [column.heading for column in grid.columns] == [*PACS, "average"]
     own = line(grid, "lp-ln")
     assert means(own) == [70, 75, 80, 80, 65]  # seeds 1 and 2 where both are; sketch and the average have seed 1 alone
-    assert own.entries[-1].number and own.entries[-1].number.by_seed == {1: pytest.approx(65)}
+    assert own.entries[-1].number and own.entries[-1].number.values == {1: pytest.approx(65)}
     assert grid.seeds == 2
 
 
@@ -113,7 +117,7 @@ def test_runs_with_another_interval_of_evaluations_make_another_table(fold: Make
     assert all(isinstance(run, Run) for run in runs)
     pacs, vlcs, rare = runs
     assert pacs.setup == vlcs.setup != rare.setup  # each data set's own protocol is one setup
-    assert "steps: the data set's own" in vlcs.in_words() and "5001 steps evaluated every 200" in rare.in_words()
+    assert "steps: the data set's own" in vlcs.setup_text() and "5001 steps evaluated every 200" in rare.setup_text()
 
 
 def test_other_setups_make_other_tables(fold: Make) -> None:
@@ -164,6 +168,12 @@ def test_oracle_suite_and_its_masks(fold: Make) -> None:
     assert "oracle-tiny --unseen mist" in line(suite, "lp-ln").entries[1].command
     assert [grid.name for grid in masks] == ["masks-oracle-easy", "masks-oracle-tiny"]
     assert means(masks[0].lines[0])[:4] == [40, 20, 70, 90]
+    beside = fold(
+        0.9, data="oracle-easy", unseen="mist", method="patchgen", mask=mask | {"untrained_auroc": 0.3}, seed=2
+    )
+    _, grid = oracle_grids(read(beside))
+    assert [column.heading for column in grid.columns[:2]] == ["AUROC", "AUROC, untrained"]
+    assert means(grid.lines[0])[:2] == [40, 30]
 
 
 WEIGHTS = {"3.2": (1e-2, 0.0, 0.0), "3.3": (1e-3, 0.0, 0.0), "3.4": (1e-3, 1.0, 0.0), "3.5": (1e-3, 1.0, 1e-3)}

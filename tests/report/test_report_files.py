@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.report.latex import document, escape
+from patchgen.report.render import escape, latex_document
 from patchgen.report.write import write_report
 
 Make = Callable[..., Path]
@@ -70,7 +70,7 @@ def test_latex_is_well_formed(written: Path) -> None:
 @pytest.mark.parametrize("broken", [r"\begin{table}", "a_b", "50 % of", "{", r"\foo", "$x", "中"])
 def test_the_reader_of_latex_can_fail(broken: str) -> None:
     with pytest.raises(AssertionError):
-        check_latex(document([]).replace(r"\end{document}", broken + r"\end{document}"))
+        check_latex(latex_document([]).replace(r"\end{document}", broken + r"\end{document}"))
 
 
 def test_escape() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
-from patchgen.report.results import COLUMNS, collect, mean_and_error, read_rows, tables
+from patchgen.report.results import COLUMNS, collect, read_rows, tables
 
 Row = dict[str, str]
 
@@ -19,6 +20,11 @@ def row(method: str, unseen: str, seed: int, accuracy: float, **more: str) -> Ro
             "accuracy": str(accuracy), **more}  # fmt: skip
 
 
+def table(*words: Any, **more: Any) -> str:
+    """The tables with single blanks."""
+    return re.sub(r"-{2,}", "---", re.sub(r" +", " ", tables(*words, **more)))
+
+
 ROWS = [
     row("base", "a", 1, 0.5), row("base", "a", 2, 0.7), row("base", "b", 1, 0.4), row("base", "b", 2, 0.4),
     row("ours", "a", 1, 0.6), row("ours", "a", 2, 0.9), row("ours", "b", 1, 0.3),
@@ -26,7 +32,7 @@ ROWS = [
 
 
 def test_a_table_has_means_and_standard_errors_over_seeds() -> None:
-    text = tables(ROWS)
+    text = table(ROWS)
     assert "| method | d: a | d: b | mean | seeds |" in text
     assert "| base | 60.0 ± 10.0 | 40.0 ± 0.0 | 50.0 ± 10.0 | 2 |" in text
     assert "| ours | 75.0 ± 15.0 | 30.0 | 52.5 ± 22.5 | 2 |" in text
@@ -34,22 +40,22 @@ def test_a_table_has_means_and_standard_errors_over_seeds() -> None:
 
 def test_scores_of_one_fold_share_a_table() -> None:
     rows = [row("ours", "a", 1, 0.6, auroc="0.8"), row("ours", "a", 2, 0.9, auroc="0.9"), row("base", "a", 1, 0.5)]
-    assert tables(rows, ["accuracy", "auroc"]).splitlines() == [
+    assert table(rows, ["accuracy", "auroc"]).splitlines()[:6] == [
         "d, unseen: a", "", "| method | accuracy (%) | AUROC | seeds |", "| --- | --- | --- | --- |",
-        "| ours | 75.0 ± 15.0 | 0.85 ± 0.05 | 2 |", "| base | 50.0 |  | 1 |",
+        "| ours | 75.0 ± 15.0 | 0.85 ± 0.05 | 2 |", "| base | 50.0 | | 1 |",
     ]  # fmt: skip
 
 
 def test_differences_are_paired_over_fold_and_seed() -> None:
     """+10, +20 and -10 points: mean 6.7, deviation 15.3, error 8.8."""
-    assert "| ours | 6.7 ± 8.8 | 3 | 2 |" in tables(ROWS, against=["base"])
+    assert "| ours | 6.7 ± 8.8 | 3 | 2 |" in table(ROWS, against=["base"])
     with pytest.raises(ValueError, match="no row is called 'bse'"):
         tables(ROWS, against=["bse"])
 
 
 def test_rows_of_one_method_are_told_apart_by_what_differs() -> None:
     rows = [row("ours", "a", 1, 0.5, lr="0.1"), row("ours", "a", 1, 0.6, lr="0.3"), row("base", "a", 1, 0.4, lr="0.1")]
-    text = tables(rows)
+    text = table(rows)
     assert "| ours, lr 0.1 | 50.0 |" in text and "| ours, lr 0.3 | 60.0 |" in text and "| base | 40.0 |" in text
 
 
@@ -60,17 +66,29 @@ def test_rows_of_two_setups_do_not_share_a_table() -> None:
 
 
 def test_an_empty_cell_stays_empty() -> None:
-    text = tables([row("base", "a", 1, 0.5), row("ours", "b", 1, 0.6)])
-    assert "| base | 50.0 |  |  | 1 |" in text
+    text = table([row("base", "a", 1, 0.5), row("ours", "b", 1, 0.6)])
+    assert "| base | 50.0 | | | 1 |" in text
 
 
-@pytest.mark.parametrize(
-    ("values", "score", "text"),
-    [([91.26], "accuracy", "91.3"), ([0.0, 0.4], "unknown", "0.2 ± 0.2"), ([0.9, 0.8], "auroc", "0.85 ± 0.05"),
-     ([0.5], "iou", "0.50"), ([], "iou", "")],
-)  # fmt: skip
-def test_mean_and_error(values: list[float], score: str, text: str) -> None:
-    assert mean_and_error(values, score) == text
+def test_the_untrained_mask_stands_beside_the_trained_one() -> None:
+    rows = [row("ours", "a", 1, 0.6, auroc="0.9", untrained_auroc="0.4"), row("base", "a", 1, 0.5)]
+    assert "| method | accuracy (%) | AUROC | AUROC, untrained | seeds |" in table(rows, ["accuracy", "auroc"])
+    elsewhere = [*rows, row("ours", "b", 1, 0.6, auroc="0.9", untrained_auroc="0.4")]
+    assert "The same AUROC of the untrained mask" in table(elsewhere, ["auroc"])
+    assert "untrained" not in table([row("ours", "a", 1, 0.6, auroc="0.9")], ["auroc"])
+
+
+def test_a_table_says_what_its_errors_are_over() -> None:
+    assert "± is the standard error over seeds; in mean, over folds." in tables(ROWS)
+    assert "(points); ± is the standard error over the pairs" in tables(ROWS, against=["base"])
+
+
+def test_a_sum_is_compared_with_the_baselines_sum() -> None:
+    rows = [row("base", "a", 1, 0.5), row("base+e", "a", 1, 0.7), row("ours", "a", 1, 0.6), row("ours+e", "a", 1, 0.9)]
+    text = table(rows, against=["base"])
+    assert "| ours | 10.0 |" in text and "| base+e | 20.0 |" in text and "| ours+e (minus base+e) | 20.0 |" in text
+    plain = table([row("lp-ln", "a", 1, 0.5), row("patchgen+e", "a", 1, 0.9)], against=["lp-ln"])
+    assert "| patchgen+e | 40.0 |" in plain and "train lp-ln+e" in plain
 
 
 def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
@@ -101,7 +119,7 @@ def test_scores_of_known_and_new_classes_have_columns(tiny_run: Callable[..., An
         "unknown_by_name": test["by_name"]["unknown"],
     }
     assert {name: float(found[name]) for name in expected} == pytest.approx(expected, abs=1e-5)
-    assert "| method | known (%) | taken for known (%) | seeds |" in tables([found], ["known", "taken_for_known"])
+    assert "| method | known (%) | taken for known (%) | seeds |" in table([found], ["known", "taken_for_known"])
 
 
 def test_weights_of_the_losses_tell_rows_apart(tiny_run: Callable[..., Any], tmp_path: Path) -> None:
@@ -121,7 +139,7 @@ def test_the_commands(tiny_run: Callable[..., Any], tmp_path: Path, capsys: pyte
     assert main(["runs", "collect", str(tiny_run("lp-ln").path), "--csv", str(file)]) == 0
     assert "1 new, 1 rows" in capsys.readouterr().out
     assert main(["runs", "table", str(file), "--scores", "accuracy", "validation", "--only", "method", "lp-ln"]) == 0
-    assert "| lp-ln |" in capsys.readouterr().out
+    assert "| lp-ln " in capsys.readouterr().out
     assert main(["runs", "table", str(file), "--scores", "acuracy"]) != 0
     assert "did you mean 'accuracy'" in capsys.readouterr().err
     assert main(["runs", "table", str(file), "--only", "method", "x"]) != 0

@@ -19,7 +19,6 @@ from patchgen.config import PRESETS, Config, Pool, Tune
 from patchgen.sweep.recipe import Planned
 
 if TYPE_CHECKING:
-    from patchgen.runs.scores import Cell
     from patchgen.sweep.jobs import Job
 
 
@@ -141,54 +140,21 @@ def _train_all(jobs: list[Job], arguments: CompareArguments) -> int:
 
 
 def _print(jobs: list[Job], arguments: CompareArguments, domains: tuple[str, ...], argv: list[str]) -> None:
-    from patchgen.report.table import best_by_validation
-    from patchgen.runs.scores import cells_of
+    from patchgen.report.compare import cells, comparison, read_scores
 
     missing = [job for job in jobs if not job.folder.done]
-    done = [(job.folder, row) for job in jobs if job.folder.done for row in job.rows]
-    cells = best_by_validation(cell for folder, row in done for cell in cells_of(folder, row))
+    scores = read_scores((job.folder, row) for job in jobs if job.folder.done for row in job.rows)
     if arguments.json:
-        print(json.dumps([dataclasses.asdict(cell) for cell in cells], indent=2))
+        print(json.dumps(list(cells(scores)), indent=2))
     else:
-        _print_tables(cells, arguments, tuple(dict.fromkeys(arguments.folds)) or domains)
+        shown = tuple(dict.fromkeys(arguments.folds)) or domains
+        seeds, swad = len(set(arguments.seeds)), arguments.swad
+        print("\n" + comparison(scores, arguments.methods, shown, seeds, swad=swad, details=arguments.details))
+        if not arguments.details:
+            also = "SWAD, " * swad
+            print(f"\n{also}80 % of each unseen domain, source validation and masks: the same command with --details")
     if missing:
         stream = sys.stderr if arguments.json else sys.stdout
         print(f"\n{len(missing)} of {len(jobs)} runs are missing:", *missing, sep="\n  ", file=stream)
         words = [word for word in argv if word not in ("--table-only", "--table_only")]
         print(f"this fills them:\n  patchgen compare {shlex.join(words)}", file=stream)
-
-
-def _print_tables(cells: list[Cell], arguments: CompareArguments, shown: tuple[str, ...]) -> None:
-    """Print one table; with --details also SWAD, the 80 % part and source validation."""
-    from patchgen.report.table import CHECKPOINTS, backbone_line, metrics_table, recovery_table, validation_table
-    from patchgen.report.verdict import verdict
-    from patchgen.runs.scores import PARTS
-
-    seeds = len(set(arguments.seeds))
-    print(f"\n{backbone_line(cells)}")
-    _print_accuracy(cells, arguments, shown, "selected", "all")
-    print("\n" + "\n".join(verdict(cells, arguments.methods, shown)))
-    if arguments.details:
-        for checkpoint, part in [(c, p) for c in CHECKPOINTS for p in PARTS if (c, p) != ("selected", "all")]:
-            if checkpoint == "selected" or arguments.swad:
-                _print_accuracy(cells, arguments, shown, checkpoint, part)
-        print("\nSource validation accuracy (%), by which checkpoints and learning rates are chosen\n")
-        print(validation_table(cells, arguments.methods, shown, seeds))
-        if metrics := metrics_table(cells, arguments.methods, shown, seeds):
-            print(f"\nOther scores (%), selected checkpoint, mean over the whole unseen domains\n\n{metrics}")
-    if masks := recovery_table(cells, arguments.methods, seeds):
-        print(f"\nMasks against the known predictive patches, on the unseen images\n\n{masks}")
-    if not arguments.details:
-        swad = "SWAD, " if arguments.swad else ""
-        print(f"\n{swad}80 % of each unseen domain, source validation and masks: the same command with --details")
-
-
-def _print_accuracy(
-    cells: list[Cell], arguments: CompareArguments, shown: tuple[str, ...], checkpoint: str, part: str
-) -> None:
-    from patchgen.report.table import CHECKPOINTS, accuracy_table
-    from patchgen.runs.scores import PARTS
-
-    scores = "All / Known / Unknown accuracy" if arguments.task == "mdg_gcd" else "Accuracy"
-    print(f"\n{scores}, {CHECKPOINTS[checkpoint]}, on {PARTS[part]} (%)\n")
-    print(accuracy_table(cells, arguments.methods, shown, checkpoint, part, len(set(arguments.seeds))))

@@ -14,7 +14,7 @@ from patchgen.commands import announce, parse, print_table
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
-    from patchgen.report.grid import Grid
+    from patchgen.report.table import Grid
 
 
 def report(
@@ -40,7 +40,7 @@ def report(
     if not quiet:
         with contextlib.redirect_stdout(sys.stderr):  # only the page's path goes to stdout
             _show(made.grids)
-        print(made.in_words(), file=sys.stderr)
+        print(made.summary(), file=sys.stderr)
     print(made.page)
 
 

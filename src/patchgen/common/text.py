@@ -35,6 +35,11 @@ def number_text(value: Any, percent: bool = False) -> str:
     return f"{100 * value:.1f}" if percent else f"{value:.2f}"
 
 
+def plus_minus(mean: float, error: float | None = None, digits: int = 1, sign: str = "") -> str:
+    """`84.1 ± 0.3`, or `84.1` without an error; `sign="+"` writes the sign of a difference."""
+    return f"{mean:{sign}.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
 def csv_cell(text: str) -> str:
     """A cell that a spreadsheet reads as text or a number, never as a formula."""
     if text[:1] not in ("=", "+", "-", "@", "\t", "\r"):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from patchgen.config import Config
-from patchgen.report.grid import Column, Entry, Grid, Line, fill
 from patchgen.report.paper import find_paper
 from patchgen.report.reference import Row, find
+from patchgen.report.table import Column, Entry, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
 from patchgen.runs.scores import Run
 
@@ -114,7 +114,7 @@ def sensitivity_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         lines = [line for block in _blocks(settings) for line in _setting_lines(group, columns, part, *block)]
         lines += _seed_lines(group, columns, part)
         ours = [column for column in columns if not column.paper]
-        chosen = fill(group, ours, part, lambda column: "")
+        chosen = fill(group, ours, part)
         lines.append(Line("chosen fold by fold", _pad(chosen, columns), block="chosen by source validation alone"))
         grid = make_grid("sensitivity", "", "Loss weights, threshold and seeds", group, columns, lines, part,
                          "sensitivity", "sensitivity")  # fmt: skip
@@ -173,7 +173,7 @@ def _seed_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> li
     seeds = sorted({run.config.seed for run in usual})
     lines = []
     for seed in seeds if len(seeds) > 1 else ():
-        entries = fill([run for run in usual if run.config.seed == seed], columns, part, lambda column: "")
+        entries = fill([run for run in usual if run.config.seed == seed], columns, part)
         printed = _printed(f"seed={seed} lambda_ms=0.001 lambda_sim=0.001")
         lines.append(Line(f"seed {seed}", _with_paper(entries, columns, printed), block="seeds, default weights"))
     return lines

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
-from patchgen.report.grid import Column, Grid, Line
 from patchgen.report.render import heading, label_text
+from patchgen.report.table import Column, Grid, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

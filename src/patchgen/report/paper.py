@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from patchgen.data.benchmarks import name_key
-from patchgen.report.grid import Column, Entry, Line
 from patchgen.report.reference import Row, read_reference
+from patchgen.report.table import Column, Entry, Line
 from patchgen.runs.scores import paper_backbone
 
 NAMES = {  # our label -> the paper's words

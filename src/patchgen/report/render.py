@@ -1,40 +1,31 @@
-"""A grid as Markdown, as CSV and for the terminal. The paper's numbers are set apart in all of them.
+r"""A table as Markdown, CSV and LaTeX, and for the terminal; HTML is in `pages/templates/report.html`.
 
-HTML is in `pages/templates/report.html`, LaTeX in `report/latex.py`.
+The paper's numbers are set apart in all of them. A LaTeX fragment needs \usepackage{booktabs}, \usepackage{xcolor} and
+\usepackage{graphicx}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from html import escape as escape_html
 from itertools import groupby
 
-from patchgen.common.text import markdown
-from patchgen.report.grid import Column, Entry, Grid, Line
+from patchgen.common.text import markdown, plus_minus
+from patchgen.report.table import Column, Entry, Grid, Line
 
 CSV_HEADER = (
     "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",
     "selected_by", "settings_tried", "runs", "paper_value", "paper_error", "paper_rerun", "paper_source", "command",
 )  # fmt: skip
-
-
 BEST = "leads its column by more than the 95 % interval of the difference, paired over seeds"
 
 
-def number_text(entry: Entry, seeds: int) -> str:
-    """`84.1 ± 0.3`, with the number of seeds if a cell has fewer than the others."""
-    number = entry.number
-    if number is None:
-        return ""
-    error = "" if number.error is None else f" ± {number.error:.1f}"
-    few = f" ({len(number.by_seed)} of {seeds} seeds)" if len(number.by_seed) < seeds else ""
-    return f"{number.mean:.1f}{error}{few}"
+def number_text(grid: Grid, column: Column, entry: Entry) -> str:
+    return entry.number.text(grid.seeds, column.digits) if entry.number else entry.text
 
 
 def paper_text(entry: Entry) -> str:
-    if entry.paper is None:
-        return ""
-    return f"{entry.paper.value:.1f}" + ("" if entry.paper.error is None else f" ± {entry.paper.error:.1f}")
+    return plus_minus(entry.paper.value, entry.paper.error) if entry.paper else ""
 
 
 def label_text(line: Line) -> str:
@@ -46,6 +37,11 @@ def heading(column: Column) -> str:
     return " ".join(filter(None, (column.group, column.heading)))
 
 
+def column_groups(grid: Grid) -> list[tuple[str, int]]:
+    """(heading above the columns, how many columns it spans)."""
+    return [(name, len(list(columns))) for name, columns in groupby(grid.columns, key=lambda column: column.group)]
+
+
 def footnotes(grid: Grid) -> dict[str, int]:
     """The commands that fill missing cells, numbered from 1."""
     return {command: number for number, command in enumerate(grid.commands(), 1)}
@@ -54,21 +50,33 @@ def footnotes(grid: Grid) -> dict[str, int]:
 # Markdown
 
 
+def plain_markdown(grid: Grid) -> str:
+    """Our numbers alone, without title and notes."""
+    rows = [
+        [line.label, *(number_text(grid, *cell) for cell in zip(grid.columns, line.entries, strict=True))]
+        for line in grid.lines
+    ]
+    return markdown([grid.first, *map(heading, grid.columns)], rows)
+
+
 def to_markdown(grid: Grid) -> str:
     """The title, the table, its notes, and the commands for missing cells."""
     marks = footnotes(grid)
-    rows = [_markdown_row(grid, line, marks) for line in grid.lines]
-    head = [grid.first, *(heading(column) for column in grid.columns)]
-    text = [f"## {_inert(grid.title)}", "", f"*{_inert(grid.setup)}*", ""]
-    text += [markdown([_inert(word).replace("|", "\\|") for word in head], rows)]
-    text += ["", *(f"- {_inert(note.replace('Grey', 'Italics'))}" for note in grid.notes)]
+    head = [_inert(word).replace("|", "\\|") for word in (grid.first, *map(heading, grid.columns))]
+    rows = [
+        [_plain(label_text(line), line.paper)]
+        + [_markdown_cell(grid, *cell, marks) for cell in zip(grid.columns, line.entries, strict=True)]
+        for line in grid.lines
+    ]
+    text = [f"## {_inert(grid.title)}", "", f"*{_inert(grid.setup)}*", "", markdown(head, rows), ""]
+    text += [f"- {_inert(note.replace('Grey', 'Italics'))}" for note in grid.notes]
     text += [f"- Missing [{number}]: `{command}`" for command, number in marks.items()]
     return "\n".join(text) + "\n"
 
 
 def _inert(text: str) -> str:
     """Text with HTML escaped for Markdown: class names are arbitrary."""
-    return escape(text, quote=False)
+    return escape_html(text, quote=False)
 
 
 def _plain(text: str, paper: bool) -> str:
@@ -76,23 +84,10 @@ def _plain(text: str, paper: bool) -> str:
     return f"*{safe}*" if paper else safe
 
 
-def _markdown_row(grid: Grid, line: Line, marks: dict[str, int]) -> list[str]:
-    return [_plain(label_text(line), line.paper), *(_markdown_cell(grid, entry, marks) for entry in line.entries)]
-
-
-def _markdown_cell(grid: Grid, entry: Entry, marks: dict[str, int]) -> str:
-    ours = f"[{marks[entry.command]}]" if entry.missing else number_text(entry, grid.seeds)
-    paper = paper_text(entry)
+def _markdown_cell(grid: Grid, column: Column, entry: Entry, marks: dict[str, int]) -> str:
+    ours = f"[{marks[entry.command]}]" if entry.missing else number_text(grid, column, entry)
     ours = f"**{ours}**" if grid.is_best(entry) else ours
-    return " ".join(filter(None, (ours, f"*{paper}*" if paper else "")))
-
-
-# HTML
-
-
-def column_groups(grid: Grid) -> list[tuple[str, int]]:
-    """(heading above the columns, how many columns it spans)."""
-    return [(name, len(list(columns))) for name, columns in groupby(grid.columns, key=lambda column: column.group)]
+    return " ".join(filter(None, (ours, f"*{paper_text(entry)}*" if entry.paper else "")))
 
 
 # The terminal
@@ -101,15 +96,17 @@ def column_groups(grid: Grid) -> list[tuple[str, int]]:
 def to_terminal(grid: Grid) -> tuple[list[str], list[list[str]], list[str]]:
     """Heading, rows and the style of each row; `[-]` is a cell that has no run."""
 
-    def cell(entry: Entry) -> str:
-        ours = "[-]" if entry.missing else number_text(entry, grid.seeds) + " (best)" * grid.is_best(entry)
+    def cell(line: Line, column: Column, entry: Entry) -> str:
+        if line.paper:
+            return paper_text(entry)
+        ours = "[-]" if entry.missing else number_text(grid, column, entry) + " (best)" * grid.is_best(entry)
         return " ".join(filter(None, (ours, f"(paper {paper_text(entry)})" if entry.paper else "")))
 
     rows = [
-        [label_text(line), *(paper_text(e) if line.paper else cell(e) for e in line.entries)] for line in grid.lines
+        [label_text(line), *(cell(line, c, e) for c, e in zip(grid.columns, line.entries, strict=True))]
+        for line in grid.lines
     ]
-    head = [grid.first, *(heading(column) for column in grid.columns)]
-    return head, rows, ["dim" if line.paper else "" for line in grid.lines]
+    return [grid.first, *map(heading, grid.columns)], rows, ["dim" if line.paper else "" for line in grid.lines]
 
 
 # CSV
@@ -122,21 +119,94 @@ def to_rows(grid: Grid) -> Iterable[Sequence[str]]:
             if entry.number or entry.paper or entry.missing:
                 checkpoint = "swad" if line.label.endswith("+ SWAD") else column.checkpoint
                 place = (grid.name, label_text(line), column.group, column.heading, checkpoint, column.metric)
-                yield (*place, *_ours(entry), *_papers(entry), entry.command)
+                yield (*place, *_our_cells(entry), *_paper_cells(entry), entry.command)
 
 
-def _ours(entry: Entry) -> tuple[str, ...]:
+def _our_cells(entry: Entry) -> tuple[str, ...]:
     number = entry.number
     if number is None:
         return ("",) * 8
     error = "" if number.error is None else f"{number.error:.4f}"
-    seeds = " ".join(map(str, number.by_seed))
+    seeds = " ".join(map(str, number.values))
     rest = (str(number.images), number.split, number.select, str(number.tried), " ".join(number.runs))
     return f"{number.mean:.4f}", error, seeds, *rest
 
 
-def _papers(entry: Entry) -> tuple[str, ...]:
+def _paper_cells(entry: Entry) -> tuple[str, ...]:
     row = entry.paper
     if row is None:
         return ("",) * 4
     return f"{row.value:g}", "" if row.error is None else f"{row.error:g}", "yes" if row.rerun else "no", row.source
+
+
+# LaTeX
+
+SPECIAL = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", "’": "'", "…": r"\ldots{}",
+    "[": "{[}", "]": "{]}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "×": r"$\times$",
+}  # fmt: skip
+PREAMBLE = r"""\documentclass{article}
+\usepackage[T1]{fontenc}
+\usepackage[utf8]{inputenc}
+\usepackage[a4paper,landscape,margin=15mm]{geometry}
+\usepackage{booktabs}
+\usepackage{xcolor}
+\usepackage{graphicx}
+\begin{document}
+"""
+WIDE = 7  # columns from which on a table is scaled to the line
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX prints it; letters beyond the European ones, which need other fonts, become question marks."""
+    return "".join(SPECIAL.get(letter, letter if ord(letter) < 0x250 else "?") for letter in text)
+
+
+def to_latex(grid: Grid) -> str:
+    """One `table` environment."""
+    marks = footnotes(grid)
+    inner = [rf"\begin{{tabular}}{{l{'c' * len(grid.columns)}}}", r"\toprule", *_latex_head(grid), r"\midrule"]
+    for number, (_, lines) in enumerate(groupby(grid.lines, key=lambda line: line.block)):
+        inner += [r"\midrule"] if number else []
+        inner += [_latex_row(grid, line, marks) for line in lines]
+    inner += [r"\bottomrule", r"\end{tabular}"]
+    if len(grid.columns) >= WIDE:
+        inner = [r"\resizebox{\linewidth}{!}{%", *inner, "}"]
+    caption = escape(" ".join([f"{grid.title}. {grid.setup}.", *grid.notes[:2]]))
+    # two hyphens of a command stay two
+    commands = {number: escape(command).replace("--", "-{}-") for command, number in marks.items()}
+    missing = [rf"\par\smallskip{{\scriptsize {escape(f'[{n}]')} \texttt{{{code}}}}}" for n, code in commands.items()]
+    parts = [r"\begin{table}[htbp]", r"\centering\small", rf"\caption{{{caption}}}", rf"\label{{tab:{grid.name}}}"]
+    return "\n".join([*parts, *inner, *missing, r"\end{table}"]) + "\n"
+
+
+def latex_document(grids: Sequence[Grid]) -> str:
+    """A whole document, ready for pdflatex."""
+    return PREAMBLE + "\n\\clearpage\n".join(map(to_latex, grids)) + "\\end{document}\n"
+
+
+def _latex_head(grid: Grid) -> list[str]:
+    names = " & ".join([escape(grid.first), *(escape(column.heading) for column in grid.columns)]) + r" \\"
+    if not any(column.group for column in grid.columns):
+        return [names]
+    above, rules, place = [""], [], 2
+    for name, width in column_groups(grid):
+        above.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(name)}}}")
+        rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+        place += width
+    return [" & ".join(above) + r" \\", "".join(rules), names]
+
+
+def _latex_row(grid: Grid, line: Line, marks: dict[str, int]) -> str:
+    cells = [_grey(escape(label_text(line))) if line.paper else escape(label_text(line))]
+    for column, entry in zip(grid.columns, line.entries, strict=True):
+        ours = escape(f"[{marks[entry.command]}]" if entry.missing else number_text(grid, column, entry))
+        ours = rf"\textbf{{{ours}}}" if grid.is_best(entry) else ours
+        cells.append(" ".join(filter(None, (ours, _grey(escape(paper_text(entry)))))))
+    return " & ".join(cells) + r" \\"
+
+
+def _grey(text: str) -> str:
+    return rf"\textcolor{{gray}}{{{text}}}" if text else ""

@@ -1,7 +1,7 @@
 """Runs as rows of one small CSV file, which outlives the run folders, and tables made from it.
 
     collect([Path("runs")], Path("docs/results/data/selection.csv"))      # adds new runs, replaces existing ones
-    print(tables(read_rows(path), against="lp-ln"))                       # Markdown: mean ± standard error over seeds
+    print(tables(read_rows(path), against=["lp-ln"]))                     # Markdown: mean ± standard error
 
 A row is a finished run: data, unseen domain, method, seed, the settings that tables compare, scores, and the run's
 name, which is the hash of all its settings.
@@ -10,59 +10,66 @@ name, which is the hash of all its settings.
 from __future__ import annotations
 
 import csv
-import math
-import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import refuse_pipe
-from patchgen.common.text import csv_cell
+from patchgen.common.text import csv_cell, markdown
 from patchgen.config import Config
-from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import label_of, paper_backbone, read_runs, score_record
+from patchgen.report.render import plain_markdown
+from patchgen.report.table import Column, Entry, Grid, Line, Number, fill, unequal_terms
+from patchgen.runs.scores import Run, paper_backbone, read_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
-SCORES = (
-    "accuracy", "swad", "validation", "auroc", "iou", "kept", "iou_before", "kept_before", "true_mask", "random_mask",
-    "known", "unknown", "known_by_name", "unknown_by_name", "taken_for_known",
-)  # fmt: skip
+RECORDED = {  # column -> metric of the tidy scores; of the selected checkpoint, on the whole unseen domain
+    "accuracy": "accuracy", "swad": "accuracy", "validation": "validation", "auroc": "mask: auroc", "iou": "mask: iou",
+    "kept": "mask: kept", "iou_before": "mask before level: iou", "kept_before": "mask before level: kept",
+    "true_mask": "mask: true mask", "random_mask": "mask: random mask", "known": "known", "unknown": "unknown",
+    "known_by_name": "by name: known", "unknown_by_name": "by name: unknown", "taken_for_known": "taken_for_known",
+    "untrained_auroc": "mask: untrained_auroc", "untrained_iou": "mask: untrained_iou",
+    "untrained_kept": "mask: untrained_kept",
+}  # fmt: skip
+SCORES = tuple(RECORDED)
 COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
 SETUP = ("backbone", "image_size", "steps")  # the same for all rows of a data set in one table
 RATES = ("lr", "lr_backbone", "lr_module", "hparams")
-HEADINGS = {
-    "accuracy": "Accuracy on the whole unseen domain (%)",
-    "swad": "Accuracy of the SWAD average on the whole unseen domain (%)",
-    "validation": "Accuracy on source validation (%)",
-    "auroc": "AUROC of the mask against the predictive patches, unseen domain",
-    "iou": "IoU of {mask >= 0.5} and the predictive patches, unseen domain",
-    "kept": "Share of the predictive patches with a mask of at least 0.5, unseen domain",
-    "iou_before": "The same IoU before the level is calibrated",
-    "kept_before": "The same share before the level is calibrated",
-    "true_mask": "Accuracy with the true mask in place of the learned one (%)",
-    "random_mask": "Accuracy with a random mask of the true size in its place (%)",
-    "known": "Accuracy on known classes (%)",
-    "unknown": "Accuracy on unknown classes (%)",
-    "known_by_name": "Accuracy on known classes, by their own output (%)",
-    "unknown_by_name": "Accuracy on unknown classes, by new outputs alone (%)",
-    "taken_for_known": "Share of unknown-class images that are given the output of a known class (%)",
-}
-SHORT = {"auroc": "AUROC", "iou": "IoU", "iou_before": "IoU before level", "kept_before": "kept before level",
-         "true_mask": "true mask", "random_mask": "random mask", "known_by_name": "known by name",
-         "unknown_by_name": "unknown by name", "taken_for_known": "taken for known"}  # fmt: skip
-PERCENT = {"accuracy", "swad", "validation", "true_mask", "random_mask", *SCORES[SCORES.index("known") :]}
+TITLES = {  # score -> (title of its table, heading where it shares one)
+    "accuracy": ("Accuracy on the whole unseen domain (%)", "accuracy (%)"),
+    "swad": ("Accuracy of the SWAD average on the whole unseen domain (%)", "swad (%)"),
+    "validation": ("Accuracy on source validation (%)", "validation (%)"),
+    "auroc": ("AUROC of the mask against the predictive patches, unseen domain", "AUROC"),
+    "iou": ("IoU of {mask >= 0.5} and the predictive patches, unseen domain", "IoU"),
+    "kept": ("Share of the predictive patches with a mask of at least 0.5, unseen domain", "kept"),
+    "iou_before": ("The same IoU before the level is calibrated", "IoU before level"),
+    "kept_before": ("The same share before the level is calibrated", "kept before level"),
+    "true_mask": ("Accuracy with the true mask in place of the learned one (%)", "true mask (%)"),
+    "random_mask": ("Accuracy with a random mask of the true size in its place (%)", "random mask (%)"),
+    "known": ("Accuracy on known classes (%)", "known (%)"),
+    "unknown": ("Accuracy on unknown classes (%)", "unknown (%)"),
+    "known_by_name": ("Accuracy on known classes, by their own output (%)", "known by name (%)"),
+    "unknown_by_name": ("Accuracy on unknown classes, by new outputs alone (%)", "unknown by name (%)"),
+    "taken_for_known": (
+        "Share of unknown-class images that are given the output of a known class (%)", "taken for known (%)"),
+    "untrained_auroc": ("The same AUROC of the untrained mask", "AUROC, untrained"),
+    "untrained_iou": ("The same IoU of the untrained mask", "IoU, untrained"),
+    "untrained_kept": ("The same share of the untrained mask", "kept, untrained"),
+}  # fmt: skip
 
 
 def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
     """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
-    kept = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
+    stored = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
     runs, _ = read_runs(folders)
     rows = {row["run"]: row for row in (_row(run) for run in runs if run.config.task != "ccd")}
-    new = len(rows.keys() - kept.keys())
-    every = sorted((kept | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+    new = len(rows.keys() - stored.keys())
+    every = sorted((stored | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
     file.parent.mkdir(parents=True, exist_ok=True)
     write_csv(file, COLUMNS, ([row[name] for name in COLUMNS] for row in every), people=True)
     return new, len(every)
@@ -101,38 +108,33 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
                 raise ValueError(
                     f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
                 )
-    one = len({(row["data"], row["unseen"]) for row in rows}) == 1
-    parts = [_side_by_side(rows, scores)] if one and len(scores) > 1 else [_table(rows, score) for score in scores]
-    parts += [_paired(rows, base) for base in against]
-    return "\n\n".join(part for part in parts if part)
+    shown = [name for score in scores for name in (score, f"untrained_{score}")
+             if name == score or name in SCORES and any(row[name] for row in rows)]  # fmt: skip
+    shown = list(dict.fromkeys(shown))
+    numbers = _tidy(rows)
+    one_fold = len({(row["data"], row["unseen"]) for row in rows}) == 1
+    if one_fold and len(shown) > 1:
+        fold = {rows[0]["data"]: [rows[0]["unseen"]]}
+        grids = [_grid(f"{rows[0]['data']}, unseen: {rows[0]['unseen']}", numbers, [_column(s, fold) for s in shown])]
+    else:
+        grids = [_of_folds(numbers, score) for score in shown if (numbers["metric"] == score).any()]
+    parts = [f"{grid.title}\n\n{plain_markdown(grid)}" for grid in grids]
+    if grids:
+        parts.append("\n".join(filter(None, [grids[0].error_note(), *unequal_terms(numbers["method"].unique())])))
+    parts += [_paired(numbers, base) for base in against]
+    return "\n\n".join(filter(None, parts))
 
 
-def mean_and_error(values: Sequence[float], score: str = "accuracy") -> str:
-    """`91.2 ± 0.4`: mean and standard error; only the mean for a single value, and nothing for none."""
-    digits = 1 if score in PERCENT else 2
-    mean = f"{statistics.mean(values):.{digits}f}" if values else ""
-    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}" if len(values) > 1 else mean
-
-
-def _row(run: Any) -> Row:
+def _row(run: Run) -> Row:
     config: Config = run.config
-    test = score_record(RunFolder(run.path))
-    named = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
+    values = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
+    score = {name: values.get(("selected", metric, "all")) for name, metric in RECORDED.items()}
     accuracy = "all" if config.task == "mdg_gcd" else "accuracy"
-    score = {
-        "accuracy": named.get(("selected", accuracy, "all")),
-        "swad": named.get(("swad", accuracy, "all")),
-        "validation": run.validation,
-        **{name: test.get("mask", {}).get(name) for name in ("auroc", "iou", "kept")},
-        **{f"{name}_before": test.get("mask_before_level", {}).get(name) for name in ("iou", "kept")},
-        **{name: test.get(name, {}).get("accuracy") for name in ("true_mask", "random_mask")},
-        **{name: test["all"].get(name) for name in ("known", "unknown", "taken_for_known")},
-        **{f"{name}_by_name": test.get("by_name", {}).get(name) for name in ("known", "unknown")},
-    }
+    score |= {name: values.get((c, accuracy, "all")) for name, c in (("accuracy", "selected"), ("swad", "swad"))}
     settings = {
         "data": run.dataset,
         "unseen": config.unseen,
-        "method": label_of(config),
+        "method": run.label,
         "backbone": " ".join(filter(None, paper_backbone(run.backbone))) or run.backbone,
         "hparams": " ".join(f"{name}={value:g}" for name, value in sorted((config.hparams | _lambdas(config)).items())),
     }
@@ -149,51 +151,70 @@ def _lambdas(config: Config) -> dict[str, float]:
     return {name: getattr(config, name) for name, default in weights.items() if getattr(config, name) != default}
 
 
-def _table(rows: Sequence[Row], score: str) -> str:
-    known = [row for row in rows if row[score]]
-    if not known:
-        return ""
-    columns = list(dict.fromkeys((row["data"], row["unseen"]) for row in known))
-    labels = list(dict.fromkeys(_label(row, known) for row in known))
-    several = {data: sum(column[0] == data for column in columns) > 1 for data, _ in columns}
-    heads = [f"{data}: {unseen}" if several[data] else data for data, unseen in columns]
-    lines = [["method", *heads, *(["mean"] if len(columns) > 1 else []), "seeds"]]
-    for label in labels:
-        own = [row for row in known if _label(row, known) == label]
-        cells = [[_value(row, score) for row in own if (row["data"], row["unseen"]) == column] for column in columns]
-        shown = [mean_and_error(cell, score) for cell in cells]
-        whole = [mean_and_error([statistics.mean(cell) for cell in cells], score) if all(cells) else ""]
-        lines.append([label, *shown, *(whole if len(columns) > 1 else []), str(len({row["seed"] for row in own}))])
-    return f"{HEADINGS[score]}\n\n" + _markdown(lines)
+def _tidy(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows as `runs/scores.py` has them: one line per number, the methods told apart by what else differs."""
+    import pandas as pd
+
+    wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
+    long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False).sort_index(
+        kind="stable"
+    )
+    return (
+        long[long["value"] != ""]
+        .astype({"value": float})
+        .assign(checkpoint="selected", part="all", validation=0.0, selected_by="", images=0)
+    )
 
 
-def _side_by_side(rows: Sequence[Row], scores: Sequence[str]) -> str:
-    """One table of several scores, for runs that share data and fold."""
-    heads = [f"{SHORT.get(score, score)}{' (%)' if score in PERCENT else ''}" for score in scores]
-    lines = [["method", *heads, "seeds"]]
-    for label in dict.fromkeys(_label(row, rows) for row in rows):
-        own = [row for row in rows if _label(row, rows) == label]
-        cells = [mean_and_error([_value(row, score) for row in own if row[score]], score) for score in scores]
-        lines.append([label, *cells, str(len({row["seed"] for row in own}))])
-    return f"{rows[0]['data']}, unseen: {rows[0]['unseen']}\n\n" + _markdown(lines)
+def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Column:
+    title, short = TITLES[score]
+    percent = title.endswith("(%)")
+    return Column(heading or short, folds, score, scale=100 if percent else 1, digits=1 if percent else 2)
 
 
-def _paired(rows: Sequence[Row], base: str) -> str:
-    """Mean differences of accuracy to one method, over runs with equal data, fold and seed."""
-    labels = list(dict.fromkeys(_label(row, rows) for row in rows))
-    if base not in labels:
-        raise ValueError(f"no row is called {base!r}; there are {', '.join(labels)}")
+def _of_folds(numbers: pd.DataFrame, score: str) -> Grid:
+    """Methods down, data sets and folds across, and the mean over the folds."""
+    scored = numbers[numbers["metric"] == score]
+    folds: dict[str, list[str]] = {}
+    for data, unseen in scored[["data", "unseen"]].drop_duplicates().itertuples(index=False):
+        folds.setdefault(data, []).append(unseen)
+    columns = [
+        _column(score, {data: [unseen]}, f"{data}: {unseen}" if len(domains) > 1 else data)
+        for data, domains in folds.items()
+        for unseen in domains
+    ]
+    if len(columns) > 1:
+        columns.append(replace(_column(score, folds, "mean"), over="folds"))
+    return _grid(TITLES[score][0], scored, columns)
 
-    def of(label: str) -> dict[tuple[str, ...], float]:
-        own = [row for row in rows if row["accuracy"] and _label(row, rows) == label]
-        return {(row["data"], row["unseen"], row["seed"]): _value(row, "accuracy") for row in own}
 
-    reference, lines = of(base), [["method", f"minus {base}", "pairs", "better in"]]
-    for label in labels:
-        pairs = [value - reference[key] for key, value in of(label).items() if key in reference]
-        if label != base and pairs:
-            lines.append([label, mean_and_error(pairs), str(len(pairs)), str(sum(pair > 0 for pair in pairs))])
-    return f"Difference to {base}, paired over data, fold and seed (points)\n\n" + _markdown(lines)
+def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
+    """A line per method, with the number of its seeds in the last column."""
+    lines = []
+    for method, mine in numbers.groupby("method", sort=False):
+        entries = fill(mine.assign(seed=mine.index), columns, "all")
+        lines.append(Line(method, (*entries, Entry(text=str(mine["seed"].nunique())))))
+    return Grid("", title, "", (*columns, Column("seeds", {})), tuple(lines), asked_seeds=1)
+
+
+def _paired(numbers: pd.DataFrame, base: str) -> str:
+    """Mean differences of accuracy to one method, or to its sum with the same terms, over equal data, fold and seed."""
+    accuracies = numbers[numbers["metric"] == "accuracy"].set_index(["data", "unseen", "seed"])
+    values = {method: 100 * rows["value"] for method, rows in accuracies.groupby("method", sort=False)}
+    if base not in values:
+        raise ValueError(f"no row is called {base!r}; there are {', '.join(values)}")
+    lines = []
+    for method, mine in values.items():
+        equal = "+".join([base, *method.partition(",")[0].split("+")[1:]])
+        reference = equal if equal in values and "+" not in base and equal != method else base
+        pairs = (mine - values[reference]).dropna()
+        if method != base and len(pairs):
+            number = Number(pairs.to_dict(), over="folds x seeds")
+            label = method if reference == base else f"{method} (minus {reference})"
+            lines.append([label, number.text(), str(len(pairs)), str((pairs > 0).sum())])
+    head = ["method", f"minus {base}", "pairs", "better in"]
+    title = f"Difference to {base}, paired over data, fold and seed (points); ± is the standard error over the pairs"
+    return f"{title}\n\n{markdown(head, lines)}"
 
 
 def _label(row: Row, rows: Iterable[Row]) -> str:
@@ -201,12 +222,3 @@ def _label(row: Row, rows: Iterable[Row]) -> str:
     same = [other for other in rows if other["method"] == row["method"]]
     differ = [name for name in RATES if row[name] and len({other[name] for other in same}) > 1]
     return ", ".join([row["method"], *(row[n] if n == "hparams" else f"{n} {row[n]}" for n in differ)])
-
-
-def _value(row: Row, score: str) -> float:
-    return float(row[score]) * (100 if score in PERCENT else 1)
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    head, *body = lines
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *body])

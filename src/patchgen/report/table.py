@@ -1,130 +1,257 @@
-"""One table from many runs: methods down, unseen domains across, mean and standard error over seeds."""
+"""A table whose cells record their provenance: runs, seeds, selection rule, images.
+
+A cell is a mean over seeds of a mean over data sets of a mean over unseen domains. If a fold was run with several
+learning rates or loss weights, the best run on source validation counts, seed by seed. All tables of the package are
+made here, from the tidy frame of `runs/scores.py`, and written by `report/render.py`.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, Literal
 
-from patchgen.common.text import markdown
-from patchgen.runs.scores import METRICS, Cell
+from patchgen.common.text import plus_minus
+from patchgen.report.reference import Row
+from patchgen.runs.scores import Run, tidy
 
-RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
-GIVEN = {"true": "true mask %", "random": "random mask %"}
-CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
+if TYPE_CHECKING:
+    import pandas as pd
 
-
-def best_by_validation(cells: Iterable[Cell]) -> list[Cell]:
-    """If a cell was run with several learning rates, keep the best on source validation."""
-    best: dict[tuple[Any, ...], Cell] = {}
-    for cell in cells:
-        key = (cell.method, cell.unseen, cell.seed, cell.checkpoint, cell.part)
-        if key not in best or cell.validation > best[key].validation:
-            best[key] = cell
-    return list(best.values())
-
-
-def backbone_line(cells: Iterable[Cell]) -> str:
-    """The backbones of the runs: `auto` may have resolved to different weights."""
-    found = Counter({cell.run: cell.backbone for cell in cells}.values())
-    if len(found) > 1:
-        named = "; ".join(f"{name} ({count} runs)" for name, count in found.items())
-        return f"Backbones DIFFER, so the figures cannot be compared: {named}"
-    return f"Backbone: {next(iter(found), 'no run is finished yet')}"
+SPLITS = {
+    "in": "80 % of the unseen domain", "all": "the whole unseen domain",
+    "transductive": "images of the session itself", "held_out": "images never trained on",
+}  # fmt: skip
+BOUNDS = ("true-mask", "all-labels")  # in the names of methods with information that others lack
+Over = Literal["seeds", "folds", "folds x seeds"]  # what a ± is taken over
 
 
-def accuracy_table(
-    cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], checkpoint: str, part: str, seeds: int = 1
-) -> str:
-    """Markdown: per domain and average, in per cent; a cell that was not run is empty.
+@dataclass(frozen=True)
+class Number:
+    """A mean and its standard error."""
 
-    A cell with fewer than `seeds` seeds says so. If classes were discovered, a cell has three numbers, All / Known /
-    Unknown.
+    values: Mapping[Hashable, float]  # seed -> its mean over folds; in a mean over folds: fold -> its mean over seeds
+    runs: tuple[str, ...] = ()
+    images: int = 0  # scored in one seed, over all folds
+    select: str = ""  # selection rule of checkpoints
+    split: str = "all"  # a key of SPLITS
+    tried: int = 1  # maximum number of settings per fold
+    over: Over = "seeds"
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values.values())
+
+    @property
+    def error(self) -> float | None:
+        """Standard error; None with one value."""
+        values = list(self.values.values())
+        return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+    def text(self, seeds: int = 1, digits: int = 1) -> str:
+        """`84.1 ± 0.3`, with the number of seeds if a cell has fewer than the others."""
+        few = self.over == "seeds" and len(self.values) < seeds
+        return plus_minus(self.mean, self.error, digits) + f" ({len(self.values)} of {seeds} seeds)" * few
+
+    def provenance(self) -> str:
+        error = "" if self.error is None else f" ± {self.error:.2f} (standard error over {self.over})"
+        tried = f"; of {self.tried} settings, by source validation" if self.tried > 1 else ""
+        return (
+            f"{self.mean:.2f}{error}; {self.over} {', '.join(map(str, self.values))}; {self.images} images, "
+            f"{SPLITS[self.split]}; checkpoint by {self.select}{tried}; runs {', '.join(self.runs)}"
+        )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: our number, the paper's, or the command that fills it; or only a text."""
+
+    number: Number | None = None
+    paper: Row | None = None
+    command: str = ""
+    text: str = ""
+
+    @property
+    def missing(self) -> bool:
+        return self.number is None and bool(self.command)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column averages: the unseen domains of each data set."""
+
+    heading: str
+    folds: Mapping[str, Sequence[str]]  # data set -> domains
+    metric: str = "accuracy"
+    checkpoint: str = "selected"
+    group: str = ""  # a second line above the headings
+    key: tuple[str, str] = ("", "")  # the paper's (data set, domain); empty where it has no such number
+    paper: bool = False  # shows the paper's number alone
+    over: Over = "seeds"
+    scale: float = 100.0
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    entries: tuple[Entry, ...]
+    paper: bool = False  # a line of the paper's table
+    rerun: bool = False  # starred there
+    block: str = ""  # a heading above the lines that share it
+
+
+@dataclass(frozen=True)
+class Grid:
+    name: str  # of its files
+    title: str
+    setup: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    split: str = "all"  # a key of SPLITS
+    notes: tuple[str, ...] = ()
+    kind: str = ""  # which figure it gets
+    first: str = "method"  # heading of the labels
+    asked_seeds: int = 0
+
+    @cached_property
+    def numbers(self) -> list[Number]:
+        return [entry.number for line in self.lines for entry in line.entries if entry.number]
+
+    @cached_property
+    def seeds(self) -> int:
+        """The maximum number of seeds of a cell: others state how many they have."""
+        return self.asked_seeds or max((len(n.values) for n in self.numbers if n.over == "seeds"), default=1)
+
+    def error_note(self) -> str:
+        """What a ± is over; empty if there is none."""
+        kinds = list(dict.fromkeys(number.over for number in self.numbers if number.error is not None))
+        if not kinds:
+            return ""
+        others = [f"; in {c.heading}, over {c.over}" for c in self.columns if c.over != kinds[0] and c.over in kinds]
+        return f"± is the standard error over {kinds[0]}{''.join(others)}."
+
+    def is_best(self, entry: Entry) -> bool:
+        """Whether a cell leads its column by more than the error of the difference."""
+        return id(entry) in self._best
+
+    @cached_property
+    def _best(self) -> frozenset[int]:
+        """The leading cells, by identity; upper bounds and values of masks are excluded."""
+        lines = [line for line in self.lines if not line.paper and not any(word in line.label for word in BOUNDS)]
+        columns = [i for i, column in enumerate(self.columns) if not column.metric.startswith("mask:")]
+        leaders = (_leader([line.entries[i] for line in lines]) for i in columns)
+        return frozenset(id(entry) for entry in leaders if entry is not None)
+
+    def commands(self) -> dict[str, list[str]]:
+        """Command -> the cells that it fills."""
+        cells: dict[str, list[str]] = {}
+        for line in self.lines:
+            for column, entry in zip(self.columns, line.entries, strict=True):
+                if entry.missing:
+                    heading = " ".join(filter(None, (column.group, column.heading)))
+                    cells.setdefault(entry.command, []).append(f"{line.label}: {heading}")
+        return cells
+
+
+def _leader(entries: Sequence[Entry]) -> Entry | None:
+    """The cell that is better than every other one, each by more than chance; None if there is none."""
+    rivals = [(entry, entry.number) for entry in entries if entry.number and entry.number.select != "oracle"]
+    if len(rivals) < 2:
+        return None
+    best, number = max(rivals, key=lambda rival: rival[1].mean)
+    return best if all(is_beyond_error(number, other) for entry, other in rivals if entry is not best) else None
+
+
+def is_beyond_error(one: Number, other: Number) -> bool:
+    """Whether `one` is higher than `other` by more than the 95 % interval of the difference, paired over seeds.
+
+    Needs at least two common seeds.
     """
-    rows = []
-    for method in methods:
-        mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, checkpoint, part)]
-        columns = [[c for c in mine if c.unseen == domain] for domain in domains]
-        row = [_scores([[c] for c in column], seeds) for column in columns]
-        rows.append([method, *row, _scores(_whole_seeds(mine, domains), seeds)])
-    return markdown(["method", *domains, "average"], rows)
+    from scipy.stats import t
+
+    gaps = Number({seed: one.values[seed] - other.values[seed] for seed in one.values.keys() & other.values.keys()})
+    return len(gaps.values) > 1 and gaps.mean > t.ppf(0.975, len(gaps.values) - 1) * (gaps.error or 0)
 
 
-def metrics_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
-    """Markdown: the other scores on the whole unseen domain, means over domains and seeds, in per cent.
-
-    Only seeds that have every domain; empty if no run has recorded them.
-    """
-    mine = [c for c in cells if (c.checkpoint, c.part) == ("selected", "all")]
-    names = [name for name in METRICS if any(name in cell.metrics for cell in mine)]
-    rows = []
-    for method in methods if names else ():
-        groups = _whole_seeds([c for c in mine if c.method == method], domains)
-        row = []
-        for name in names:
-            whole = [group for group in groups if all(name in c.metrics for c in group)]
-            row.append(_mean([statistics.fmean(c.metrics[name] for c in group) for group in whole], seeds))
-        rows.append([method, *row])
-    return markdown(["method", *(METRICS[name] for name in names)], rows) if rows else ""
+Best = Mapping[tuple[str, ...], Mapping[Hashable, Any]]  # FOLD -> seed -> row of the tidy frame, with `tried`
+FOLD = ["metric", "checkpoint", "part", "data", "unseen"]
 
 
-def validation_table(cells: Sequence[Cell], methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> str:
-    """Markdown: source validation, by which settings are chosen, and the mask on the unseen images."""
-    rows = []
-    for method in methods:
-        mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, "selected", "all")]
-        per_domain = [_mean([c.validation for c in mine if c.unseen == domain], seeds) for domain in domains]
-        masks = [f"{c.mask['mean']:.2f}/{c.mask['spread']:.2f}" for d in domains for c in mine
-                 if c.unseen == d and "spread" in c.mask]  # fmt: skip
-        rows.append([method, *per_domain, ", ".join(masks)])
-    return markdown(["method", *domains, "mask mean/spread per unseen domain"], rows)
+def best_runs(scores: pd.DataFrame) -> Best:
+    """The scores of one line: of each number, fold and seed those of the best run on source validation."""
+    tried = scores.groupby([*FOLD, "seed"])["value"].transform("size")
+    ranked = scores.assign(tried=tried).sort_values("validation", ascending=False, kind="stable")
+    best: dict[tuple[str, ...], dict[Hashable, Any]] = {}
+    for row in ranked.drop_duplicates([*FOLD, "seed"]).sort_values("seed", kind="stable").itertuples():
+        best.setdefault((row.metric, row.checkpoint, row.part, row.data, row.unseen), {})[row.seed] = row
+    return best
 
 
-def recovery_table(cells: Sequence[Cell], methods: Sequence[str], seeds: int = 1) -> str:
-    """Markdown: masks against the truth on the unseen images, and accuracy with a mask that is not the learned one.
-
-    Empty if the truth is unknown.
-    """
-    rows = []
-    for method in methods:
-        mine = [c for c in cells if (c.method, c.checkpoint, c.part) == (method, "selected", "all") and "iou" in c.mask]
-        if mine:
-            learned = _mean([c.accuracy for c in mine], seeds)
-            given = [_mean([c.given_mask[kind] for c in mine if kind in c.given_mask], seeds) for kind in GIVEN]
-            found = [_plain([c.mask[name] for c in mine if name in c.mask]) for name in RECOVERY]
-            rows.append([method, *found, learned, *given])
-    return markdown(["method", *RECOVERY.values(), "learned mask %", *GIVEN.values()], rows) if rows else ""
-
-
-def _whole_seeds(cells: Sequence[Cell], domains: Sequence[str]) -> list[list[Cell]]:
-    """The cells of each seed that has all the domains."""
-    by_seed = {seed: {c.unseen: c for c in cells if c.seed == seed} for seed in sorted({c.seed for c in cells})}
-    return [[found[d] for d in domains] for found in by_seed.values() if set(domains) <= set(found)]
-
-
-def _scores(groups: Sequence[Sequence[Cell]], seeds: int) -> str:
-    """Mean over each group, then over the groups (seeds): accuracy, or All / Known / Unknown."""
-    names = ("accuracy", "known", "unknown") if groups and groups[0][0].known is not None else ("accuracy",)
-    means = [[statistics.fmean(getattr(cell, name) for cell in group) for group in groups] for name in names]
-    return " / ".join(_mean(values, seeds) for values in means)
-
-
-def _plain(values: Sequence[float]) -> str:
-    """A number of masks, with its standard error over seeds."""
-    return f"{statistics.fmean(values):.2f}{_error(values, 1, 2)}" if values else ""
-
-
-def _error(values: Sequence[float], scale: float, digits: int) -> str:
-    if len(values) < 2:
-        return ""
-    return f" ± {scale * statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
-
-
-def _mean(values: Sequence[float], seeds: int) -> str:
-    """Per cent, with the standard error over seeds where there are several, and their number where some are missing."""
+def gather(best: Best, column: Column, part: str) -> Number | None:
+    """The number that a line has for a column; None if no seed has every fold."""
+    folds = {(data, domain): best.get((column.metric, column.checkpoint, part, data, domain), {})
+             for data, domains in column.folds.items() for domain in domains}  # fmt: skip
+    if not folds or not all(folds.values()):
+        return None
+    values: dict[Hashable, float]
+    if column.over == "seeds":
+        seeds = [seed for seed in next(iter(folds.values())) if all(seed in rows for rows in folds.values())]
+        used = [rows[seed] for seed in seeds for rows in folds.values()]
+        values = {seed: _nested_mean({fold: rows[seed].value for fold, rows in folds.items()}) for seed in seeds}
+    else:
+        used = [row for rows in folds.values() for row in rows.values()]
+        values = {fold: statistics.fmean(row.value for row in rows.values()) for fold, rows in folds.items()}
     if not values:
-        return ""
-    text = f"{100 * statistics.fmean(values):.1f}{_error(values, 100, 1)}"
-    return text if len(values) >= seeds else f"{text} ({len(values)} of {seeds} seeds)"
+        return None
+    return Number(
+        {name: column.scale * value for name, value in values.items()},
+        tuple(dict.fromkeys(PurePath(row.run).name for row in used)),
+        sum(row.images for row in used[: len(folds)]),
+        used[0].selected_by,
+        part,
+        max(row.tried for row in used),
+        column.over,
+    )
+
+
+def _nested_mean(values: Mapping[tuple[str, str], float]) -> float:
+    """Mean over data sets of the mean over domains."""
+    of_data: dict[str, list[float]] = {}
+    for (data, _), value in values.items():
+        of_data.setdefault(data, []).append(value)
+    return statistics.fmean(map(statistics.fmean, of_data.values()))
+
+
+def fill(
+    runs: Iterable[Run] | pd.DataFrame, columns: Sequence[Column], part: str,
+    command: Callable[[Column], str] = lambda column: "",
+) -> tuple[Entry, ...]:  # fmt: skip
+    """A line's cells, from its runs or their tidy scores; missing ones get the command that fills them."""
+    import pandas as pd
+
+    best = best_runs(runs if isinstance(runs, pd.DataFrame) else tidy(runs))
+    numbers = [None if column.paper else gather(best, column, part) for column in columns]
+    return tuple(
+        Entry(number, command="" if number or column.paper else command(column))
+        for number, column in zip(numbers, columns, strict=True)
+    )
+
+
+def unequal_terms(labels: Collection[str]) -> list[str]:
+    """Notes on sums such as `patchgen+entropy` that stand beside a baseline without the term."""
+    sums: dict[str, list[str]] = {}
+    for label in labels:
+        base, _, terms = label.removesuffix(" + SWAD").partition(",")[0].partition("+")
+        if base.startswith("patchgen") and terms:
+            sums.setdefault(terms, []).append(label)
+    plain = [name for name in ("lp-ln", "lp-ln@mean", "lp", "full") if name in labels]
+    return [
+        f"Not an equal comparison: {' and '.join(names)} with {terms}, {plain[0]} without; train {plain[0]}+{terms}."
+        for terms, names in sums.items()
+        if plain and not any(f"{name}+{terms}" in labels for name in plain)
+    ]

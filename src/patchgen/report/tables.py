@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from patchgen.report.grid import SPLITS, Column, Grid, Line, fill, gather
 from patchgen.report.paper import paper_lines
 from patchgen.report.reference import TABLES
+from patchgen.report.table import SPLITS, Column, Grid, Line, fill, unequal_terms
 from patchgen.runs.scores import METRICS, Run
 
 NATURAL = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
 ORACLE = ("oracle-easy", "oracle-shortcut", "oracle-turned", "oracle-full", "oracle-tiny")
 ORDER = ("lp", "lp-ln", "lp-ln@mean", "full")
 AKU = {"all": "A", "known": "K", "unknown": "U"}
-MASKS = {"mask: auroc": "AUROC", "mask: iou": "IoU at 0.5", "mask: error": "mask error", "mask: kept": "kept",
-         "mask: mean": "mean", "mask: spread": "spread", "mask: true mask": "accuracy, true mask",
-         "mask: random mask": "accuracy, random mask"}  # fmt: skip
+MASKS = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "kept", "mean": "mean",
+         "spread": "spread", "true mask": "accuracy, true mask", "random mask": "accuracy, random mask"}  # fmt: skip
 
 
 def by_setup(runs: Iterable[Run]) -> list[list[Run]]:
@@ -86,11 +85,11 @@ def training_command(
 
 def _lacking(runs: Sequence[Run], column: Column, columns: Sequence[Column]) -> tuple[str, list[str]] | None:
     """The first data set of a column for which the line lacks folds, and all folds of it that the table asks for."""
-    for dataset in column.over:
-        asked = dict.fromkeys(domain for other in columns for domain in other.over.get(dataset, ()))
-        alone = {d: replace(column, over={dataset: [d]}) for d in asked}
-        parts = {score.part for run in runs for score in run.scores}
-        lacking = [d for d, one in alone.items() if not any(gather(runs, one, part) for part in parts)]
+    for dataset in column.folds:
+        asked = dict.fromkeys(domain for other in columns for domain in other.folds.get(dataset, ()))
+        scored = {score.domain for run in runs if run.dataset == dataset for score in run.scores
+                  if (score.metric, score.checkpoint) == (column.metric, column.checkpoint)}  # fmt: skip
+        lacking = [domain for domain in asked if domain not in scored]
         if lacking:
             return dataset, lacking
     return None
@@ -147,9 +146,9 @@ def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
     domains = folds_of(scored)[dataset]
     columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
     of_label = by_label(scored)
-    lines = tuple(Line(label, fill(of_label[label], columns, part, lambda column: "")) for label in labels_of(scored))
+    lines = tuple(Line(label, fill(of_label[label], columns, part)) for label in labels_of(scored))
     grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part, "", "")
-    first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}; ± is the standard error over seeds."
+    first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}. {grid.error_note()}".strip()
     return [replace(grid, notes=(first, *grid.notes[1:]))]
 
 
@@ -252,15 +251,24 @@ def oracle_grids(runs: Sequence[Run]) -> list[Grid]:
         grids.append(make_grid("oracle", "", "The oracle suite", group, columns, lines, "all", "", "bars"))
         for name, domains in folds.items():
             masked = [run for run in group if any(s.metric == "mask: iou" for s in run.scores) and run.dataset == name]
-            columns = [Column(text, {name: domains}, metric) for metric, text in MASKS.items()]
-            of_label = by_label(masked)
-            lines = tuple(
-                Line(label, fill(of_label[label], columns, "all", lambda column: "")) for label in labels_of(masked)
-            )
-            if lines:
+            if masked:
+                columns = mask_columns(masked, {name: domains})
+                of_label = by_label(masked)
+                lines = tuple(Line(label, fill(of_label[label], columns, "all")) for label in labels_of(masked))
                 title = f"Masks against the known predictive patches: {name} (times 100)"
                 grids.append(make_grid("masks", name, title, masked, columns, lines, "all", "", ""))
     return grids
+
+
+def mask_columns(runs: Iterable[Run], folds: Mapping[str, Sequence[str]]) -> list[Column]:
+    """The mask's statistics, each beside that of the same mask before training, if it is recorded."""
+    recorded = {score.metric for run in runs for score in run.scores}
+    columns = []
+    for name, text in MASKS.items():
+        columns.append(Column(text, folds, f"mask: {name}"))
+        if f"mask: untrained_{name}" in recorded:
+            columns.append(Column(f"{text}, untrained", folds, f"mask: untrained_{name}"))
+    return columns
 
 
 def _oracle(run: Run) -> bool:
@@ -273,11 +281,13 @@ def make_grid(
 ) -> Grid:  # fmt: skip
     plain = re.sub(r" \((\d+)\)$", r"_\1", dataset.lower())  # `data (2)`: brackets end a link in Markdown
     name = "-".join(filter(None, (kind, plain.replace(", ", "-").replace(" ", "-"))))
-    notes = [f"Accuracy in per cent on {SPLITS[part]}; ± is the standard error over seeds."]
+    grid = Grid(name, title, runs[0].setup_text(), tuple(columns), tuple(lines), part, kind=figure)
+    notes = [f"Accuracy in per cent on {SPLITS[part]}. {grid.error_note()}".strip()]
     if reference:
         table = TABLES[reference]
         notes.append(f"Grey: the paper's numbers (its Table {table.number}); * marks what its authors ran again.")
         notes.append(f"About those numbers: {table.note}")
+    notes += unequal_terms([line.label for line in lines if not line.paper])
     places = {run.dataset: run.place for run in runs if run.place}
     notes += [f"Several data sets have this name; {name} are the images of {place}." for name, place in places.items()]
-    return Grid(name, title, runs[0].in_words(), tuple(columns), tuple(lines), part, tuple(notes), figure)
+    return replace(grid, notes=tuple(notes))

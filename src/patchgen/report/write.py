@@ -18,8 +18,6 @@ from patchgen.draw.plots import Drawn
 from patchgen.pages.page import render, write_page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids
 from patchgen.report.charts import draw
-from patchgen.report.grid import SPLITS, Grid
-from patchgen.report.latex import document, to_latex
 from patchgen.report.render import (
     BEST,
     CSV_HEADER,
@@ -27,11 +25,14 @@ from patchgen.report.render import (
     footnotes,
     heading,
     label_text,
+    latex_document,
     number_text,
     paper_text,
+    to_latex,
     to_markdown,
     to_rows,
 )
+from patchgen.report.table import SPLITS, Grid
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.runs.scores import Run, Skipped, read_runs
 
@@ -56,8 +57,7 @@ class Report:
     runs: int
     skipped: tuple[Skipped, ...]
 
-    def in_words(self) -> str:
-        """A summary of the report."""
+    def summary(self) -> str:
         left = f"{len(self.skipped)} folder{'s' * (len(self.skipped) != 1)} left out"
         lines = [f"{len(self.grids)} tables from {self.runs} runs; {left}"]
         return "\n".join([*lines, *(f"  {one.path}: {one.reason}" for one in self.skipped[:20])])
@@ -97,7 +97,7 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
             drawn.save(out / "figures")
             figures[grid.name] = drawn
     write_text(out / "report.md", _markdown(grids, figures, runs, skipped))
-    write_text(out / "report.tex", document(grids))
+    write_text(out / "report.tex", latex_document(grids))
     path = write_page(out / "report.html", render_page(grids, figures, runs, skipped, part))
     return Report(path, tuple(grids), len(runs), tuple(skipped))
 

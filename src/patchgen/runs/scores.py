@@ -14,11 +14,11 @@ import dataclasses
 import hashlib
 import io
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchgen.common.reading import read_json
 from patchgen.config import Settings
@@ -26,6 +26,9 @@ from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.datasets import name_apart
 from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
 from patchgen.runs.selection import RULES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
@@ -49,32 +52,11 @@ METRICS = {
     "calibration_error": "calibration error",
 }
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
+RECORDED = {"mask": "mask", "mask before level": "mask_before_level", "by name": "by_name"}  # of a test record
+TIDY = ("run", "method", "data", "seed", "lr", "backbone", "validation", "selected_by", "unseen", "metric",
+        "checkpoint", "part", "value", "images")  # fmt: skip
 MOST_FILES = 1000  # number of cached digests of image lists
 ROW = ("path", "domain", "label", "group", "stage")  # columns of splits.csv and stages.csv that describe the data
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One number and where it comes from."""
-
-    method: str
-    unseen: str
-    seed: int
-    checkpoint: str  # selected | swad
-    part: str  # in | all
-    accuracy: float
-    f1: float | None  # None if classes are discovered
-    images: int
-    validation: float  # source validation of the selected evaluation, by which lr and checkpoint were chosen
-    known: float | None  # accuracy of known and of unknown classes, if classes are discovered
-    unknown: float | None
-    mask: dict[str, float]  # its health, and its recovery of the truth if known; {} without a mask
-    given_mask: dict[str, float]  # accuracy with the "true" and with a "random" mask instead of the learned one
-    lr: float
-    select: str
-    run: str
-    backbone: str  # the weights that were taken
-    metrics: dict[str, float] = field(default_factory=dict)  # those of METRICS that the record has
 
 
 @dataclass(frozen=True)
@@ -82,7 +64,7 @@ class Score:
     """One number of one run, as a share of one."""
 
     domain: str  # the unseen domain, or the session of a stream
-    metric: str  # accuracy | all | known | unknown | of METRICS; "mask: auroc", ... where the patches are known
+    metric: str  # accuracy | all | known | unknown | f1 | validation | of METRICS; "mask: auroc", "by name: known"
     checkpoint: str  # selected | swad
     part: str  # in | all; transductive | held_out in a stream
     value: float
@@ -108,6 +90,11 @@ class Run:
     def label(self) -> str:
         return label_of(self.config)
 
+    @property
+    def selected_by(self) -> str:
+        """The rule that selected the checkpoint."""
+        return str(getattr(self.config, self.config.selection_rule))
+
     @cached_property
     def setup(self) -> tuple[tuple[str, str], ...]:
         """What two runs must have in common to be in the same table."""
@@ -123,7 +110,7 @@ class Run:
         entry = None if self.config.task == "ccd" else BENCHMARKS.get(data_name(self.config).lower())
         return {"steps": entry.steps, "eval_every": entry.checkpoint_every} if entry else {}
 
-    def in_words(self) -> str:
+    def setup_text(self) -> str:
         """The setup in readable form."""
         c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
         if c.task == "ccd":
@@ -158,11 +145,10 @@ def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]
 
 
 def _score_record(run: RunFolder, records: Iterable[dict[str, Any]], checkpoint: str = "selected") -> dict[str, Any]:
-    own = (record for record in records if record.get("kind") == "test" and record["checkpoint"] == checkpoint)
-    found = next(own, None)
-    if found is None:
-        raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
-    return found
+    for record in records:
+        if record.get("kind") == "test" and record["checkpoint"] == checkpoint:
+            return record
+    raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
 
 
 def chosen_evaluation(run: RunFolder) -> dict[str, Any]:
@@ -185,37 +171,17 @@ def headline(run: RunFolder) -> float | None:
     return None
 
 
-def cells_of(run: RunFolder, label: str) -> list[Cell]:
-    """All reported numbers of a finished run."""
-    return _cells(run, run.config, label)
+def tidy(runs: Iterable[Run]) -> pd.DataFrame:
+    """One row per number of the runs, with everything that a table selects, groups or cites."""
+    import pandas as pd
 
-
-def _cells(run: RunFolder, config: Any, label: str) -> list[Cell]:
-    records, backbone = run.records(), backbone_of(run)
-    chosen = _score_record(run, records)
-    score = RULES["source-validation"](_evaluation_at(chosen["step"], records), chosen.get("metric", "accuracy"))
-    given = {kind: chosen[f"{kind}_mask"]["accuracy"] for kind in ("true", "random") if f"{kind}_mask" in chosen}
-    return [
-        Cell(
-            method=label,
-            unseen=config.unseen,
-            seed=config.seed,
-            checkpoint=record["checkpoint"],
-            part=part,
-            **{name: record[part].get(name) for name in ("accuracy", "f1", "images", "known", "unknown")},
-            validation=score,
-            mask=record.get("mask", {}),
-            given_mask=given if record == chosen and part == "all" else {},
-            lr=config.lr,
-            select=config.select,
-            run=run.path.name,
-            backbone=backbone,
-            metrics={name: value for name in METRICS if (value := record[part].get(name)) is not None},
-        )
-        for record in records
-        if record.get("kind") == "test"
-        for part in PARTS
-    ]
+    rows = [
+        (str(run.path), run.label, run.dataset, run.config.seed, run.config.lr, run.backbone, run.validation,
+         run.selected_by, *vars(score).values())
+        for run in runs
+        for score in run.scores
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(TIDY))
 
 
 def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
@@ -260,23 +226,33 @@ def read_run(path: Path) -> Run | Skipped:
 
 
 def _read_fold(run: RunFolder, config: Any) -> Run:
-    cells = _cells(run, config, config.method)
-    scores = []
-    for cell in cells:
-        named = {"accuracy": cell.accuracy, "all": None, "known": cell.known, "unknown": cell.unknown}
-        if cell.known is not None:  # classes are discovered
-            named |= {"accuracy": None, "all": cell.accuracy}
-        named |= cell.metrics
-        scores += [Score(cell.unseen, metric, cell.checkpoint, cell.part, value, cell.images)
-                   for metric, value in named.items() if value is not None]  # fmt: skip
-    chosen = next(cell for cell in cells if cell.checkpoint == "selected" and cell.part == "all")
-    masks = {**chosen.mask, **{f"{kind} mask": value for kind, value in chosen.given_mask.items()}}
-    if "iou" in masks:  # the truth is known
-        scores += [Score(chosen.unseen, f"mask: {name}", "selected", "all", value, chosen.images)
-                   for name, value in masks.items()]  # fmt: skip
+    records, backbone = run.records(), backbone_of(run)
+    selected = _score_record(run, records)
+    evaluation = _evaluation_at(selected["step"], records)
+    validation = RULES["source-validation"](evaluation, selected.get("metric", "accuracy"))
+    scores = [Score(config.unseen, "validation", "selected", "all", validation, 0)]
+    for record in (r for r in records if r.get("kind") == "test"):
+        scores += _scores_of(record, config.unseen)
     domains, rows = _data_rows(run.path / "splits.csv")
-    found = data_name(config), domains, chosen.backbone, tuple(scores), rows
-    return Run(run.path, config, *found, validation=chosen.validation, data=_fingerprint(run))
+    about = data_name(config), domains, backbone, tuple(scores), rows
+    return Run(run.path, config, *about, validation=validation, data=_fingerprint(run))
+
+
+def _scores_of(record: Mapping[str, Any], domain: str) -> Iterator[Score]:
+    """The numbers of a test record: scores of both parts; of the whole, also the mask's statistics."""
+    checkpoint, images = record["checkpoint"], record["all"]["images"]
+    for part in PARTS:
+        for name in ("accuracy", "f1", "known", "unknown", "taken_for_known", *METRICS):
+            value = record[part].get(name)
+            if value is not None:
+                discovered = name == "accuracy" and record[part].get("known") is not None
+                yield Score(domain, "all" if discovered else name, checkpoint, part, value, record[part]["images"])
+    facts = {f"{kind}: {name}": value for kind, key in RECORDED.items() for name, value in record.get(key, {}).items()}
+    facts |= {f"mask: {name} mask": record[f"{name}_mask"]["accuracy"] for name in ("true", "random")
+              if f"{name}_mask" in record}  # fmt: skip
+    for metric, value in facts.items():
+        if value is not None:
+            yield Score(domain, metric, checkpoint, "all", value, images)
 
 
 def _read_stream(run: RunFolder, config: Any) -> Run:

@@ -1,0 +1,204 @@
+"""The benchmark's tables, with means, standard errors and choices worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from patchgen.common.text import markdown, plus_minus
+from patchgen.config import Config
+from patchgen.report.compare import (
+    accuracy_grid,
+    backbone_line,
+    cells,
+    comparison,
+    metrics_grid,
+    read_scores,
+    recovery_grid,
+    validation_grid,
+    verdict,
+)
+from patchgen.report.render import plain_markdown
+from patchgen.report.table import Grid, unequal_terms
+from patchgen.runs.folder import RunFolder
+from patchgen.runs.scores import TIDY
+
+DOMAINS = ("art", "photo")
+Row = dict[str, Any]
+
+
+def score(value: float, unseen: str = "art", seed: int = 1, **changes: Any) -> Row:
+    usual = {"run": f"{unseen}{seed}", "method": "lp", "data": "d", "seed": seed, "lr": 1e-3, "backbone": "ViT-S",
+             "validation": 0.8, "selected_by": "source-validation", "unseen": unseen, "metric": "accuracy",
+             "checkpoint": "selected", "part": "all", "value": value, "images": 10}  # fmt: skip
+    return usual | changes
+
+
+def frame(*rows: Row) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=list(TIDY))
+
+
+def body(grid: Grid | None) -> list[list[str]]:
+    assert grid is not None
+    return [[word.strip() for word in line.split("|")[1:-1]] for line in plain_markdown(grid).splitlines()[2:]]
+
+
+def accuracies(scores: pd.DataFrame, methods: Sequence[str] = ("lp",), seeds: int = 1) -> list[list[str]]:
+    return body(accuracy_grid(scores, methods, DOMAINS, "selected", "all", seeds))
+
+
+def test_mean_and_standard_error_over_seeds() -> None:
+    rows = [score(value, seed=seed) for seed, value in ((1, 0.70), (2, 0.80), (3, 0.84))]
+    rows += [score(0.9, "photo", seed) for seed in (1, 2, 3)]
+    # art: mean 78; deviations -8, 2, 6; variance (64 + 4 + 36) / 2 = 52; error sqrt(52 / 3) = 4.163
+    # averages of the seeds 80, 85, 87: mean 84; variance (16 + 1 + 9) / 2 = 13; error sqrt(13 / 3) = 2.082
+    grid = accuracy_grid(frame(*rows), ["lp"], DOMAINS, "selected", "all")
+    assert body(grid) == [["lp", "78.0 ± 4.2", "90.0 ± 0.0", "84.0 ± 2.1"]]
+    assert grid.error_note() == "± is the standard error over seeds."
+    one = accuracy_grid(frame(score(0.25), score(0.5, "photo")), ["lp"], DOMAINS, "selected", "all")
+    assert body(one) == [["lp", "25.0", "50.0", "37.5"]] and one.error_note() == ""
+
+
+def test_other_scores_are_means_over_domains_then_seeds() -> None:
+    values = {("art", 1): 0.5, ("photo", 1): 0.7, ("art", 2): 0.7, ("photo", 2): 0.9, ("art", 3): 0.1}
+    rows = [score(v * share, d, s, metric=name) for (d, s), v in values.items()
+            for name, share in (("auroc", 1), ("macro_f1", 0.5))]  # fmt: skip
+    rows += [score(0.5, domain, method="old") for domain in DOMAINS]  # records of an earlier version
+    rows += [score(0.0, part="in", metric="auroc")]
+    grid = metrics_grid(frame(*rows), ["lp", "old"], DOMAINS)
+    assert grid is not None and [column.heading for column in grid.columns] == ["macro F1", "AUROC"]
+    assert body(grid) == [["lp", "35.0 ± 5.0", "70.0 ± 10.0"], ["old", "", ""]]  # seed 3 lacks a domain
+    assert metrics_grid(frame(score(0.5)), ["lp"], DOMAINS) is None
+
+
+def test_average_takes_only_seeds_that_have_every_domain() -> None:
+    rows = [score(0.5), score(0.7, seed=2), score(0.9, "photo", 2)]
+    assert accuracies(frame(*rows))[0][2:] == ["90.0", "80.0"]
+    assert accuracies(frame(*rows[:2]), ["lp", "full"]) == [["lp", "60.0 ± 10.0", "", ""], ["full", "", "", ""]]
+
+
+def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
+    rows = [score(0.843), score(0.5, "photo"), score(0.5, "photo", 2), score(0.5, "photo", 3)]
+    rows += [score(0.5, seed=seed, method="full") for seed in (1, 2)]
+    # (84.3 + 50) / 2 = 67.15: only seed 1 has both domains
+    assert accuracies(frame(*rows), ["lp", "full"], seeds=3) == [
+        ["lp", "84.3 (1 of 3 seeds)", "50.0 ± 0.0", "67.2 (1 of 3 seeds)"],
+        ["full", "50.0 ± 0.0 (2 of 3 seeds)", "", ""],
+    ]
+    validation = frame(score(0.8, metric="validation"))
+    assert body(validation_grid(validation, ["lp"], DOMAINS, 3))[0][1] == "80.0 (1 of 3 seeds)"
+
+
+def test_the_backbone_is_named_and_a_mixture_is_a_warning() -> None:
+    rows = [score(0.5), score(0.5, part="in"), score(0.5, seed=2)]
+    assert backbone_line(frame(*rows)) == "Backbone: ViT-S"
+    mixed = backbone_line(frame(*rows, score(0.5, seed=3, backbone="ViT-B")))
+    assert "DIFFER" in mixed and "ViT-S (2 runs)" in mixed and "ViT-B (1 runs)" in mixed
+    assert "no run is finished" in backbone_line(frame())
+
+
+def test_checkpoint_part_and_method_are_not_mixed() -> None:
+    rows = [score(0.1), score(0.2, part="in"), score(0.3, checkpoint="swad"), score(0.4, method="lp-ln")]
+    shown = {place: body(accuracy_grid(frame(*rows), ["lp"], ("art",), *place))
+             for place in (("selected", "all"), ("selected", "in"), ("swad", "all"))}  # fmt: skip
+    assert shown == {
+        ("selected", "all"): [["lp", "10.0", "10.0"]],
+        ("selected", "in"): [["lp", "20.0", "20.0"]],
+        ("swad", "all"): [["lp", "30.0", "30.0"]],
+    }
+    assert body(accuracy_grid(frame(*rows), ["lp"], ("art",), "swad", "in")) == [["lp", "", ""]]
+
+
+def test_validation_table_shows_the_choice_and_the_mask() -> None:
+    rows = [score(0.75, method="patchgen", metric="validation"), score(0.8, metric="validation")]
+    rows += [score(0.5, "photo", method="patchgen", metric="validation")]
+    masks = {("art", "mean"): 0.456, ("art", "spread"): 0.123, ("photo", "mean"): 0.6, ("photo", "spread"): 0.2,
+             ("art", "untrained_mean"): 0.5, ("art", "untrained_spread"): 0.01}  # fmt: skip
+    rows += [score(v, d, method="patchgen", metric=f"mask: {name}") for (d, name), v in masks.items()]
+    assert body(validation_grid(frame(*rows), ["lp", "patchgen"], DOMAINS)) == [
+        ["lp", "80.0", "", ""], ["patchgen", "75.0", "50.0", "0.46/0.12 (untrained 0.50/0.01), 0.60/0.20"]
+    ]  # fmt: skip
+
+
+def test_discovered_classes_have_three_numbers() -> None:
+    values = {"art": (0.5, 0.75, 0.25), "photo": (0.3, 0.5, 0.1)}
+    rows = [score(v, domain, metric=metric) for domain, three in values.items()
+            for metric, v in zip(("all", "known", "unknown"), three, strict=True)]  # fmt: skip
+    assert accuracies(frame(*rows)) == [["lp", "50.0 / 75.0 / 25.0", "30.0 / 50.0 / 10.0", "40.0 / 62.5 / 17.5"]]
+    assert "All / Known / Unknown accuracy, selected checkpoint" in comparison(frame(*rows), ["lp"], DOMAINS)
+
+
+def test_recovery_stands_beside_the_untrained_mask_where_the_truth_is_known() -> None:
+    assert recovery_grid(frame(score(0.5, metric="mask: mean")), ["lp"], DOMAINS) is None
+    found = {"iou": 0.4, "error": 0.25, "kept": 1.0, "true mask": 0.9, "random mask": 0.7, "untrained_auroc": 0.6}
+    rows = [score(v, seed=seed, metric=f"mask: {name}") for seed in (1, 2) for name, v in found.items()]
+    rows += [score(v, seed=seed, metric="mask: auroc") for seed, v in ((1, 0.8), (2, 1.0))]
+    rows += [score(0.8, seed=seed) for seed in (1, 2)] + [score(0.1, method="full")]
+    # 0.8 and 1.0: deviation sqrt(0.02), standard error 0.1
+    assert body(recovery_grid(frame(*rows), ["lp", "full"], DOMAINS)) == [
+        ["lp", "0.90 ± 0.10", "0.60 ± 0.00", "0.40 ± 0.00", "0.25 ± 0.00", "1.00 ± 0.00",
+         "80.0 ± 0.0", "90.0 ± 0.0", "70.0 ± 0.0"]]  # fmt: skip
+
+
+def test_the_verdict_compares_with_the_best() -> None:
+    rows = [score(v, d, method=m) for m, pair in {"lp": (0.8, 0.8), "full": (0.9, 0.9)}.items()
+            for d, v in zip(DOMAINS, pair, strict=True)]  # fmt: skip
+    best, against = verdict(frame(*rows), ["lp", "full", "absent"], DOMAINS)
+    assert best == "Best on average: full (90.0 %)."
+    assert against.startswith("Against lp: 2 of 20 images apart, one seed: no difference shown")
+    assert verdict(frame(*rows), ["lp"], DOMAINS) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [(["lp-ln", "patchgen+entropy"], ["lp-ln+entropy"]), (["lp-ln", "lp-ln+entropy", "patchgen+entropy"], []),
+     (["lp-ln", "patchgen, tau 0.5", "patchgen + SWAD"], []), (["lp-ln", "full+miro"], []), (["patchgen+lreg"], [])],
+)  # fmt: skip
+def test_a_sum_beside_a_plain_baseline_is_noted(labels: list[str], said: list[str]) -> None:
+    notes = unequal_terms(labels)
+    assert len(notes) == len(said) and all(word in note for word, note in zip(said, notes, strict=True))
+
+
+def test_markdown_is_aligned() -> None:
+    assert markdown(["a", "long"], [["wide one", "1"], ["", "22"]]) == (
+        "| a        | long |\n| -------- | ---- |\n| wide one | 1    |\n|          | 22   |"
+    )
+    assert (plus_minus(1, 0.25, 2), plus_minus(-3.14159), plus_minus(2, sign="+")) == ("1.00 ± 0.25", "-3.1", "+2.0")
+
+
+def scored(accuracy: float) -> dict[str, Any]:
+    return {"accuracy": accuracy, "f1": accuracy / 2, "images": 8}
+
+
+def run_folder(root: Path, name: str, lr: float, validation: float, **mask: float) -> RunFolder:
+    run = RunFolder.create(root, Config(data="photos", unseen="art", seed=4, lr=lr, select="last"), name)
+    for step, accuracy in ((0, 0.9), (5, validation)):
+        run.append({"kind": "evaluation", "step": step, "validation": {"photo": scored(accuracy)}})
+    parts = {"in": scored(0.3), "out": scored(0.1), "all": scored(0.2)}
+    run.append({"kind": "test", "checkpoint": "selected", "step": 5, **parts, "mask": mask})
+    run.append({"kind": "test", "checkpoint": "swad", "start_step": 0, "end_step": 5, **parts})
+    run.write_json("env.json", {"backbone": {"resolved": "ViT-S"}})
+    (run.path / "splits.csv").write_text("path,domain,label,group\na.png,art,x,\n")
+    (run.path / "done").write_text("now\n")
+    return run
+
+
+def test_cells_are_the_records_of_the_rate_that_validation_chooses(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path, name, lr, validation, mean=0.4)
+            for name, lr, validation in (("abc", 0.1, 0.3), ("def", 0.01, 0.5), ("ghi", 0.001, 0.5))]  # fmt: skip
+    found = list(cells(read_scores((run, "lp@x") for run in runs)))
+    wanted = [
+        {"method": "lp@x", "unseen": "art", "seed": 4, "checkpoint": checkpoint, "part": part, "accuracy": accuracy,
+         "f1": accuracy / 2, "images": 8, "validation": 0.5, "known": None, "unknown": None, "mask": mask,
+         "given_mask": {}, "lr": 0.01, "select": "last", "run": "def", "backbone": "ViT-S", "metrics": {}}
+        for checkpoint, mask in (("selected", {"mean": 0.4}), ("swad", {}))
+        for part, accuracy in (("in", 0.3), ("all", 0.2))
+    ]  # fmt: skip
+    assert found == wanted
+    (runs[0].path / "splits.csv").unlink()
+    with pytest.raises(ValueError, match="abc: broken"):
+        read_scores([(runs[0], "lp")])
