@@ -10,11 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.nn.functional import normalize
 
-from patchgen.diagnose.cost import device, now
+from patchgen.diagnose.cost import device
 
 # measured and value, and where there is a target: the target and whether it is reached, if that can be said
 Line = tuple[str, str] | tuple[str, str, str] | tuple[str, str, str, bool]
+
+
+def now() -> float:
+    if device().type != "cpu":  # accelerators work asynchronously
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 LARGEST_SHARE = 0.15  # of the processors that others may take before a benchmark is inconclusive
@@ -53,6 +60,15 @@ class Others:
             return None
         idle, hertz, own = ticks[3] + ticks[4], os.sysconf("SC_CLK_TCK"), os.times()
         return sum(ticks) / hertz, (sum(ticks) - idle) / hertz, sum(own[:4])
+
+
+def random_features(points: int, dim: int, clusters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit vectors (N, D) around unit centres (K, D), as L2-normalised image features lie."""
+    generator = torch.Generator().manual_seed(0)
+    centres = normalize(torch.randn(clusters, dim, generator=generator))
+    noise = torch.randn(points, dim, generator=generator) / dim**0.5
+    x = normalize(centres[torch.arange(points) % clusters] + 1.5 * noise)
+    return x.to(device()), centres.to(device())
 
 
 def report(line: str) -> None:

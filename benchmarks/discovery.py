@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from sklearn.cluster import KMeans
 
-from benchmarks.common import Line, at_least_one, clock_seconds, report
-from benchmarks.kmeans import random_features
+from benchmarks.common import Line, at_least_one, clock_seconds, now, random_features, report
 from patchgen.ccd.methods import Views, make_stream_method
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.model import StreamModel
 from patchgen.ccd.optim import make_stream_optimizer
 from patchgen.ccd.prompts import choose_prompts
 from patchgen.ccd.settings import StreamConfig
-from patchgen.diagnose.cost import device, now
+from patchgen.diagnose.cost import device
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.model.backbone import load_architecture, set_tuning
 

@@ -216,11 +216,13 @@ class PlainLoop:
     trained: int = 0
     scored: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)  # of each split at the last evaluation
+    splits: dict[str, np.ndarray] | None = None  # to score; all when left out
 
     def run(self) -> Classifier:
         method = make_method(self.config)
         self.model = build_model(self.config, method, len(self.fold.classes), lambda _: None)
         optimizer, source = make_optimizer(self.model, self.config, method), random.Random(self.config.seed)
+        splits = every_split(self.fold) if self.splits is None else self.splits
         for step in range(self.config.steps):
             images, labels = self._batch(source)
             loss = functional.cross_entropy(self.model(images).logits, labels)
@@ -230,7 +232,7 @@ class PlainLoop:
             loss.item()
             self.trained += len(images)
             if step % self.config.eval_every == 0 or step == self.config.steps - 1:
-                self.accuracy = {name: self._score(rows) for name, rows in every_split(self.fold).items()}
+                self.accuracy = {name: self.score(rows) for name, rows in splits.items()}
         return self.model
 
     def _batch(self, source: random.Random) -> tuple[Tensor, Tensor]:
@@ -240,7 +242,7 @@ class PlainLoop:
         return images, torch.from_numpy(self.fold.target[rows])
 
     @torch.no_grad()
-    def _score(self, rows: np.ndarray) -> float:
+    def score(self, rows: np.ndarray) -> float:
         right = 0
         for images, labels in DataLoader(Samples(self.fold, rows, self.config.image_size), EVAL_BATCH):
             right += int((self.model(images).logits.argmax(1) == labels).sum())

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
-from benchmarks.grouping import our_mixture
-from benchmarks.kmeans import random_features
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, random_features, report
+from benchmarks.peers import our_mixture
 from benchmarks.pipeline import MEAN, STD
 from patchgen.config import Config
 from patchgen.data.augment import Augment

@@ -20,12 +20,11 @@ from benchmarks import (
     fit,
     flat,
     fold,
-    grouping,
     growth,
-    kmeans,
     memory,
     methods,
     modes,
+    peers,
     pipeline,
     predict,
     probe,
@@ -45,12 +44,12 @@ TABLE: dict[str, ModuleType] = {  # of docs/develop/benchmarks.md
     "predict": predict,
     "flat": flat,
     "probe": probe,
-    "grouping": grouping,
+    "peers": peers,
     "growth": growth,
     "bookkeeping": bookkeeping,
     "start": start,
 }
-SUBJECTS = TABLE | {"methods": methods, "kmeans": kmeans, "discovery": discovery, "sweep": sweep}
+SUBJECTS = TABLE | {"methods": methods, "discovery": discovery, "sweep": sweep}
 
 
 class Row(NamedTuple):

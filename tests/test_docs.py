@@ -126,7 +126,7 @@ def test_measurements_have_the_options_that_the_pages_give_them(monkeypatch: pyt
         monkeypatch.setattr(module, "lines", lambda _: [])
     monkeypatch.setattr("benchmarks.__main__.write_text", lambda *_: None)
     called = {" ".join(words[:4]) for words in measurements()}
-    assert {f"python -m benchmarks {name}" for name in ("all", "rate", "methods", "kmeans", "sweep")} <= called
+    assert {f"python -m benchmarks {name}" for name in ("all", "rate", "methods", "peers", "sweep")} <= called
     for words in measurements():
         if len(words) > 3:
             assert measure(words[3:]) == 0, words

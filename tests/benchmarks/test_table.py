@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bookkeeping, flat, grouping, growth, probe, rate, start, table
+from benchmarks import bookkeeping, flat, growth, peers, probe, rate, start, table
 from benchmarks.__main__ import main
-from benchmarks.kmeans import random_features
+from benchmarks.common import random_features
 from patchgen.discovery import clustering_accuracy
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +50,11 @@ def test_ratios_of_a_probe_by_hand() -> None:
 
 def test_plain_mixture_and_match_say_what_ours_say() -> None:
     x, centres = random_features(400, 16, 4)
-    ours, plain = grouping.our_mixture(x, centres), grouping.plain_mixture(x, centres)
+    ours, plain = peers.our_mixture(x, centres), peers.plain_mixture(x, centres)
     np.testing.assert_allclose(ours.means.numpy(), plain.means_, atol=0.05)
+    np.testing.assert_allclose(peers.our_kmeans(x, centres).numpy(), peers.plain_kmeans(x, centres), atol=1e-4)
     truth, found = np.array([0, 0, 1, 1, 2]), np.array([1, 1, 0, 2, 2])
-    assert grouping.plain_match(truth, found) == clustering_accuracy(truth, found, [0]).all == 0.8
+    assert peers.plain_match(truth, found) == clustering_accuracy(truth, found, [0]).all == 0.8
 
 
 def test_rates_count_the_arithmetic_of_each_tuning() -> None:

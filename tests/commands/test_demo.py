@@ -56,7 +56,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(shown: Path) -> None:
 
 def test_the_numbers_are_those_of_the_runs(shown: Path) -> None:
     runs = [RunFolder.open(path) for path in (shown / "runs").iterdir()]
-    assert {run.config.method for run in runs} == {"lp", "lp-ln", "patchgen", "patchgen-select"}
+    assert {run.config.method for run in runs} == {"lp", "lp-ln", "patchgen", "patchgen-cls"}
     assert all(run.done for run in runs)
     text = (shown / "index.html").read_text()
     for run in runs:
@@ -64,7 +64,8 @@ def test_the_numbers_are_those_of_the_runs(shown: Path) -> None:
         assert f">{100 * test['all']['accuracy']:.1f}</td>" in text
         if run.config.method.startswith("patchgen"):
             assert {"auroc", "iou", "error", "kept"} <= set(test["mask"])
-            assert f">{test['mask']['auroc']:.2f}</td>" in text
+            for name in ("auroc", "untrained_auroc", "iou", "untrained_iou"):
+                assert f">{test['mask'][name]:.2f}</td>" in text
             for line in ("true_mask", "random_mask"):
                 assert f"<td>{100 * test[line]['accuracy']:.1f}</td>" in text
 
@@ -74,7 +75,7 @@ def test_again_it_shows_the_same_at_once(shown: Path, capsys: pytest.CaptureFixt
     assert main(["demo", "--smoke", "--out", str(shown)]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == str(shown / "index.html")
-    assert "| patchgen-select |" in out and "mean nothing" in out
+    assert "| patchgen-cls " in out and "mean nothing" in out
     assert (shown / "index.html").read_text() == before
 
 

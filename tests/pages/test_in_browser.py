@@ -26,7 +26,7 @@ def pages(
     tiny_run: Callable[..., Any], image_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("pages")
-    methods = ("lp", "lp-ln", "patchgen", "patchgen-select")
+    methods = ("patchgen", "patchgen-cls", "lp-ln", "lp", "patchgen-select")
     known = {m: tiny_run(m, data="oracle-tiny", unseen="mist", augment=False) for m in methods}
     run, select = str(tiny_run("lp-ln").path), str(tiny_run("patchgen-select").path)
     photo = out / f"{LONG}<b>.png"

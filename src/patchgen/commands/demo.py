@@ -12,11 +12,11 @@ from patchgen.commands import parse
 from patchgen.config import Config
 
 DATA = "oracle-shortcut"
-METHODS = ("lp", "lp-ln", "patchgen", "patchgen-select")
+METHODS = ("patchgen", "patchgen-cls", "lp-ln", "lp")
 
 
 def demo(out: str = "demo", backbone: str = "registry", seed: int = 1, smoke: bool = False, json: bool = False) -> None:
-    """Train LP, LP+LN, PatchGen as published and patchgen-select, and score them where the shortcut breaks.
+    """Train PatchGen, PatchGen with the class token, LP+LN and LP, and score them where the shortcut breaks.
 
     Args:
         out: Folder for the runs and the page.

@@ -17,7 +17,7 @@ SMALLEST = 0.02  # difference of silhouettes, or of domain accuracies, that coun
 FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
 
 
-class Claim(NamedTuple):
+class Finding(NamedTuple):
     part: str
     claim: str
     verdict: str
@@ -33,7 +33,7 @@ STATED = {
 }
 
 
-def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Claim]:
+def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Finding]:
     """Verdicts on the run `main`; `found` is the whole diagnosis, `records` each run's images."""
     verdicts = {
         "A": _perturbation(found["runs"][main], records[main]),
@@ -45,7 +45,7 @@ def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], ma
     reason = _no_better_than_chance(found, main)
     if reason:
         verdicts |= {part: ("not tested", reason) for part in "ABCD" if verdicts[part][0] != "not tested"}
-    return [Claim(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
+    return [Finding(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
 
 
 def _no_better_than_chance(found: Mapping[str, Any], main: str) -> str:
@@ -155,13 +155,11 @@ def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
     module = of_module(cost)
     more, ratio = module["module_of_backbone"], module["ratio"]
     text = (
-        f"{more:.1%} of the backbone's parameters more, step time x {ratio['of_medians']:.2f}, peak memory x "
-        f"{ratio['peak_bytes']:.2f}, on this machine"
+        f"{more:.1%} of the backbone's parameters more, arithmetic of a step x {ratio['flops']:.2f}, peak memory x "
+        f"{ratio['peak_bytes']:.2f}, counted: a step is not timed here."
     )
-    if not ratio["conclusive"]:
-        text += f" (times scatter too much to conclude; matrix products alone ask for x {ratio['floor']:.2f})"
-    small, quick = more <= 0.05, ratio["of_medians"] <= 1.1 and ratio["peak_bytes"] <= 1.1
-    return _of_two(small, quick), f"{text}."
+    small, quick = more <= 0.05, ratio["flops"] <= 1.1 and ratio["peak_bytes"] <= 1.1
+    return _of_two(small, quick), text
 
 
 def _baseline(runs: Mapping[str, Any], main: str) -> str | None:

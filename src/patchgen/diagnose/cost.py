@@ -1,26 +1,21 @@
-"""Cost of a training step of PatchGen relative to LP+LN on this machine.
+"""Cost of a training step of PatchGen relative to LP+LN, counted: parameters, arithmetic and memory.
 
-    cost = measure_step("dinov2-small", image_size=224)
-    cost["methods"]["patchgen"]["ratio"]["of_medians"]       # step time / LP+LN's
-    cost["methods"]["patchgen"]["ratio"]["floor"]            # ratio of the matrix products alone
-    cost["methods"]["lp-ln"]["ratio"]["of_medians"]          # LP+LN against itself: the effect of noise
+    cost = count_step("dinov2-small", image_size=224)
+    cost["methods"]["patchgen"]["ratio"]["flops"]            # of matrix products / LP+LN's
+    cost["methods"]["patchgen"]["ratio"]["peak_bytes"]       # of a step's memory
 
-Steps of the methods alternate in one process, so that other load on the machine affects all equally. Bytes and
-floating-point operations are counted, not timed: they are the same in every run. The floor is a ratio of matrix
-products: the backbone's other work (norms, activations) can bring the measured ratio slightly below it.
+Bytes and floating-point operations are the same in every run and on every machine; `python -m benchmarks rate` times
+the steps.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,99 +34,48 @@ from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
 
 BASELINE, MEASURED = "lp-ln", ("patchgen", "patchgen-select")
-AGAIN = "lp-ln again"
-TARGET = 1.06  # target: maximum time ratio of `patchgen` at 224 px
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch
 
 
 def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The results of `measure_step` for the single method measured next to LP+LN."""
-    found: dict[str, Any] = next(method for name, method in cost["methods"].items() if name != BASELINE)
-    return found
+    """The counts of `count_step` for the single method measured next to LP+LN."""
+    return next(dict(counts) for name, counts in cost["methods"].items() if name != BASELINE)
 
 
-def measure_step(
-    source: str = "dinov2-small",
-    *,
-    image_size: int = 224,
-    batch: int = 8,
-    repeats: int = 5,
-    measured: Sequence[str] = MEASURED,
-    report: Callable[[str], None] = lambda _: None,
+def count_step(
+    source: str = "dinov2-small", *, image_size: int = 224, batch: int = 8, measured: Sequence[str] = MEASURED
 ) -> dict[str, Any]:
     """Compare training steps of the measured methods, which tune what LP+LN tunes, with one of LP+LN.
 
     Args:
         source: As for `load_architecture`; random weights cost the same as trained ones.
         batch: Images per step.
-        repeats: Timed steps of each method, after a warm-up.
-        report: Called with one line per step, `pieces(repeats, measured)` times.
     """
-    for name, value in {"batch": batch, "repeats": repeats}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, not {batch}")
     backbone = load_architecture(source, image_size)
     rivals = {name: make_rival(name, backbone, image_size) for name in (BASELINE, *measured)}
     one, data = random_batch(1, image_size), random_batch(batch, image_size)
     flops = {name: count_flops(rival, one) for name, rival in rivals.items()}
     peaks = {name: step_peak(rival, data) for name, rival in rivals.items()}
-    times = _race(rivals | {AGAIN: rivals[BASELINE]}, data, repeats, report)
     size = sum(p.numel() for p in backbone.parameters())
     methods: dict[str, Any] = {}
     for name, rival in rivals.items():
-        taken, module = times[name], rival.model.select
-        own = sum(p.numel() for p in module.parameters()) if module else 0
+        module = sum(p.numel() for p in rival.model.select.parameters()) if rival.model.select else 0
         methods[name] = {
             "trainable_parameters": sum(p.numel() for group in rival.optimizer.param_groups for p in group["params"]),
-            "module_parameters": own,
-            "module_of_backbone": own / size,
+            "module_parameters": module,
+            "module_of_backbone": module / size,
             "gflops_per_image": flops[name] / 1e9,
             "peak_bytes": peaks[name],
-            "median_seconds": statistics.median(taken.wall),
-            "fastest_seconds": min(taken.wall),
-            "median_cpu_seconds": statistics.median(taken.cpu),
-            "seconds": taken.wall,
-            "cpu_seconds": taken.cpu,
-            "ratio": compare(times[AGAIN] if name == BASELINE else taken, times[BASELINE])
-            | {"floor": flops[name] / flops[BASELINE], "peak_bytes": peaks[name] / peaks[BASELINE]},
+            "ratio": {"flops": flops[name] / flops[BASELINE], "peak_bytes": peaks[name] / peaks[BASELINE]},
         }
     return {
         "backbone": {"source": source, "resolved": backbone.resolved, "parameters": size},
         "image_size": image_size,
         "patches": math.prod(backbone.grid(image_size)),
         "batch": batch,
-        "repeats": repeats,
-        "machine": {"device": str(device()), "threads": torch.get_num_threads(), "torch": torch.__version__},
         "methods": methods,
-    }
-
-
-def pieces(repeats: int, measured: Sequence[str] = MEASURED) -> int:
-    """The number of lines that `measure_step` reports."""
-    return (repeats + 1) * (len(measured) + 2)
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of each step, as wall-clock time and as CPU time, which excludes waiting for a core."""
-
-    wall: list[float]
-    cpu: list[float]
-
-
-def compare(measured: Times, baseline: Times) -> dict[str, Any]:
-    """Ratios of two alternating series; the quartiles are those of the ratios of neighbouring steps.
-
-    `conclusive` is False if the quartiles are further apart than the share in question (`TARGET` - 1).
-    """
-    low, high = np.percentile(np.divide(measured.wall, baseline.wall), (25, 75))
-    return {
-        "of_medians": statistics.median(measured.wall) / statistics.median(baseline.wall),
-        "lower_quartile": float(low),
-        "upper_quartile": float(high),
-        "of_fastest": min(measured.wall) / min(baseline.wall),
-        "of_cpu_medians": statistics.median(measured.cpu) / statistics.median(baseline.cpu),
-        "conclusive": bool(high - low <= TARGET - 1),
     }
 
 
@@ -172,27 +116,8 @@ def random_batch(size: int, image_size: int) -> Batch:
     return Batch(image, index % NUM_CLASSES, index * DOMAINS // size, index)
 
 
-def _race(rivals: Mapping[str, Rival], data: Batch, repeats: int, report: Callable[[str], None]) -> dict[str, Times]:
-    """Times of each rival's steps, taken in turn (A B A B ...); the first round warms up and is dropped."""
-    times = {name: Times([], []) for name in rivals}
-    for turn in range(repeats + 1):
-        for name, rival in rivals.items():
-            wall, cpu = now(), time.process_time()
-            rival.step(data)
-            times[name].wall.append(now() - wall)
-            times[name].cpu.append(time.process_time() - cpu)
-            report(f"{name:<15} {times[name].wall[-1]:.3f} s{'' if turn else ' (warm-up)'}")
-    return {name: Times(taken.wall[1:], taken.cpu[1:]) for name, taken in times.items()}
-
-
 def device() -> torch.device:
     return torch.accelerator.current_accelerator() or torch.device("cpu")
-
-
-def now() -> float:
-    if device().type != "cpu":  # accelerators work asynchronously
-        torch.accelerator.synchronize()
-    return time.perf_counter()
 
 
 # What is counted

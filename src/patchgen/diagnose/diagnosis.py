@@ -20,8 +20,8 @@ from patchgen.common.files import write_text
 from patchgen.common.text import did_you_mean, printable
 from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.attribution import available, check_rankings
-from patchgen.diagnose.claims import Claim, claims
-from patchgen.diagnose.cost import measure_step
+from patchgen.diagnose.claims import Finding, claims
+from patchgen.diagnose.cost import count_step
 from patchgen.diagnose.faithfulness import OPERATORS
 from patchgen.diagnose.measure import Plan, Record, measure, rank_all
 from patchgen.diagnose.summary import summarise
@@ -32,7 +32,7 @@ from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, uns
 
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
-BATCH, REPEATS = 4, 5  # images per step and timed steps of each method in part E
+BATCH = 4  # images per step in part E
 PART = 32  # images per forward pass
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
@@ -97,7 +97,7 @@ class Diagnosis(NamedTuple):
             drawn.save(folder)
         for number, columns in enumerate(self.features.values(), 1):
             write_columns(folder / f"features-{number}.npz", columns)
-        judged = [Claim(**claim) for claim in self.found["claims"]]
+        judged = [Finding(**claim) for claim in self.found["claims"]]
         return write_page(folder / "index.html", render_page(self.found, judged, self.figures))
 
 
@@ -152,8 +152,8 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
     config = subjects[0].predictor.config
-    method = "patchgen-select" if subjects[0].predictor.model.pool == "select" else "patchgen"
-    cost = measure_step(config.backbone, image_size=config.image_size, batch=BATCH, repeats=REPEATS, measured=(method,))
+    method = {"select": "patchgen-select", "patchgen-cls": "patchgen-cls"}.get(subjects[0].model.pool, "patchgen")
+    cost = count_step(config.backbone, image_size=config.image_size, batch=BATCH, measured=(method,))
     tick(1)
     found = {**_asked(opened), "size_rule": rule, "runs": runs, "cost": cost}
     found["claims"] = [claim._asdict() for claim in claims(found, records, subjects[0].name)]

@@ -217,10 +217,10 @@ def _cells(title: str, column: str, values: np.ndarray) -> Iterable[Row]:
 
 
 def costs(found: Mapping[str, Any]) -> Drawn:
-    """Trained parameters, step time and peak memory of LP+LN and of the method with a mask."""
+    """Trained parameters, arithmetic and peak memory of LP+LN and of the method with a mask."""
     kinds = {
         "trainable_parameters": ("trained parameters (thousands)", 1e3),
-        "median_seconds": ("training step (s)", 1.0),
+        "gflops_per_image": ("GFLOPs of a step, per image", 1.0),
         "peak_bytes": ("peak memory of a step (MB)", 1e6),
     }
     figure = new_figure(9.2, 1.75)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchgen.common.text import number_text
-from patchgen.diagnose.claims import Claim
+from patchgen.diagnose.claims import Finding
 from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.figures import NOTICE, Drawn
 from patchgen.pages.page import Cell, render
@@ -22,7 +22,7 @@ LIMITS = (
 )
 
 
-def render_page(found: Mapping[str, Any], verdicts: Sequence[Claim], figures: Mapping[str, Drawn]) -> str:
+def render_page(found: Mapping[str, Any], verdicts: Sequence[Finding], figures: Mapping[str, Drawn]) -> str:
     """The whole page; `found` is the content of diagnosis.json."""
     names = " against ".join([found["main"], ", ".join(list(found["runs"])[1:])]).removesuffix(" against ")
     lead = (
@@ -105,16 +105,11 @@ def _overlays(drawn: Drawn) -> str:
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
-    module, machine = of_module(cost), cost["machine"]
-    ratio = module["ratio"]
-    text = (
-        f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}, device {machine['device']}, "
-        f"{machine['threads']} CPU thread{'s' * (machine['threads'] != 1)}. The module has "
+    module = of_module(cost)
+    return (
+        f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}. The module has "
         f"{module['module_parameters']:,} parameters, {module['module_of_backbone']:.1%} of the backbone. A training "
-        f"step takes {ratio['of_medians']:.2f} times as long (quartiles {ratio['lower_quartile']:.2f} to "
-        f"{ratio['upper_quartile']:.2f}, floor of the matrix products {ratio['floor']:.2f}) and "
-        f"{ratio['peak_bytes']:.2f} times the peak memory."
+        f"step has {module['ratio']['flops']:.2f} times the arithmetic (matrix products, forward and backward) and "
+        f"{module['ratio']['peak_bytes']:.2f} times the peak memory. These are counted, so they are the same on every "
+        "machine; `python -m benchmarks rate` times the steps."
     )
-    if not ratio["conclusive"]:
-        text += " The times scatter too much to conclude: measure again on a quiet machine."
-    return text

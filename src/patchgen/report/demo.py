@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from patchgen.common.reading import read_json
 from patchgen.common.text import number_text
 from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, percent_axis, plain
 from patchgen.pages.page import Cell, Picture, data_address, render
@@ -15,20 +16,27 @@ from patchgen.runs.scores import chosen_evaluation, score_record
 from patchgen.runs.selection import RULES
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from PIL.Image import Image
 
-MASKED = "patchgen-select"  # whose masks the page shows
+    from patchgen.predict.predictor import Prediction, Predictor
+
+MASKED = "patchgen"  # whose masks the page shows
 SHOWN = 9  # images on the page
 SCORES = {
     "method": "method",
     "unseen": "unseen domain %",
     "sources": "sources, held out %",
     "auroc": "mask AUROC",
+    "untrained_auroc": "untrained",
     "iou": "IoU at 0.5",
-    "error": "mask error",
+    "untrained_iou": "untrained",
     "kept": "predictive patches kept %",
+    "untrained_kept": "untrained %",
 }
 MASKS = {"method": "method", "unseen": "learned mask %", "true_mask": "true mask %", "random_mask": "random mask %"}
+STATISTICS = ("mean", "spread", "auroc", "iou", "error", "kept")  # of a mask, trained and untrained
 
 
 def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
@@ -43,7 +51,7 @@ def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
                 "unseen": test["all"]["accuracy"],
                 "images": test["all"]["images"],
                 "sources": RULES["source-validation"](chosen_evaluation(run), "accuracy"),
-                **{name: mask.get(name) for name in ("mean", "spread", "auroc", "iou", "error", "kept")},
+                **{name: mask.get(name) for part in ("", "untrained_") for name in (f"{part}{s}" for s in STATISTICS)},
                 "true_mask": test.get("true_mask", {}).get("accuracy"),
                 "random_mask": test.get("random_mask", {}).get("accuracy"),
             }
@@ -112,7 +120,7 @@ def curves(runs: Mapping[str, RunFolder]) -> Drawn:
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
     """Accuracy on the sources and on the unseen domain, method by method."""
-    figure = new_figure(7.5, 0.55 * len(rows) + 1.1)
+    figure = new_figure(4.9, 0.55 * len(rows) + 1.1)  # inches: readable on a phone as it is
     axes = figure.subplots()
     places = np.arange(len(rows))[::-1]
     data: list[Row] = []
@@ -137,42 +145,56 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     from patchgen.data.oracle import true_masks
     from patchgen.data.table import read_table
     from patchgen.draw.overlay import original
-    from patchgen.predict.predictor import Prediction, load_run
+    from patchgen.predict.predictor import load_run
 
     config = runs[MASKED].config
     table = read_table(config.data)
     rows = table.rows_of(config.unseen)
     rows = rows[:: max(1, len(rows) // SHOWN)][:SHOWN]
     paths = [table.file(int(row)) for row in rows]
-    truth = true_masks(table, load_run(runs[MASKED].path).model.grid)
-    answers = {m: [p for p in load_run(r.path).predict(paths) if isinstance(p, Prediction)] for m, r in runs.items()}
+    predictors = {label: load_run(run.path) for label, run in runs.items()}
+    answers = {label: _predictions(predictor, paths) for label, predictor in predictors.items()}
+    start = _predictions(_untrained(runs[MASKED], predictors[MASKED]), paths)
+    truth = true_masks(table, predictors[MASKED].model.grid)
     made = []
     for i, row in enumerate(rows.tolist()):
         true, mask = table.classes[table.label[row]], answers[MASKED][i].mask
         known = truth[row].reshape(mask.shape) if truth is not None and mask is not None else None
-        said = [
-            Cell(
-                f"{m}: {a[i].label}",
-                "right" if a[i].label == true else "wrong",
-                "right" if a[i].label == true else "wrong",
-            )
-            for m, a in answers.items()
-        ]
-        alt = f"image of class {true}, its predictive patches, and the learned mask"
-        made.append(Picture(data_address(triptych(original(paths[i]), known, mask)), alt,
-                            [[Cell(f"class {true}", "strong")], said]))  # fmt: skip
+        words = [(f"{label}: {said[i].label}", "right" if said[i].label == true else "wrong")
+                 for label, said in answers.items()]  # fmt: skip
+        alt = f"image of class {true}, its predictive patches, the untrained mask and the trained one"
+        picture = side_by_side(original(paths[i]), (known, start[i].mask, mask))
+        lines = [[Cell(f"class {true}", "strong")], [Cell(text, word, word) for text, word in words]]
+        made.append(Picture(data_address(picture), alt, lines))
     return made
 
 
-def triptych(image: np.ndarray, truth: np.ndarray | None, mask: np.ndarray | None, scale: int = 2) -> Image:
-    """[image | truth | mask] side by side; masks on the fixed scale of 0 to 1."""
+def _predictions(predictor: Predictor, paths: Sequence[Path]) -> list[Prediction]:
+    from patchgen.predict.predictor import Prediction
+
+    return [answer for answer in predictor.predict(paths) if isinstance(answer, Prediction)]
+
+
+def _untrained(run: RunFolder, trained: Predictor) -> Predictor:
+    """The same model before its first step: its weights follow from the seed."""
+    from patchgen.methods import make_method
+    from patchgen.methods.build import build_model
+    from patchgen.predict.predictor import Predictor
+
+    recorded = read_json(run.path / "env.json")["backbone"]
+    model = build_model(run.config, make_method(run.config), len(trained.classes), recorded=recorded)
+    return Predictor(model, trained.classes, run.config)
+
+
+def side_by_side(image: np.ndarray, masks: Sequence[np.ndarray | None], scale: int = 2) -> Image:
+    """[image | mask | mask ...]; masks on the fixed scale of 0 to 1."""
     from PIL import Image
 
     from patchgen.draw.sheet import mask_over
 
     photo = Image.fromarray(image)
     photo = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
-    panels = [photo, *(mask_over(photo, grid.astype(float)) for grid in (truth, mask) if grid is not None)]
+    panels = [photo, *(mask_over(photo, grid.astype(float)) for grid in masks if grid is not None)]
     gap = 4 * scale
     joined = Image.new("RGB", (len(panels) * (photo.width + gap) - gap, photo.height), "white")
     for number, panel in enumerate(panels):
