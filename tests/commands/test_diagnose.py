@@ -45,9 +45,7 @@ def runs(tiny_run: TinyRun, oracle_settings: dict[str, Any]) -> dict[str, RunFol
 def out(runs: dict[str, RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("diagnosis")
     words = [str(runs["patchgen"].path), "--against", str(runs["lp-ln"].path), "--images", "9", "--steps", "4"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnosis, "REPEATS", 1)
-        assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
+    assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
     return folder
 
 
@@ -158,7 +156,6 @@ def test_a_baseline_alone_and_data_without_truth(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(diagnosis, "REPEATS", 1)
     moved = shutil.copytree(image_folder, tmp_path / "moved")
     words = ["--images", "4", "--operators", "mean", "--rankings", "random", "grad-cam", "--data", str(moved)]
     run = str(tiny_run("lp-ln", pool="mean").path)
@@ -238,13 +235,11 @@ def test_moved_data_are_the_same_data(tiny_run: TinyRun, image_folder: Path, tmp
 
 def test_a_notebook_needs_no_command(runs: dict[str, RunFolder], tmp_path: Path, found: dict[str, Any]) -> None:
     options = diagnosis.Options(images=9, steps=4, projection="pca")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnosis, "REPEATS", 1)
-        opened = diagnosis.prepare([str(runs[name].path) for name in ("patchgen", "lp-ln")], options=options)
-        ticks: list[int] = []
-        made = diagnosis.examine(opened, tick=ticks.append)
+    opened = diagnosis.prepare([str(runs[name].path) for name in ("patchgen", "lp-ln")], options=options)
+    ticks: list[int] = []
+    made = diagnosis.examine(opened, tick=ticks.append)
     assert sum(ticks) == opened.work == 2 * 9 + 1 and set(made.figures) == FIGURES
-    assert list(made.found) == list(found) and made.found["runs"] == found["runs"]
+    assert made.found == found
     assert made.write(tmp_path / "a" / "b") == tmp_path / "a" / "b" / "index.html"
     with pytest.raises(ValueError, match="--images must be at least 2, not 1"):
         diagnosis.Options(images=1)
@@ -258,9 +253,8 @@ def test_a_run_given_the_truth_has_no_mask_of_its_own(
 
 
 def test_the_cost_is_that_of_the_runs_own_selection(
-    tiny_run: TinyRun, oracle_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: TinyRun, oracle_settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(diagnosis, "REPEATS", 1)
     run = tiny_run("patchgen-select", **oracle_settings)
     words = ["--images", "4", "--steps", "2", "--operators", "mean", "--rankings", "mask", "--projection", "pca"]
     assert main(["diagnose", str(run.path), *words, "--out", str(tmp_path / "out")]) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from patchgen.common.text import plus_minus
 from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.faithfulness import OPERATORS, area
 from patchgen.diagnose.summary import Record, paired
@@ -147,6 +148,8 @@ def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
     text = ", ".join([f"AUROC of the mask for the true patches {own['mean']:.3f}"] + [
         f"of {name} {value['mean']:.3f}" for name, value in rivals.items()
     ])  # fmt: skip
+    if "auroc" in runs[main].get("untrained", {}):
+        text += f", of the untrained mask {runs[main]['untrained']['auroc']:.3f} on all unseen images"
     above_chance = own["mean"] - 2 * own["error"] > 0.5
     return _of_two(above_chance, all(own["mean"] > value["mean"] for value in rivals.values())), f"{text}."
 
@@ -167,8 +170,8 @@ def _baseline(runs: Mapping[str, Any], main: str) -> str | None:
 
 
 def _points(difference: Mapping[str, Any]) -> str:
-    return f"{100 * difference['mean']:+.1f} ± {100 * difference['error']:.1f} points"
+    return f"{plus_minus(100 * difference['mean'], 100 * difference['error'], sign='+')} points"
 
 
 def _signed(difference: Mapping[str, Any]) -> str:
-    return f"{difference['mean']:+.3f} ± {difference['error']:.3f}"
+    return plus_minus(difference["mean"], difference["error"], 3, "+")

@@ -29,6 +29,7 @@ from patchgen.draw.plots import Drawn
 from patchgen.predict.embed import write_columns
 from patchgen.predict.predictor import Checkpoint
 from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
+from patchgen.runs.scores import score_record
 
 SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
@@ -149,6 +150,7 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         runs[subject.name] = {
             "run": subject.run,
             **summarise(records[subject.name], subject.patches),
+            "untrained": untrained_mask(subject),
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
     config = subjects[0].predictor.config
@@ -217,6 +219,12 @@ def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.n
         return np.full(len(rows), 0.5), "No run here has a mask: half of the patches are selected."
     share = np.concatenate([masked.selected_share(part) for part in _parts(rows)])
     return share, f"A run without a mask selects the share of patches that {masked.name} selects in the same image."
+
+
+def untrained_mask(subject: Subject) -> dict[str, float]:
+    """Statistics of the run's mask before its first step, on the whole unseen domain; {} if none are recorded."""
+    mask = score_record(subject.folder).get("mask", {}) if subject.folder else {}
+    return {name.removeprefix("untrained_"): mask[name] for name in mask if name.startswith("untrained_")}
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

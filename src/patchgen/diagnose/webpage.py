@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from patchgen.common.text import number_text
+from patchgen.common.text import number_text, plus_minus
 from patchgen.diagnose.claims import Finding
 from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.figures import NOTICE, Drawn
-from patchgen.pages.page import Cell, render
+from patchgen.pages.page import Cell, picture_address, render
 
 VERDICTS = {"yes": "right", "no": "wrong"}
 LIMITS = (
@@ -38,7 +36,8 @@ def render_page(found: Mapping[str, Any], verdicts: Sequence[Finding], figures: 
         figures=figures,
         claims=[(one.part, one.claim, Cell(one.verdict, f"whole {VERDICTS.get(one.verdict, '')}"), one.measured)
                 for one in verdicts],
-        masks=_masks(found),
+        masks=_masks(found)[1],
+        mask_head=_masks(found)[0],
         verdicts=[f"{name}: {run['mask']['verdict']}." if run["mask"] else f"{name} has no mask."
                   for name, run in found["runs"].items()],
         perturbations=[drawn for name, drawn in figures.items() if name.startswith("perturbation")],
@@ -46,7 +45,7 @@ def render_page(found: Mapping[str, Any], verdicts: Sequence[Finding], figures: 
         areas=_areas(found),
         geometry=_geometry(found),
         notice=NOTICE.capitalize(),
-        overlays=_overlays(figures["overlays"]),
+        overlays=picture_address(figures["overlays"]),
         cost=_cost(found["cost"]),
         limits=LIMITS,
     )  # fmt: skip
@@ -55,21 +54,34 @@ def render_page(found: Mapping[str, Any], verdicts: Sequence[Finding], figures: 
 def _with_error(value: Mapping[str, float] | None, percent: bool = False) -> str:
     if value is None:
         return "-"
-    if percent:
-        return f"{100 * value['mean']:.1f} ± {100 * value['error']:.1f}"
-    return f"{value['mean']:.3f} ± {value['error']:.3f}"
+    scale, digits = (100, 1) if percent else (1, 3)
+    return plus_minus(scale * value["mean"], scale * value["error"], digits)
 
 
-def _masks(found: Mapping[str, Any]) -> list[list[str]]:
+MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
+         "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
+
+
+def _masks(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows; what is recorded of the untrained masks stands beside the trained ones."""
+    runs = found["runs"]
+    control = {name for run in runs.values() for name in run["untrained"]}
+    head = [(name, text, mark) for name, text in MASKS.items()
+            for mark in ("", ", untrained") if not mark or name in control]  # fmt: skip
     rows = []
-    for name, run in found["runs"].items():
-        mask = run["mask"] or {}
+    for label, run in runs.items():
         auroc = (run["auroc"] or {}).get("mask")
-        cells = [number_text(mask[key]["mean"] if mask.get(key) else None, key == "kept") for key in
-                 ("min", "mean", "max", "iou", "error", "kept")]  # fmt: skip
-        rows.append([name, _with_error(run["accuracy"], True), _with_error(run["selected"], True) if mask else "-",
-                     *cells[:3], number_text(auroc["mean"] if auroc else None), *cells[3:]])  # fmt: skip
-    return rows
+        values = {**(run["mask"] or {}), "accuracy": run["accuracy"], "auroc": auroc}
+        values |= {"selected": run["selected"]} if run["mask"] else {}
+        row = [label]
+        for name, text, mark in head:
+            value = run["untrained"].get(name) if mark else values.get(name)
+            if isinstance(value, Mapping) and text in ("accuracy %", "selected %"):
+                row.append(_with_error(value, True))
+            else:
+                row.append(number_text(value["mean"] if isinstance(value, Mapping) else value, text.endswith("%")))
+        rows.append(row)
+    return ["run", *(text + mark for _, text, mark in head)], rows
 
 
 def _areas(found: Mapping[str, Any]) -> list[list[str]]:
@@ -96,12 +108,6 @@ def _geometry(found: Mapping[str, Any]) -> list[list[str]]:
             number_text(knn and knn["mean"], True),
         ])  # fmt: skip
     return rows
-
-
-def _overlays(drawn: Drawn) -> str:
-    buffer = io.BytesIO()
-    drawn.figure.savefig(buffer, format="png", dpi=130)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def _cost(cost: Mapping[str, Any]) -> str:

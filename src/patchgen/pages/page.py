@@ -91,6 +91,13 @@ def data_address(image: Image, kind: str = "PNG") -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def picture_address(drawn: Drawn) -> str:
+    """A figure as a PNG inside its own address."""
+    buffer = io.BytesIO()
+    drawn.figure.savefig(buffer, format="png", dpi=130)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
 def file_address(*parts: str) -> str:
     """The relative address of a file, whatever letters its name has."""
     return "/".join(quote(part, errors="surrogateescape") for part in parts)

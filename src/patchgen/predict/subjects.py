@@ -34,6 +34,7 @@ class Subject:
     predictor: Predictor
     fold: Fold
     store: ImageStore
+    folder: RunFolder | None = None
 
     @property
     def model(self) -> Classifier:
@@ -93,7 +94,7 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
         predictor = load_run(folder.path, checkpoint)
         _check_classes(folder, predictor, fold)
         store = predictor.store(fold.table.files)
-        subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store))
+        subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store, folder))
     return subjects
 
 

@@ -53,8 +53,8 @@ TABLES = {
         1,
         "DINOv2 ViT-L/14: LP and LP+LN agree in all six numbers. The paper puts it down to rounding; it may be a copy, "
         "and then every gain over that baseline without SWAD is in doubt. Starred rows and PatchGen are one seed. "
-        "PatchGen's loss weights were chosen from a grid: TerraIncognita (68.1, and 70.2 with SWAD) is the largest test "
-        "average of Table 10 in each column, at two settings of the weights.",
+        "PatchGen's loss weights were chosen from a grid: TerraIncognita (68.1, and 70.2 with SWAD) is the largest "
+        "test average of Table 10 in each column, at two settings of the weights.",
     ),
     "mdg_causal": PaperTable(
         "Unseen domains, natural images: causally inspired methods",
@@ -83,9 +83,9 @@ TABLES = {
         "DINOv2), 2.5 (CUB, DINO) and 0.2 (CUB, DINOv2) points of all; on CIFAR-100 the published 64.17 and 69.73 "
         "exceed PatchGen's 61.9 and 66.4. In session 3 of CIFAR-100 all is within 0.3 of the baseline; with DINOv2 the "
         "gain there comes from session 2 (+13.5). One seed, and on CUB one image is 0.36 (session 1) or 0.71 points of "
-        "known: 3 points there mean nothing. Which part of the backbone is tuned is not said for this task. Only session 1 "
-        "is comparable with runs of this package: in sessions 2 and 3, and so in the average, the released evaluation "
-        "loses track of earlier predictions.",
+        "known: 3 points there mean nothing. Which part of the backbone is tuned is not said for this task. Only "
+        "session 1 is comparable with runs of this package: in sessions 2 and 3, and so in the average, the released "
+        "evaluation loses track of earlier predictions.",
     ),
     "mdg_gcd": PaperTable(
         "Unseen domains with unknown classes, by data set",
@@ -106,7 +106,8 @@ TABLES = {
         "Ablation on the five natural data sets",
         8,
         "The table names no backbone; tasks 1.1, 1.2 and 3.5 are the DINOv2 ViT-L/14 rows of Table 1, so 1.1 shares "
-        "the doubt about LP = LP+LN, and TerraIncognita of 3.5 is Table 10's test maximum. Nothing is starred here. Line 12 is the printed gain of 3.5 over 1.1; for "
+        "the doubt about LP = LP+LN, and TerraIncognita of 3.5 is Table 10's test maximum. Nothing is starred here. "
+        "Line 12 is the printed gain of 3.5 over 1.1; for "
         "TerraIncognita without SWAD it says 2.5, the rows give 2.4.",
     ),
     "full_finetuning": PaperTable(
