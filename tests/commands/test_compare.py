@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands import parse
-from patchgen.commands.compare import START, CompareArguments, planned_runs
+from patchgen.commands.compare import parsed, planned_runs
 from patchgen.methods.presets import method_settings
 from patchgen.runs.folder import RunFolder
 from patchgen.train import fold, lifecycle
@@ -230,8 +229,7 @@ def test_jobs_are_fold_by_fold_under_identical_settings() -> None:
         "--steps",
         "7",
     ]
-    arguments = parse(CompareArguments, "compare", words, default=CompareArguments(**START))
-    jobs: list[Any] = list(planned_runs(arguments, words, ("art", "photo")))
+    jobs: list[Any] = list(planned_runs(*parsed(words), ("art", "photo")))
     order = [(j.config.unseen, j.config.seed, j.row, j.config.lr) for j in jobs]
     wanted = [
         (unseen, seed, label, lr) for unseen in ("art", "photo") for seed in (1, 2) for label in ("lp", "lp-ln@mean")

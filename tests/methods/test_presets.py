@@ -160,7 +160,7 @@ def test_the_preset_paper_has_each_benchmarks_protocol(benchmark: str, tmp_path:
 
 @pytest.mark.parametrize("benchmark", ["vlcs", "domainnet"])
 def test_train_benchmark_and_recipes_follow_it(benchmark: str, tmp_path: Path) -> None:
-    from patchgen.commands import compare, parse, train
+    from patchgen.commands import compare, train
     from patchgen.config import Config
     from patchgen.sweep.recipe import expand, read_recipe
 
@@ -171,10 +171,8 @@ def test_train_benchmark_and_recipes_follow_it(benchmark: str, tmp_path: Path) -
     plain: Any = train.parsed([str(tmp_path), "--preset", "paper", "--unseen", "x"])[1]
     assert (plain.steps, plain.eval_every) == (Config.steps, Config.eval_every)
     assert train.parsed([*words, "--unseen", "x", "--steps", "7"])[1] == dataclasses.replace(found, steps=7)
-    start = compare.BenchmarkArguments(**compare.START)
     words += ["--methods", "lp-ln"]
-    arguments = parse(compare.CompareArguments, "compare", words, default=start)
-    runs: list[Any] = list(compare.planned_runs(arguments, words, ("a", "b")))
+    runs: list[Any] = list(compare.planned_runs(*compare.parsed(words), ("a", "b")))
     assert {(run.config.steps, run.config.eval_every) for run in runs} == {(steps, every)}
     recipe = tmp_path / "r.yaml"
     recipe.write_text(f"preset: paper\ndata: {folder}\nunseen: a\ngrid:\n  method: [lp-ln]\n")

@@ -143,8 +143,8 @@ def test_each_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_track_alone_is_tensorboard() -> None:
-    from patchgen.commands import name_tracker
+    from patchgen.commands.settings import expand_track
 
-    assert name_tracker(["--track", "photos"]) == ["--track", "tensorboard", "photos"]
-    assert name_tracker(["photos", "--track", "wandb"]) == ["photos", "--track", "wandb"]
-    assert name_tracker(["photos", "--track"]) == ["photos", "--track", "tensorboard"]
+    assert expand_track(["--track", "photos"]) == ["--track", "tensorboard", "photos"]
+    assert expand_track(["photos", "--track", "wandb"]) == ["photos", "--track", "wandb"]
+    assert expand_track(["photos", "--track"]) == ["photos", "--track", "tensorboard"]

@@ -1,51 +1,81 @@
-"""One module per command: its options as a typed signature, and its output."""
+"""One module per command: its options as a typed signature (`COMMAND`), and its output."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
-import re
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import tyro
 
 from patchgen.common.text import did_you_mean, printable
-from patchgen.config import Settings
 
 T = TypeVar("T")
-S = TypeVar("S", bound=Settings)
+Maybe = Annotated[
+    T | None, tyro.conf.DisallowNone, tyro.conf.arg(help_behavior_hint="")
+]  # an option that may be absent
 FILE_WIDTH = 160  # width of tables written to a file
-NOTHING = r"\(default:\W*None\)"  # what help says of an option that may be left out
+HELP = {"-h", "--help"}
+# names in other programs -> ours, of which a command has one at most
+ELSEWHERE = {
+    "epochs": ("steps",),
+    "num-epochs": ("steps", "epochs"),
+    "batch-size": ("batch-per-domain", "batch"),
+    "gpus": ("devices", "accelerator"),
+    "device": ("accelerator",),
+    "output": ("out",),
+    "output-dir": ("out",),
+    "learning-rate": ("lr",),
+    "model": ("backbone",),
+    "img-size": ("image-size",),
+}
 
 
-def parse(what: Callable[..., T], name: str, argv: list[str], **more: Any) -> T:
-    """A function or dataclass from the command's words, parsed once."""
-    import tyro
+def parse(
+    what: Callable[..., T], name: str, argv: list[str], config: Sequence[Any] = (), known: Iterable[str] = ()
+) -> T:
+    """A function or dataclass from the command's words.
 
-    config = (tyro.conf.PositionalMetavarFromFieldName,)
-    options = {"prog": f"patchgen {name}", "args": argv, "config": config, "registry": _numbers(), **more}
-    if not {"-h", "--help"} & {*argv}:
-        try:
-            return tyro.cli(what, **options)
-        except NotANumber as error:
-            before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
-            raise ValueError(
-                f"{_option_name(before[-1].partition('=')[0][2:])} must be {error.rule}, got {error.word!r}"
-            ) from None
-    page = io.TextIOWrapper(io.BytesIO(), encoding=getattr(sys.stdout, "encoding", None) or "utf-8")
+    Args:
+        config: Markers of tyro, instead of the usual ones.
+        known: The names of the options, if they are not those of the arguments.
+
+    Raises:
+        ValueError: an unknown option, or a value that is no number.
+    """
+    if isinstance(what, type):
+        target: Callable[..., Any] = what
+    else:
+
+        @functools.wraps(what)
+        def target(*values: Any, **named: Any) -> Callable[[], T]:  # called when no word is left over
+            return functools.partial(what, *values, **named)
+
     try:
-        with contextlib.redirect_stdout(page):
-            return tyro.cli(what, **options)
-    finally:
-        page.seek(0)
-        text = re.sub(r"\{None\}\|(\S+)|\{None,(\S+)", _without_none, page.read())
-        print(re.sub(NOTHING, lambda found: re.sub(r"[^\W_]|[(:)]", " ", found[0]), text), end="")
+        made, unknown = tyro.cli(
+            target, prog=f"patchgen {name}", args=argv, return_unknown_args=True, registry=_numbers(),
+            config=config or (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.DisallowNone),
+        )  # fmt: skip
+    except NotANumber as error:
+        before = [word for word in argv[: _position(argv, error.word)] if word.startswith("--")]
+        raise ValueError(f"{option_name(before[-1].partition('=')[0][2:])} must be {error.rule}, got {error.word!r}") \
+            from None  # fmt: skip
+    if unknown:
+        refuse_unknown(unknown, known or inspect.signature(what).parameters)
+    return made if isinstance(what, type) else made()  # type: ignore[no-any-return]
 
 
-def _without_none(found: re.Match[str]) -> str:
-    """`INT` for `{None}|INT` and `{a,b}` for `{None,a,b}`, as wide as before."""
-    return (found[1] or "{" + found[2]).ljust(len(found[0]))
+def refuse_unknown(words: Sequence[str], known: Iterable[str]) -> None:
+    """ValueError that names the first word that no option takes, with the nearest option."""
+    options = [option_name(name) for name in known]
+    word = next((word.partition("=")[0] for word in words if word.startswith("--")), words[0])
+    if not word.startswith("-"):
+        raise ValueError(f"unexpected word {word!r}; --help shows the options")
+    ours = [name for other in ELSEWHERE.get(word[2:], ()) if (name := f"--{other}") in options]
+    hint = f"; did you mean '{ours[0]}'?" if ours else did_you_mean(word, options)
+    raise ValueError(f"there is no option {word}{hint} (--help lists all)")
 
 
 def _position(argv: list[str], value: str) -> int:
@@ -69,20 +99,20 @@ def _numbers() -> Any:
 
         @registry.primitive_rule
         def rule(info: Any, kind: Any = kind, words: str = words) -> Any:
-            def made(given: list[str]) -> Any:
+            def number(texts: list[str]) -> Any:
                 try:
-                    return kind(given[0])
+                    return kind(texts[0])
                 except ValueError:
-                    if given[0] == "None":  # for an option that may be left out: another rule reads it
+                    if texts[0] == "None":  # for an option that may be left out: another rule reads it
                         raise
-                    raise NotANumber(given[0], words) from None
+                    raise NotANumber(texts[0], words) from None
 
             if info.type is not kind:
                 return None
             return PrimitiveConstructorSpec(
                 nargs=1,
                 metavar=kind.__name__.upper(),
-                instance_from_str=made,
+                instance_from_str=number,
                 is_instance=lambda value: isinstance(value, kind),
                 str_from_instance=lambda value: [str(value)],
             )
@@ -90,22 +120,8 @@ def _numbers() -> Any:
     return registry
 
 
-def chosen(arguments: Any, argv: list[str]) -> dict[str, Any]:
-    """The settings given on the command line, with their values, which a preset must not change."""
-    words = {word.partition("=")[0].replace("_", "-") for word in argv if word.startswith("--")}
-    names = [field.name for field in dataclasses.fields(arguments)]
-    return {n: getattr(arguments, n) for n in names if {_option_name(n), f"--no-{_option_name(n)[2:]}"} & words}
-
-
-def name_tracker(argv: list[str]) -> list[str]:
-    """The same arguments with a bare `--track` replaced by `--track tensorboard`."""
-    from patchgen.train.track import TRACKERS
-
-    found = []
-    for i, word in enumerate(argv):
-        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
-        found += [word, "tensorboard"] if alone else [word]
-    return found
+def option_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def announce(quiet: bool = False) -> None:
@@ -120,33 +136,11 @@ def require_data(data: str) -> None:
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
-def merged(preset: Mapping[str, Any], words: Mapping[str, Any]) -> dict[str, Any]:
-    """Command-line values over those of a preset or file; hyper-parameters are merged one by one."""
-    found = {**preset, **words}
-    if "hparams" in words:
-        found["hparams"] = {**preset.get("hparams", {}), **words["hparams"]}
-    return found
-
-
-def settings_of(config: type[S], values: Mapping[str, Any]) -> S:
-    """The settings of a run from those of `values` that it has; errors name the option."""
-    names = {f.name for f in dataclasses.fields(config)}
-    try:
-        return config(**{name: value for name, value in values.items() if name in names})
-    except ValueError as error:
-        first, _, rest = str(error).partition(" ")
-        raise ValueError(f"{_option_name(first)} {rest}" if first in names else str(error)) from error
-
-
-def _option_name(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def choose(
     actions: Mapping[str, Callable[..., None]], command: str, argv: list[str]
 ) -> tuple[Callable[..., None] | None, list[str]]:
     """The function named by the first argument, and the rest; None if only the list was requested."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in HELP:
         lines = [f"  {name:<8} {(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]
         print(f"usage: patchgen {command} {{{','.join(actions)}}} ...\n\n" + "\n".join(lines))
         return None, []

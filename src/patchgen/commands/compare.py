@@ -6,24 +6,25 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, chosen, merged, parse, require_data, settings_of
+from patchgen.commands import announce, require_data
+from patchgen.commands.settings import help_layers, parse_settings, preset_layers, settings_of, settings_schema
 from patchgen.common.kept import keeping
 from patchgen.common.progress import saying_once
-from patchgen.config import PRESETS, Config, Pool, Tune
+from patchgen.config import Config
 from patchgen.sweep.recipe import Planned
 
 if TYPE_CHECKING:
     from patchgen.sweep.jobs import Job
 
 
-@dataclass(frozen=True)
-class CompareArguments(Config):
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
     """Leave every domain out in turn, with several methods and seeds, on the same data, splits and steps.
 
     Each method uses the preset's learning rate for it, unless --lr sets one for all.
@@ -31,17 +32,6 @@ class CompareArguments(Config):
     Resumable with the same command: finished runs are skipped, interrupted ones are resumed.
     """
 
-    data: Annotated[str, tyro.conf.Positional]
-    """Folder `domain/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
-    unseen: tyro.conf.Suppress[str] = ""
-    method: tyro.conf.Suppress[str] = "patchgen"
-    pool: tyro.conf.Suppress[Pool | None] = None
-    tune: tyro.conf.Suppress[Tune | None] = None
-    seed: tyro.conf.Suppress[int] = 1
-    lr: float = 0.0
-    """Learning rate for every method; 0 uses the preset's value for each."""
-    swad: bool = True
-    """Also report weight averaging (SWAD)."""
     methods: tuple[str, ...] = ("lp", "lp-ln", "lp-ln@mean", "patchgen")
     """Methods, or `all`; `@` changes the pool or the tuned part: lp-ln@mean, patchgen@full."""
     seeds: tuple[int, ...] = (1,)
@@ -63,75 +53,80 @@ class CompareArguments(Config):
     json: bool = False
     """Print every cell as JSON instead of tables."""
 
-    def check(self) -> None:
-        """No check here: the settings are checked when they are built, with errors that name the option."""
+
+HIDDEN = ("unseen", "method", "pool", "tune", "seed")  # set by the methods, folds and seeds
+USUAL = [("compare", {"swad": True})]
+TEXTS = {"lr": "Learning rate for every method; by default the preset's for each.", "swad": "Also report SWAD."}
+COMMAND = settings_schema(CompareOptions, hidden=HIDDEN)
 
 
-START: dict[str, Any] = {"data": tyro.MISSING, **PRESETS["small"], "lr": 0.0}  # defaults shown by help
+def parsed(argv: list[str]) -> tuple[CompareOptions, dict[str, Any]]:
+    """The command's own options, and the settings that were given."""
+    return parse_settings(
+        CompareOptions, "compare", argv, lambda options, given: [*help_layers(options.preset, given), *USUAL],
+        hidden=HIDDEN, texts=TEXTS,
+    )  # fmt: skip
 
 
-def planned_runs(arguments: CompareArguments, argv: list[str], domains: tuple[str, ...]) -> Iterator[Planned]:
+def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...]) -> Iterator[Planned]:
     """The planned runs, ordered by fold, so that an interrupted comparison has complete folds."""
-    from patchgen.methods.presets import method_settings, own_hparams, preset_for
+    from patchgen.methods.presets import method_settings, own_hparams
 
-    words = chosen(arguments, argv)
-    for unseen in dict.fromkeys(arguments.folds or domains):
-        for seed in dict.fromkeys(arguments.seeds):
-            for label in dict.fromkeys(arguments.methods):
-                own: dict[str, Any] = {"unseen": unseen, "seed": seed, "swad": arguments.swad, **method_settings(label)}
-                given = {**words, **own, "data": arguments.data}
-                given["hparams"] = own_hparams(arguments.hparams, own["method"])
-                preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
-                for lr in arguments.lr_grid or (None,):
-                    rate = {} if lr is None else {"lr": lr}
-                    config = settings_of(Config, merged(preset, {**given, **rate}))
+    for unseen in dict.fromkeys(options.folds or domains):
+        for seed in dict.fromkeys(options.seeds):
+            for label in dict.fromkeys(options.methods):
+                settings = {**given, "unseen": unseen, "seed": seed, **method_settings(label)}
+                settings["hparams"] = own_hparams(given.get("hparams", {}), settings["method"])
+                layers = [*preset_layers(options.preset, settings), *USUAL]
+                for lr in options.lr_grid or (None,):
+                    config = settings_of(Config, layers, settings | ({} if lr is None else {"lr": lr}))
                     yield Planned(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(CompareArguments, "compare", argv, default=CompareArguments(**START))
-    _check(arguments)
-    announce(arguments.quiet)
+    options, given = parsed(argv)
+    _check(options, given)
+    announce(options.quiet)
     from patchgen.methods import compared_methods
     from patchgen.sweep.plan import DataSets, plan_runs
     from patchgen.tasks.mdg import check_domain
 
-    arguments = dataclasses.replace(arguments, methods=compared_methods(arguments.methods))
+    options = dataclasses.replace(options, methods=compared_methods(options.methods))
     data = DataSets()
-    domains = tuple(data.domains(vars(arguments)))
-    for name in arguments.folds:
+    domains = tuple(data.domains(given))
+    for name in options.folds:
         check_domain(name, domains)
-    planned = list(planned_runs(arguments, argv, domains))
-    odd = [name for name in arguments.hparams if not any(name in vars(run.config)["hparams"] for run in planned)]
+    planned = list(planned_runs(options, given, domains))
+    odd = [name for name in given.get("hparams", {}) if not any(name in vars(run.config)["hparams"] for run in planned)]
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
-    jobs = plan_runs(planned, arguments.out, data)
+    jobs = plan_runs(planned, options.out, data)
     with saying_once(), keeping():
-        failed = 0 if arguments.table_only else _train_all(jobs, arguments)
-    _print(jobs, arguments, domains, argv)
+        failed = 0 if options.table_only else _train_all(jobs, options)
+    _print(jobs, options, given, domains, argv)
     return 1 if failed else 0
 
 
-def _check(arguments: CompareArguments) -> None:
+def _check(options: CompareOptions, given: Mapping[str, Any]) -> None:
     """Check the options before the data is read."""
-    require_data(arguments.data)
-    if not arguments.methods:
+    config = settings_of(Config, USUAL, {"unseen": "", **given})
+    require_data(config.data)
+    if not options.methods:
         raise ValueError("--methods needs at least one name, such as lp-ln (`patchgen methods` lists them)")
-    if not arguments.seeds:
+    if not options.seeds:
         raise ValueError("--seeds needs at least one whole number, such as 1")
-    settings_of(Config, vars(arguments) | {"lr": arguments.lr or Config.lr})
 
 
-def _train_all(jobs: list[Job], arguments: CompareArguments) -> int:
+def _train_all(jobs: list[Job], options: CompareOptions) -> int:
     """Train sequentially in this process; `patchgen sweep` runs several in parallel."""
     from patchgen.runs.find import failure_of
     from patchgen.sweep.jobs import perform
 
     failed = 0
     for number, job in enumerate(jobs, 1):
-        if not arguments.quiet:
+        if not options.quiet:
             print(f"run {number} of {len(jobs)}: {job}", file=sys.stderr, flush=True)
-        if perform(dataclasses.replace(job, quiet=arguments.quiet)) in ("failed", "busy"):
+        if perform(dataclasses.replace(job, quiet=options.quiet)) in ("failed", "busy"):
             failed += 1
             failure = failure_of(job.folder)
             why = failure.error if failure else f"{job.folder.path} is being trained by another process"
@@ -139,22 +134,24 @@ def _train_all(jobs: list[Job], arguments: CompareArguments) -> int:
     return failed
 
 
-def _print(jobs: list[Job], arguments: CompareArguments, domains: tuple[str, ...], argv: list[str]) -> None:
+def _print(
+    jobs: list[Job], options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...], argv: list[str]
+) -> None:
     from patchgen.report.compare import cells, comparison, read_scores
 
     missing = [job for job in jobs if not job.folder.done]
     scores = read_scores((job.folder, row) for job in jobs if job.folder.done for row in job.rows)
-    if arguments.json:
+    if options.json:
         print(json.dumps(list(cells(scores)), indent=2))
     else:
-        shown = tuple(dict.fromkeys(arguments.folds)) or domains
-        seeds, swad = len(set(arguments.seeds)), arguments.swad
-        print("\n" + comparison(scores, arguments.methods, shown, seeds, swad=swad, details=arguments.details))
-        if not arguments.details:
+        shown = tuple(dict.fromkeys(options.folds)) or domains
+        seeds, swad = len(set(options.seeds)), given.get("swad", True)
+        print("\n" + comparison(scores, options.methods, shown, seeds, swad=swad, details=options.details))
+        if not options.details:
             also = "SWAD, " * swad
             print(f"\n{also}80 % of each unseen domain, source validation and masks: the same command with --details")
     if missing:
-        stream = sys.stderr if arguments.json else sys.stdout
+        stream = sys.stderr if options.json else sys.stdout
         print(f"\n{len(missing)} of {len(jobs)} runs are missing:", *missing, sep="\n  ", file=stream)
         words = [word for word in argv if word not in ("--table-only", "--table_only")]
         print(f"this fills them:\n  patchgen compare {shlex.join(words)}", file=stream)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, chosen, merged, name_tracker, parse, print_table, require_data, settings_of
-from patchgen.config import NO_DOMAIN, PRESETS, Config, SplitRule, Task
+from patchgen.commands import Maybe, announce, print_table, require_data
+from patchgen.commands.settings import (
+    Layers,
+    StartOptions,
+    expand_track,
+    help_layers,
+    parse_settings,
+    settings_of,
+    settings_schema,
+)
+from patchgen.config import NO_DOMAIN, Config
 from patchgen.fit import ALONE, COMPARED
 from patchgen.train.track import Tracking
 
@@ -20,72 +29,81 @@ if TYPE_CHECKING:
     from patchgen.predict.model_folder import Model
 
 
-@dataclass(frozen=True)
-class FitArguments(Config):
+@dataclass(frozen=True, kw_only=True)
+class FitOptions(StartOptions):
     """Leave each site out in turn with each method, keep the better one, train it on all sites, write a model folder.
 
     Resumable with the same command: every training is a run folder below --runs.
     """
 
-    data: Annotated[str, tyro.conf.Positional]
-    """Folder `site/class/*.jpg` or CSV manifest (path, domain, label, optional group)."""
-    out: str = tyro.MISSING
+    out: Annotated[str, tyro.conf.arg(help_behavior_hint="(required)")] = ""
     """The model folder to write; an older model there is replaced."""
-    unseen: str = NO_DOMAIN
-    """Leave out only this site, score it, and keep the model that was trained without it."""
-    split: SplitRule = "domainbed"
-    """How a site is split; `group` if a manifest has groups (within a site, no patient appears on both sides)."""
-    task: tyro.conf.Suppress[Task] = "mdg"
-    methods: tuple[str, ...] = COMPARED
-    """Methods to compare at left-out sites, simplest first: a later one must be better by more than chance."""
-    method: str = ALONE
-    """Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with --unseen and
-    --no-expect, which do not compare methods."""
+    methods: Maybe[tuple[str, ...]] = None
+    """Methods to compare at left-out sites, simplest first: a later one must be better by more than chance; by default
+    lp-ln and patchgen-select."""
     expect: bool = True
     """Leave each site out in turn first, to estimate the accuracy at a new site; --no-expect skips it."""
     with_backbone: bool = True
     """Put the backbone's weights into the folder, so that it works offline elsewhere."""
-    preset: Literal["small", "paper"] = "small"
-    """`small`: minutes per training on two cores. `paper`: the usual 5001 steps at 224 px."""
     runs: str = "runs"
     """Parent of the run folders."""
-    track: Tracking | None = None
+    track: Maybe[Tracking] = None
     """Log every training to TensorBoard (`--track` alone), W&B or MLflow; nothing is sent over the network."""
     quiet: bool = False
     """No progress."""
     json: bool = False
     """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
-    def check(self) -> None:
-        """No check here: the settings are checked when they are built, with errors that name the option."""
+
+HIDDEN = ("task", "known", "unlabelled", "labelled_share", "num_classes")
+USUAL = ("fit", {"unseen": NO_DOMAIN, "method": ALONE})
+TEXTS = {
+    "data": "Folder `site/class/*.jpg` or CSV manifest (path, domain, label, optional group).",
+    "unseen": "Leave out only this site, score it, and keep the model that was trained without it.",
+    "method": "Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with "
+    "--unseen and --no-expect, which do not compare methods.",
+    "split": "How a site is split; `group` if a manifest has groups (within a site, no patient appears on both sides).",
+}
+COMMAND = settings_schema(FitOptions, hidden=HIDDEN)
+
+
+def _layers(options: FitOptions, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
+    """The values behind the given ones: of the file, or of the preset for the method."""
+    layers = options.layers({**USUAL[1], **given}, of)
+    return [USUAL, *((source, {n: v for n, v in values.items() if n not in HIDDEN}) for source, values in layers)]
+
+
+def parsed(argv: list[str]) -> tuple[FitOptions, dict[str, Any]]:
+    """The command's own options, and the settings that were given."""
+    return parse_settings(
+        FitOptions, "fit", argv, lambda options, given: _layers(options, given, help_layers), hidden=HIDDEN, texts=TEXTS
+    )
 
 
 def main(argv: list[str]) -> int:
-    argv = name_tracker(argv)
-    arguments = parse(FitArguments, "fit", argv, default=FitArguments(data=tyro.MISSING, **PRESETS["small"]))
-    require_data(arguments.data)
-    announce(arguments.quiet)
-    words = chosen(arguments, argv)
-    configs = _configs(arguments, words)
+    options, given = parsed(expand_track(argv))
+    require_data(given.get("data", "."))
+    announce(options.quiet)
+    configs = _configs(options, given)
     from patchgen.common.files import check_writable
     from patchgen.common.progress import is_news, saying_once
     from patchgen.fit.procedure import fit
     from patchgen.predict.model_folder import check_method, check_target, write_model
 
-    if not arguments.out.strip():
+    if not options.out.strip():
         raise ValueError("--out is empty (an unset variable?); name the model folder to write")
-    check_target(Path(arguments.out))
-    check_writable(arguments.out, "--out")
-    check_writable(arguments.runs, "--runs")
+    check_target(Path(options.out))
+    check_writable(options.out, "--out")
+    check_writable(options.runs, "--runs")
     for config in configs:
-        check_method(config.method, arguments.with_backbone)
+        check_method(config.method, options.with_backbone)
     with saying_once():
-        model = fit(configs, arguments.runs, expecting=arguments.expect, split_given="split" in words,
-                    quiet=arguments.quiet, track=arguments.track or False)  # fmt: skip
-        folder = write_model(arguments.out, model, with_backbone=arguments.with_backbone)
-        if is_news(model.predictor.model.backbone.description) and not arguments.quiet:
+        model = fit(configs, options.runs, expecting=options.expect, split_given="split" in given,
+                    quiet=options.quiet, track=options.track or False)  # fmt: skip
+        folder = write_model(options.out, model, with_backbone=options.with_backbone)
+        if is_news(model.predictor.model.backbone.description) and not options.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
-    if arguments.json:
+    if options.json:
         print(json.dumps({"model": str(folder), **_known(model)}, indent=2))
     else:
         _print(model)
@@ -93,29 +111,29 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _configs(arguments: FitArguments, words: dict[str, Any]) -> list[Config]:
+def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
     """The settings of each method to compare, or of the single one."""
     from patchgen.methods import compared_methods
-    from patchgen.methods.presets import method_settings, own_hparams, preset_for
+    from patchgen.methods.presets import method_settings, own_hparams
 
-    if "method" in words and "methods" in words:
+    if "method" in given and options.methods is not None:
         raise ValueError("--method and --methods exclude each other: one method, or several to compare")
-    alone = arguments.unseen != NO_DOMAIN or not arguments.expect
-    single = "method" in words or (alone and "methods" not in words)
-    labels = (arguments.method,) if single else compared_methods(arguments.methods)
+    alone = given.get("unseen", NO_DOMAIN) != NO_DOMAIN or not options.expect
+    single = "method" in given or (alone and options.methods is None)
+    methods = COMPARED if options.methods is None else options.methods
+    labels = (given.get("method", ALONE),) if single else compared_methods(methods)
     if not labels:
         raise ValueError(f"--methods needs at least one name, such as {ALONE} (`patchgen methods` lists them)")
-    if single and "method" not in words and not arguments.quiet:
+    if single and "method" not in given and not options.quiet:
         print(f"method: {ALONE}; to compare several, let each site be left out in turn", file=sys.stderr)
-    configs, unknown = [], set(arguments.hparams)
+    hparams = given.get("hparams", {})
+    configs, unknown = [], set(hparams)
     for label in labels:
-        own = {**words, **method_settings(label)}
-        usual = {name: getattr(arguments, name) for name in ("data", "unseen", "task")}
+        settings = {**given, **method_settings(label)}
         if len(labels) > 1:
-            own["hparams"] = own_hparams(arguments.hparams, own["method"])
-            unknown -= set(own["hparams"])
-        preset = preset_for(dataclasses.replace(arguments, method=own["method"]))
-        configs.append(settings_of(Config, merged(preset, {**usual, **own})))
+            settings["hparams"] = own_hparams(hparams, settings["method"])
+            unknown -= set(settings["hparams"])
+        configs.append(settings_of(Config, _layers(options, settings), settings))
     if len(labels) > 1 and unknown:
         raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
     return configs

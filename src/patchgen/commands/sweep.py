@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, name_tracker, parse, print_table
+from patchgen.commands import announce, parse, print_table
+from patchgen.commands.settings import expand_track
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SweepArguments:
 
 
 def main(argv: list[str]) -> int:
-    arguments = parse(SweepArguments, "sweep", name_tracker(argv))
+    arguments = parse(SweepArguments, "sweep", expand_track(argv))
     from patchgen.sweep.recipe import read_recipe
     from patchgen.sweep.shipped import find_recipe, recipes
 

@@ -1,0 +1,259 @@
+"""The settings of a run as options of a command: parsed once, into the values that were given.
+
+    options, given = parse_settings(TrainOptions, "train", argv, layers)
+    config = settings_of(Config, layers(options, given), given)
+
+Help shows the value of each setting that the command would use with the other words, and where it comes from.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Collection, Mapping
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from patchgen.commands import HELP, Maybe, option_name, parse, refuse_unknown
+from patchgen.config import PRESETS, Config, Settings, config_class, load_settings, read_settings
+
+O = TypeVar("O")  # noqa: E741
+S = TypeVar("S", bound=Settings)
+Layers = list[tuple[str, Mapping[str, Any]]]  # (where the values come from, values): later ones replace earlier ones
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": ("data", "unseen", "benchmark", "options", "split", "holdout", "val_images", "image_size", "normalization",
+             "augment", "augmentation", "stain", "cache"),
+    "model": ("task", "method", "hparams", "backbone", "pool", "tune", "lora_rank", "refine", "rho_start", "spread",
+              "tau", "lambda_ms", "lambda_sim", "lambda_conf", "dropout"),
+    "optimisation": ("steps", "batch_per_domain", "lr", "lr_backbone", "lr_module", "optimizer", "lr_schedule",
+                     "weight_decay", "class_weights", "clip_gradients", "seed"),
+    "evaluation": ("eval_every", "patience", "select", "swad", "swad_ratio", "swad_compat"),
+    "machine": ("accelerator", "devices", "threads", "precision", "accumulate", "checkpoint_activations", "compile",
+                "deterministic"),
+    "mdg_gcd": ("known", "unlabelled", "labelled_share", "num_classes"),
+}  # fmt: skip
+STREAM, REST = "stream", "machine"  # the group of settings that only streams have, and of those not named above
+METAVARS = {int: "INT", float: "FLOAT", str: "STR", dict: "[NAME VALUE ...]"}
+Kinds = tuple[type[Settings], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StartOptions:
+    """Where the settings that are not given come from."""
+
+    preset: Annotated[
+        Literal["small", "paper"] | None, tyro.conf.arg(metavar="{small,paper}", help_behavior_hint="")
+    ] = None
+    """`small` (the default): minutes on two cores. `paper`: the published protocol (5001 steps, DomainNet 15001)."""
+    config: Maybe[str] = None
+    """YAML file of settings (such as a run's config.yaml) to start from instead of a preset."""
+
+    def layers(self, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
+        """The values of the file, or of the preset, for the given settings."""
+        if self.config is None:
+            return (of or preset_layers)(self.preset or "small", given)
+        needed = {name: given[name] for name in ("data", "unseen") if name in given}
+        return [(self.config, vars(load_settings(self.config, **needed)))]
+
+    def task(self, given: Mapping[str, Any]) -> Any:
+        """The task that was given, or that of the file."""
+        if self.config and self.preset:
+            raise ValueError("--config and --preset exclude each other: the file holds what a preset would set")
+        return given.get("task") or (read_settings(self.config).get("task") if self.config else None)
+
+
+def parse_settings(
+    own: type[O],
+    name: str,
+    argv: list[str],
+    layers: Callable[[O, dict[str, Any]], Layers],
+    *,
+    kinds: Kinds = (Config,),
+    hidden: Collection[str] = (),
+    texts: Mapping[str, str] | None = None,
+) -> tuple[O, dict[str, Any]]:
+    """The command's own options, and the settings that were given, as name -> value.
+
+    Args:
+        own: A dataclass of the options in addition to the settings.
+        layers: The values behind the given ones, from the own options and the given settings; for help.
+        kinds: The classes whose fields are options; an option of another task than the chosen one is refused.
+        hidden: Fields that are no options of this command.
+        texts: Help of fields whose meaning differs here.
+    """
+    config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes)
+    schema = settings_schema(own, kinds, hidden)
+    words = [word for word in argv if word not in HELP]
+    known = [f.name for each in (own, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]
+    options, given = parse(schema, name, words, config, known), dict[str, Any]()
+    for group in (*GROUPS, STREAM):
+        settings = getattr(options, group, {})
+        given |= {key: dict(value) if key in ("hparams", "options") else value for key, value in settings.items()}
+    kind = config_class(options.task(given)) if isinstance(options, StartOptions) else kinds[0]
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if odd := [key for key in given if key not in fields]:  # of another task
+        refuse_unknown([option_name(odd[0])], fields)
+    if len(words) < len(argv):
+        values = in_force(kind, layers(options, given), given)
+        shown = settings_schema(own, (kind,), hidden, {**field_help(kind), **(texts or {})}, values)
+        parse(shown, name, ["--help"], config)
+    return options, given
+
+
+def settings_schema(
+    own: type,
+    kinds: Kinds = (Config,),
+    hidden: Collection[str] = (),
+    texts: Mapping[str, str] = {},
+    values: Mapping[str, str] | None = None,
+) -> Any:
+    """`own` with a field for each group of settings: a TypedDict that holds only those that are given.
+
+    Args:
+        texts: Help of each field.
+        values: The value in force of each field, as help shows it.
+    """
+    hints: dict[str, list[Any]] = {}
+    for kind in kinds:
+        known = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if field.name not in hidden:
+                hints.setdefault(field.name, []).append(known[field.name])
+    groups: dict[str, dict[str, Any]] = {group: {} for group in (*GROUPS, STREAM)}
+    for name, alternatives in hints.items():
+        hint: Any = Union[tuple(alternatives)]  # noqa: UP007
+        about = tyro.conf.arg(
+            help=texts.get(name, "").replace("\n", " "), metavar=None if name == "data" else _metavar(hint),
+            help_behavior_hint=(values or {}).get(name, ""),
+        )  # fmt: skip
+        where = tyro.conf.Positional[_parsed_type(hint)] if name == "data" else _parsed_type(hint)
+        groups[_group(name)][name] = Annotated[where, about]
+    made = {group: TypedDict(group, members, total=False) for group, members in groups.items() if members}  # type: ignore[operator]
+    return dataclasses.make_dataclass(
+        own.__name__, made.items(), bases=(own,), namespace={"__doc__": own.__doc__}, frozen=True, kw_only=True
+    )
+
+
+def _group(name: str) -> str:
+    if name not in {field.name for field in dataclasses.fields(Config)}:
+        return STREAM
+    return next((group for group, names in GROUPS.items() if name in names), REST)
+
+
+def _parsed_type(hint: Any) -> Any:
+    """A dictionary is read as pairs: unlike a dictionary, they may be left out."""
+    if get_origin(hint) is dict:
+        return tuple[tuple[*get_args(hint)], ...]
+    return hint
+
+
+def _metavar(hint: Any) -> str | None:
+    """`INT` for `int | None`, and `{a,b}` for choices; None leaves it to tyro."""
+    kinds = [kind for kind in (get_args(hint) if get_origin(hint) not in (Literal, dict) else (hint,)) or (hint,)]
+    kinds = [kind for kind in kinds if kind is not type(None)]
+    choices = dict.fromkeys(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
+    return "{" + ",".join(choices) + "}" if choices else METAVARS.get(get_origin(kinds[0]) or kinds[0])
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """The text below each field of a settings class, its own and inherited ones."""
+    texts: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(each):
+            [tree] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            body = tree.body  # type: ignore[attr-defined]
+            for field, text in zip(body, body[1:], strict=False):
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                        texts[name] = words
+    return texts
+
+
+def in_force(kind: type[Settings], layers: Layers, given: Mapping[str, Any]) -> dict[str, str]:
+    """What help says of each setting: its value, and where it comes from unless that is the default."""
+    shown = {}
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value, origin = default, ""
+        for source, values in (*layers, ("given", given)):
+            if field.name in values and values[field.name] != value:
+                value, origin = values[field.name], f", {source}"
+        if value is dataclasses.MISSING:
+            shown[field.name] = "(required)"
+        elif value is not None and value != {}:
+            shown[field.name] = f"({_shown(value)}{origin})" if origin else f"(default: {_shown(value)})"
+    return shown
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def preset_layers(preset: str, given: Mapping[str, Any]) -> Layers:
+    """The values of a preset for the given task, method, backbone and data."""
+    name = f"preset {preset}"
+    value = {f.name: f.default for f in dataclasses.fields(Config)} | {"data": ""} | dict(given)
+    if value["task"] == "ccd":
+        from patchgen.ccd.settings import stream_preset
+
+        return [(name, stream_preset(preset, value["data"]))]
+    from patchgen.methods.presets import preset_settings, published
+
+    settings = preset_settings(preset, value["method"], value["data"], value["benchmark"])
+    layers: Layers = [(name, PRESETS[preset]), (f"{name} of {value['method']}", settings)]
+    if preset == "paper":
+        names = ("data", "benchmark", "method", "backbone")
+        released = published(*(value[each] for each in names), task=value["task"], swad=value["swad"])
+        layers.append((f"published for {value['method']}", released))
+    return layers
+
+
+def help_layers(preset: str, given: Mapping[str, Any]) -> Layers:
+    """As `preset_layers`, without importing torch for the rates of the methods named here."""
+    method = str(given.get("method", Config.method)).partition("+")[0]
+    rates = {"lp": {}, "lp-ln": {}, **dict.fromkeys(("patchgen", "patchgen-select"), {"lr_module": 1e-3})}
+    if preset != "small" or given.get("task") == "ccd" or method not in rates or "torch" in sys.modules:
+        return preset_layers(preset, given)
+    return [("preset small", PRESETS["small"]), (f"preset small of {method}", {"lr": 3e-3, **rates[method]})]
+
+
+def merged(layers: Layers, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of all layers under the given ones; hyper-parameters are merged one by one."""
+    settings: dict[str, Any] = {}
+    for _, values in (*layers, ("given", given)):
+        hparams = {**settings.get("hparams", {}), **values.get("hparams", {})}
+        settings |= {**values, **({"hparams": hparams} if hparams else {})}
+    return settings
+
+
+def settings_of(config: type[S], layers: Layers, given: Mapping[str, Any]) -> S:
+    """The settings of a run; errors name the option."""
+    names = {field.name for field in dataclasses.fields(config)}
+    values = {name: value for name, value in merged(layers, given).items() if name in names}
+    for field in dataclasses.fields(config):
+        if field.default is field.default_factory is dataclasses.MISSING and field.name not in values:
+            word = field.name.upper() if field.name == "data" else option_name(field.name)
+            raise ValueError(f"{word} is missing: {field_help(config)[field.name]}")
+    try:
+        return config(**values)
+    except ValueError as error:
+        first, _, rest = str(error).partition(" ")
+        raise ValueError(f"{option_name(first)} {rest}" if first in names else str(error)) from error
+
+
+def expand_track(argv: list[str]) -> list[str]:
+    """The same arguments with a bare `--track` replaced by `--track tensorboard`."""
+    from patchgen.train.track import TRACKERS
+
+    words = []
+    for i, word in enumerate(argv):
+        alone = word == "--track" and not TRACKERS.keys() & {*argv[i + 1 : i + 2]}
+        words += [word, "tensorboard"] if alone else [word]
+    return words
