@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
+from patchgen.commands import fit
+from patchgen.commands.settings import GROUPS, field_help
 from patchgen.commands.train import parsed
+from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
 
@@ -87,7 +95,7 @@ def test_help_shows_words_that_a_person_would_give(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    assert " DATA " in shown.splitlines()[0] + " " and "STR" not in shown.splitlines()[0].split("DATA")[0]
+    assert shown.splitlines()[0].endswith(" [DATA]")
     assert "None" not in shown and "--steps INT" in shown
 
 
@@ -100,3 +108,78 @@ def test_a_word_that_is_no_number_is_named(
     for given in ([option, value], [f"{option}={value}"]):
         assert main([*words, *given]) == 2
         assert f"{option} must be {rule}, got {value!r}" in capsys.readouterr().err
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    return re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("method", ["lp-ln", "patchgen", "patchgen-select", "patchgen-attend", "miro"])
+@pytest.mark.parametrize("preset", ["small", "paper"])
+def test_help_shows_the_values_that_the_command_would_use(
+    method: str, preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--method", method, "--preset", preset, "--tau", "0.5"]
+    config = vars(parsed(["photos", "--unseen", "a", *words])[1])
+    shown = help_of(capsys, "train", *words)
+    for name in ("lr", "lr_module", "steps", "tau", "image_size", "normalization"):
+        if config[name] is not None:
+            option = shown.partition(f" --{name.replace('_', '-')} ")[2].partition(" --")[0]
+            assert re.search(rf"\((default: )?{config[name]}[,)]", option), (name, option)
+    assert "(0.5, given)" in shown and "(0.003, preset small" in shown or preset == "paper"
+
+
+def test_rates_in_help_are_those_of_the_methods() -> None:
+    """They are known without importing torch, in a fresh process."""
+    code = (
+        "import sys; from patchgen.commands.settings import help_layers, preset_layers, merged\n"
+        "methods = ('lp', 'lp-ln', 'patchgen', 'patchgen-select')\n"
+        "quick = [merged(help_layers('small', {'method': m}), {}) for m in methods]\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert quick == [merged(preset_layers('small', {'method': m}), {}) for m in methods]\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_setting_of_a_fold_has_a_group_and_a_text() -> None:
+    assert {name for names in GROUPS.values() for name in names} >= {f.name for f in dataclasses.fields(Config)}
+    for kind in (Config, StreamConfig):
+        assert field_help(kind).keys() == {f.name for f in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "3"], "no option --epochs; did you mean '--steps'?"),
+        (["--batch-size", "3"], "did you mean '--batch-per-domain'?"),
+        (["--gpus", "1"], "did you mean '--devices'?"),
+        (["--output", "x"], "did you mean '--out'?"),
+        (["--stepz", "1"], "did you mean '--steps'?"),
+        (["studio"], "unexpected word 'studio'"),
+        (["--task", "ccd", "--steps", "3"], "no option --steps"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "photos", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "missing"), [([], "DATA is missing"), (["photos"], "--unseen is missing")])
+def test_what_is_missing_is_named(words: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *words]) == 2
+    assert missing in capsys.readouterr().err
+
+
+def test_fit_has_no_options_of_other_tasks_and_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = help_of(capsys, "fit")
+    assert "--known" not in shown and "--task" not in shown and "--config" in shown and "(0.003, preset small" in shown
+    file = tmp_path / "c.yaml"
+    file.write_text("data: there\nunseen: a\nsteps: 7\nlr: 0.5\nmethod: lp\n")
+    options, given = fit.parsed(["photos", "--out", "m", "--config", str(file), "--method", "lp-ln", "--lr", "0.25"])
+    [config] = fit._configs(options, given)
+    assert (config.data, config.method, config.steps, config.lr) == ("photos", "lp-ln", 7, 0.25)

@@ -93,6 +93,9 @@ def _cell(value: Any) -> str:
     return "not known, ask the owner" if value is None else str(value)
 
 
+COMMAND = show_datasets
+
+
 def main(argv: list[str]) -> int:
     parse(show_datasets, "datasets", argv)
     return 0

@@ -74,6 +74,9 @@ def _print(rows: list[dict[str, Any]], smoke: bool) -> None:
         print("smoke run: a random backbone and five steps; these numbers mean nothing\n")
 
 
+COMMAND = demo
+
+
 def main(argv: list[str]) -> int:
     parse(demo, "demo", argv)
     return 0

@@ -47,6 +47,9 @@ class DiagnoseArguments:
     """Print the diagnosis as JSON instead of a table."""
 
 
+COMMAND = DiagnoseArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(DiagnoseArguments, "diagnose", argv)
     announce()

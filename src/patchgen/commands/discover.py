@@ -199,6 +199,9 @@ def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
     return json_text({"groups": rows, "estimate": estimate, "unreadable": unreadable, **files})
 
 
+COMMAND = DiscoverArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(DiscoverArguments, "discover", argv)
     paths = find_images(arguments.images)

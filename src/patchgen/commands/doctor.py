@@ -125,5 +125,8 @@ def _write_splits(target: Path, table: Table, splits: Splits, json: bool) -> Non
         print(target)
 
 
+COMMAND = examine
+
+
 def main(argv: list[str]) -> int:
     return parse(examine, "doctor", argv)

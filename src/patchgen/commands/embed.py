@@ -53,6 +53,9 @@ def read_rows(words: tuple[str, ...]) -> tuple[list[Path], dict[str, list[str]]]
     return find_images(words), {}
 
 
+COMMAND = EmbedArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(EmbedArguments, "embed", argv)
     target = Path(arguments.out)

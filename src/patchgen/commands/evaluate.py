@@ -60,6 +60,9 @@ class EvaluateArguments:
     """Images per forward pass."""
 
 
+COMMAND = EvaluateArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     if _are_runs(arguments):

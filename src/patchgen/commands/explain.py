@@ -127,6 +127,9 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+COMMAND = ExplainArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(ExplainArguments, "explain", argv)
     announce()

@@ -36,6 +36,9 @@ class ExportArguments:
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
 
 
+COMMAND = ExportArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(ExportArguments, "export", argv)
     target = Path(arguments.out)

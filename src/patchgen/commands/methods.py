@@ -62,6 +62,9 @@ def step_costs() -> dict[str, float]:
     return {row["method"]: float(row["ratio"]) for row in csv.DictReader(text.splitlines())}
 
 
+COMMAND = list_methods
+
+
 def main(argv: list[str]) -> int:
     parse(list_methods, "methods", argv)
     return 0

@@ -127,11 +127,11 @@ def summary(name: str) -> dict[str, Any]:
     }
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}
+COMMAND: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}
 
 
 def main(argv: list[str]) -> int:
-    action, rest = choose(ACTIONS, "oracle", argv)
+    action, rest = choose(COMMAND, "oracle", argv)
     if action is not None:
         parse(action, f"oracle {argv[0]}", rest)
     return 0

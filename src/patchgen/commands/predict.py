@@ -258,6 +258,9 @@ def _to_stream(arguments: PredictArguments, predictor: Predictor, paths: Sequenc
         _print_table(rows, predictor.classes, paths, out)
 
 
+COMMAND = PredictArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
     _check(arguments)

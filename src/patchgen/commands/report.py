@@ -55,6 +55,9 @@ def _show(grids: Sequence[Grid]) -> None:
         print(f"(best): {BEST}")
 
 
+COMMAND = report
+
+
 def main(argv: list[str]) -> int:
     parse(report, "report", argv)
     return 0

@@ -156,6 +156,9 @@ ACTIONS: dict[str, Callable[..., None]] = {
 }
 
 
+COMMAND = {"list": list_runs, **ACTIONS}
+
+
 def main(argv: list[str]) -> int:
     action = ACTIONS.get(argv[0]) if argv else None
     name = f"runs {argv[0]}" if action else "runs"

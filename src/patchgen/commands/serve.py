@@ -55,6 +55,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise ValueError(f"cannot listen at {host}, port {port} ({error.strerror or error}); {hint}") from error
 
 
+COMMAND = ServeArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(ServeArguments, "serve", argv)
     require_extra()

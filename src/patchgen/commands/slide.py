@@ -235,6 +235,9 @@ def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
     return report_unreadable(failed, total, strict, "slides could not be read")
 
 
+COMMAND = SlideArguments
+
+
 def main(argv: list[str]) -> int:
     if argv and argv[0] in ACTIONS:
         from patchgen.commands.slide_tiles import main as main_tiles

@@ -173,6 +173,9 @@ def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Cou
     return sites
 
 
+COMMAND = TilesArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(TilesArguments, "slide tiles", argv)
     _check(arguments)

@@ -64,6 +64,9 @@ class SweepArguments:
     """Print every run and its state as JSON instead of tables."""
 
 
+COMMAND = SweepArguments
+
+
 def main(argv: list[str]) -> int:
     arguments = parse(SweepArguments, "sweep", expand_track(argv))
     from patchgen.sweep.recipe import read_recipe

@@ -149,6 +149,9 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     return drawn
 
 
+COMMAND = theory
+
+
 def main(argv: list[str]) -> int:
     announce()
     parse(theory, "theory", argv)

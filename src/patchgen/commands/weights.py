@@ -63,11 +63,11 @@ def named_weights() -> dict[str, dict[str, Any]]:
     return rows
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"list": list_weights, "fetch": fetch_weights}
+COMMAND: dict[str, Callable[..., None]] = {"list": list_weights, "fetch": fetch_weights}
 
 
 def main(argv: list[str]) -> int:
-    action, rest = choose(ACTIONS, "weights", argv)
+    action, rest = choose(COMMAND, "weights", argv)
     if action is not None:
         parse(action, f"weights {argv[0]}", rest)
     return 0

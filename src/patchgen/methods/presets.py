@@ -45,15 +45,6 @@ def preset_settings(preset: str, method: str = "", data: str = "", benchmark: st
     return settings
 
 
-def preset_for(arguments: Any) -> Settings:
-    """The settings of the preset in a command's arguments."""
-    a = arguments
-    found = preset_settings(a.preset, a.method, a.data, a.benchmark)
-    if a.preset == "paper":
-        found |= published(a.data, a.benchmark, a.method, a.backbone, task=a.task, swad=a.swad)
-    return found
-
-
 def method_settings(label: str) -> dict[str, str]:
     """`lp-ln@mean` -> its method, pool and tuning mode."""
     method, *changes = label.split("@")
