@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -97,16 +96,16 @@ def test_folders_called_train_and_test_are_parts(tmp_path: Path, other: str) -> 
 def write_cifar(root: Path, train: np.ndarray, test: np.ndarray, classes: int) -> Path:
     root.mkdir(parents=True)
     for name, label in (("train", train), ("test", test)):
-        data = np.zeros((len(label), 3072), np.uint8)
-        (root / name).write_bytes(pickle.dumps({b"data": data, b"fine_labels": label.tolist()}, 2))
-    names = [f"class{c:03d}".encode() for c in range(classes)]
-    (root / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}, 2))
+        records = np.zeros((len(label), 3074), np.uint8)  # coarse label, fine label, pixels
+        records[:, 1] = label
+        records.tofile(root / f"{name}.bin")
+    (root / "fine_label_names.txt").write_text("".join(f"class{c:03d}\n" for c in range(classes)))
     return root
 
 
 def test_cifar_holds_out_the_official_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
-    root = write_cifar(tmp_path / "cifar-100-python", np.tile(np.arange(10), 30), np.tile(np.arange(10), 2), 10)
+    root = write_cifar(tmp_path / "cifar-100-binary", np.tile(np.arange(10), 30), np.tile(np.arange(10), 2), 10)
     seen: list[int] = []
     stream = read_stream(root, holdout=0.5, progress=seen.append)
     check(stream)
@@ -115,8 +114,8 @@ def test_cifar_holds_out_the_official_test_part(tmp_path: Path, monkeypatch: pyt
     # 30 images a class, as in CUB; 7 + 1 + 1 + 1 classes
     assert counts(stream) == [[26, 2, 1, 1]] * 7 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]
     assert stream.notes == ("CIFAR-100: a subset, 300 of 50,000 train images and 20 of 10,000 test images",)
-    (root / "test").unlink()
-    with pytest.raises(ValueError, match="lacks test of the official files"):
+    (root / "test.bin").unlink()
+    with pytest.raises(ValueError, match="lacks test.bin"):
         read_stream(root)
 
 

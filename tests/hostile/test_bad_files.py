@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from patchgen.ccd.cifar import load_pickle
 from patchgen.ccd.stages import read_schedule
 from patchgen.cli import main
 from patchgen.common.csv_files import read_csv
@@ -53,7 +52,7 @@ def test_yaml_is_bounded(text: str, message: str, tmp_path: Path) -> None:
     assert time.process_time() - start < 30
 
 
-@pytest.mark.parametrize("read", [read_yaml, read_json, read_tensors, read_csv, read_rows, load_pickle, folder_tensors])
+@pytest.mark.parametrize("read", [read_yaml, read_json, read_tensors, read_csv, read_rows, folder_tensors])
 def test_pipes_are_no_files(read: Callable[[Path], object], tmp_path: Path) -> None:
     """Without the check each of these waits for a writer."""
     os.mkfifo(tmp_path / "pytorch_model.bin")

@@ -73,7 +73,8 @@ def test_data_names(data: str, name: str) -> None:
 
 
 def test_names_of_streams_say_their_schedule() -> None:
-    assert data_name(StreamConfig("x/cifar-100-python")) == "CIFAR-100"
+    for folder in ("cifar-100-binary", "cifar-100-python"):
+        assert data_name(StreamConfig(f"x/{folder}")) == "CIFAR-100"
     assert data_name(StreamConfig("x/CUB_200_2011", schedule="configs/ccd-cub-small.yaml")) == "CUB, ccd-cub-small"
 
 

@@ -57,7 +57,7 @@ class ProjectionHead(nn.Module):
     The shape is that of DINO's head, which GCD and PromptCCD use; with `out` 0 it ends with the bottleneck, as SimGCD's
     projector does. It is discarded after training. Its initialisation is scaled to the widths: with 0.02 for all, a
     narrow head starts with outputs so short that the first gradients, which are divided by their length, are large
-    (measured: docs/study/ccd.md).
+    (measured: docs/results/ccd-small.md).
     """
 
     def __init__(self, dim: int, hidden: int, bottleneck: int, out: int) -> None:

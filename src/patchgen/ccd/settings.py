@@ -132,7 +132,7 @@ SMALL: dict[str, Any] = {
     "image_size": 84,
     "epochs": 6,
     "batch": 32,
-    "lr": 0.02,  # at 0.1 so few steps saturate the mask: docs/study/ccd.md
+    "lr": 0.02,  # at 0.1 so few steps saturate the mask: docs/results/ccd-small.md
     "projection_hidden": 512,
     "projection_bottleneck": 128,
     "projection_out": 4096,

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
             "tau", "lambda_conf", "refine", "swad", "swad_ratio", "swad_compat")  # fmt: skip
-STREAM_DATA = {"cifar100python": "CIFAR-100", "cifar100": "CIFAR-100", "cub2002011": "CUB", "cub": "CUB"}
+STREAM_DATA = {
+    **dict.fromkeys(("cifar100binary", "cifar100python", "cifar100"), "CIFAR-100"),
+    **dict.fromkeys(("cub2002011", "cub"), "CUB"),
+}
 PAPER_DATA = {"pacs": "PACS", "vlcs": "VLCS", "officehome": "OfficeHome", "terraincognita": "TerraIncognita",
               "domainnet": "DomainNet", "histopantum": "HISTOPANTUM", "histocolon": "HISTOCOLON"}  # fmt: skip
 BACKBONES = (  # part of the weights' name -> the paper's (backbone, pretraining)
