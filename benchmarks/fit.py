@@ -32,11 +32,11 @@ SMALL = {"source": "tiny", "image_size": 28, "pixels": 32, "images": 10, "share"
 def measure(
     source: str = "dinov2-small",
     *,
-    image_size: int = 112,
+    image_size: int = 84,
     pixels: int = 227,
-    images: int = 24,
-    share: float = 300 * 96 / 9_991,
-    per_domain: int = 8,
+    images: int = 12,
+    share: float = 100 * 96 / 9_991,
+    per_domain: int = 4,
 ) -> dict[str, Any]:
     """Train five models of generated images in each way.
 
@@ -45,7 +45,7 @@ def measure(
         image_size: Pixels of the square images that the model reads.
         pixels: Side of the generated JPEG files.
         images: Files of each of four sites.
-        share: Images trained on for each evaluation / images of the data; DomainBed's on PACS when left out.
+        share: Images trained on for each evaluation / images of the data; SWAD's on PACS when left out.
         per_domain: Images of each site in a step.
     """
     steps, every = schedule(share * DOMAINS * images / ((DOMAINS - 1) * per_domain))

@@ -1,6 +1,6 @@
-"""The figures of a report, each from one grid: bars, domains, sessions with gains, stacks, ablation, sensitivity.
+"""The figures of a report, each from one table: bars, sessions with gains, rows of the ablation, loss weights.
 
-Ours has error bars (standard error over seeds); the paper's numbers are grey and hatched or dashed.
+Ours has error bars (the ± of the table); the paper's numbers are grey, and hatched or dotted.
 """
 
 from __future__ import annotations
@@ -11,192 +11,140 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, cap_percent, new_figure, percent_axis, plain
 from patchgen.report.render import heading, label_text
-from patchgen.report.table import Column, Grid, Line
+from patchgen.report.table import Grid, Line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 HEADER = ("line", "column", "value", "standard_error", "whose")
-GREY = "#9aa3ad"
+GREY, INK = "#9aa3ad", "#1c2024"
 DASHES = ("-", "--", "-.", ":")
+LETTERS = {"A": "all", "K": "known", "U": "unknown"}
+Point = tuple[float, float]  # value and error
 
 
 def draw(grid: Grid) -> Drawn | None:
-    """The figure of a grid; None if there is nothing to show."""
-    kinds: dict[str, Callable[[Grid], Drawn | None]] = {
-        "bars": bars, "domains": domains, "stages": stages, "stacked": stacked, "ablation": trend,
-        "sensitivity": sensitivity,
-    }  # fmt: skip
-    maker = kinds.get(grid.kind)
-    has_numbers = any(entry.number for line in grid.lines for entry in line.entries)
-    return maker(grid) if maker and has_numbers else None
-
-
-def value_of(line: Line, index: int) -> tuple[float, float] | None:
-    """Value and error of a cell, ours or the paper's."""
-    entry = line.entries[index]
-    if entry.number is not None:
-        return entry.number.mean, entry.number.error or 0.0
-    if entry.paper is not None:
-        return entry.paper.value, entry.paper.error or 0.0
-    return None
-
-
-def rows_of(grid: Grid, indices: Sequence[int]) -> list[Row]:
-    """The drawn values, for the CSV."""
-    return [
-        (line.label, heading(grid.columns[i]), *found, "paper" if line.entries[i].number is None else "ours")
+    """The figure of a table with all the numbers that it shows; None if there is nothing to show."""
+    kinds: dict[str, tuple[Callable[[Grid], Figure | None], str]] = {
+        "bars": (bars, "Accuracy of the methods"),
+        "stages": (stages, "Accuracy of all, known and unknown classes by session"),
+        "ablation": (trend, "Ablation"),
+        "sensitivity": (sensitivity, "Sensitivity to the loss weights"),
+    }
+    figure = kinds[grid.kind][0](grid) if grid.kind in kinds and grid.numbers else None
+    if figure is None:
+        return None
+    rows = [
+        (line.label, heading(column), *point, "paper" if entry.number is None else "ours")
         for line in grid.lines
-        for i in indices
-        if (found := value_of(line, i)) is not None
+        for i, (column, entry) in enumerate(zip(grid.columns, line.entries, strict=True))
+        if (point := point_of(line, i))
     ]
+    return Drawn(grid.name, f"{kinds[grid.kind][1]}: {grid.title}. {grid.setup}", figure, HEADER, rows)
 
 
-def _drawn(grid: Grid, figure: Any, indices: Sequence[int], text: str) -> Drawn:
-    return Drawn(grid.name, f"{text}: {grid.title}. {grid.setup}", figure, HEADER, rows_of(grid, indices))
+def point_of(line: Line, index: int | None) -> Point | None:
+    """Value and error of a cell, ours or the paper's."""
+    entry = line.entries[index] if index is not None else None
+    if entry is not None and entry.number is not None:
+        return entry.number.mean, entry.number.error or 0.0
+    return (entry.paper.value, entry.paper.error or 0.0) if entry is not None and entry.paper is not None else None
 
 
-# Bars
-
-
-def bars(grid: Grid) -> Drawn | None:
-    """One panel per column, one bar per line: comparison of methods, the paper's in grey."""
-    indices = [i for i in range(len(grid.columns)) if any(line.entries[i].number for line in grid.lines)]
-    lines = [line for line in grid.lines if any(value_of(line, i) for i in indices)]
-    figure = new_figure(1.9 * len(indices) + 2.4, 0.27 * len(lines) + 1.2)
-    panels = figure.subplots(1, len(indices), sharey=True, squeeze=False)[0]
-    for axes, i in zip(panels, indices, strict=True):
-        _bar_panel(axes, lines, i)
-        axes.set_title(heading(grid.columns[i]), fontsize=9.5, parse_math=False)
-    _method_ticks(panels[0], lines)
-    return _drawn(grid, figure, indices, "Accuracy of the methods")
-
-
-def _bar_panel(axes: Axes, lines: Sequence[Line], index: int) -> None:
-    for place, line in enumerate(lines):
-        found = value_of(line, index)
-        if found is None:
-            continue
-        own = line.label.startswith("patchgen")
-        style: dict[str, Any] = {"color": PALETTE[0] if own else "#c3cad1"}
-        if line.paper:
-            style = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.8}
-        error = {"ecolor": "#1c2024", "elinewidth": 0.9, "capsize": 2}
-        axes.barh(place, found[0], xerr=found[1] or None, height=0.72, error_kw=error, **style)
-        axes.text(found[0] + found[1], place, f" {found[0]:.1f}", va="center", fontsize=7.5)
-    values = [sum(found) for line in lines if (found := value_of(line, index))]
-    percent_axis(axes, max(values, default=1))
-    axes.set_xlabel("accuracy (%)")
-    plain(axes)
-
-
-def _method_ticks(axes: Axes, lines: Sequence[Line]) -> None:
-    axes.set(yticks=range(len(lines)), ylim=(len(lines) - 0.4, -0.6))
-    axes.set_yticklabels([label_text(line) for line in lines], fontsize=8.5, parse_math=False)
-    for tick, line in zip(axes.get_yticklabels(), lines, strict=True):
-        tick.set_color("#6b7280" if line.paper else "#1c2024")
-
-
-# Unseen domains
-
-
-def domains(grid: Grid) -> Drawn | None:
-    """Domains across, one mark per method, ours with error bars; the paper's hollow."""
-    lines = [line for line in grid.lines if any(value_of(line, i) for i in range(len(grid.columns)))]
-    figure = new_figure(1.25 * len(grid.columns) + 3.6, max(3.0, 0.2 * len(lines) + 1.6))
-    axes = figure.subplots()
-    for number, line in enumerate(lines):
-        at = np.arange(len(grid.columns)) + 0.7 * ((number + 0.5) / len(lines) - 0.5)
-        found = [value_of(line, i) for i in range(len(grid.columns))]
-        colour = GREY if line.paper else PALETTE[number % len(PALETTE)]
-        face = "white" if line.paper else colour
-        values = [np.nan if v is None else v[0] for v in found]
-        axes.errorbar(at, values, yerr=[0 if v is None else v[1] for v in found], color=colour, linestyle="", capsize=2,
-                      marker=MARKERS[number % len(MARKERS)], markerfacecolor=face, label=label_text(line))  # fmt: skip
-    for edge in range(len(grid.columns) - 1):
-        axes.axvline(edge + 0.5, color="#dde1e6", linewidth=0.8)
-    axes.set(xticks=range(len(grid.columns)), ylabel="accuracy (%)", xlim=(-0.5, len(grid.columns) - 0.5))
-    axes.set_xticklabels([heading(column) for column in grid.columns], parse_math=False)
-    cap_percent(axes)
-    plain(axes)
-    _legend(axes)
-    return _drawn(grid, figure, range(len(grid.columns)), "Accuracy by unseen domain")
+def error_bars(axes: Axes, at: Sequence[float], points: Sequence[Point | None], **style: Any) -> None:
+    """A line with errors; gaps where there is no number."""
+    values = [np.nan if point is None else point[0] for point in points]
+    axes.errorbar(at, values, yerr=[0 if point is None else point[1] for point in points], capsize=2, **style)
 
 
 def _legend(axes: Axes) -> None:
-    legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    for text in legend.get_texts():
+    for text in axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5)).get_texts():
         text.set_parse_math(False)
+
+
+def bars(grid: Grid) -> Figure:
+    """One panel per column, one bar per line: comparison of methods, the paper's in grey; of A, K, U the averages."""
+    indices = [i for i in range(len(grid.columns)) if any(line.entries[i].number for line in grid.lines)]
+    indices = [i for i in indices if grid.columns[i].group == "average"] or indices
+    lines = [line for line in grid.lines if any(point_of(line, i) for i in indices)]
+    figure = new_figure(1.9 * len(indices) + 2.4, 0.27 * len(lines) + 1.2)
+    panels = figure.subplots(1, len(indices), sharey=True, squeeze=False)[0]
+    for axes, i in zip(panels, indices, strict=True):
+        points = {place: point for place, line in enumerate(lines) if (point := point_of(line, i))}
+        for place, (value, error) in points.items():
+            style: dict[str, Any] = {"color": PALETTE[0] if lines[place].label.startswith("patchgen") else "#c3cad1"}
+            if lines[place].paper:
+                style = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.8}
+            bar = {"ecolor": INK, "elinewidth": 0.9, "capsize": 2}
+            axes.barh(place, value, xerr=error or None, height=0.72, error_kw=bar, **style)
+            axes.text(value + error, place, f" {value:.1f}", va="center", fontsize=7.5)
+        percent_axis(axes, max(map(sum, points.values()), default=1))
+        axes.set_xlabel("accuracy (%)")
+        axes.set_title(heading(grid.columns[i]), fontsize=9.5, parse_math=False)
+        plain(axes)
+    panels[0].set(yticks=range(len(lines)), ylim=(len(lines) - 0.4, -0.6))
+    panels[0].set_yticklabels([label_text(line) for line in lines], fontsize=8.5, parse_math=False)
+    for tick, line in zip(panels[0].get_yticklabels(), lines, strict=True):
+        tick.set_color("#6b7280" if line.paper else INK)
+    return figure
 
 
 # Sessions of a stream
 
 
-def stages(grid: Grid) -> Drawn | None:
+def stages(grid: Grid) -> Figure:
     """A/K/U over the sessions, one line per method; below, the mean gain of adding PatchGen to its host."""
     sessions = [name for name in dict.fromkeys(column.group for column in grid.columns) if name != "average"]
     figure = new_figure(9.6, 6.0)
     parts = figure.add_gridspec(2, 3, height_ratios=(3, 2))
-    panels = [figure.add_subplot(parts[0, 0])]
-    panels += [figure.add_subplot(parts[0, i], sharey=panels[0]) for i in (1, 2)]
-    for axes, letter in zip(panels, "AKU", strict=True):
+    first = figure.add_subplot(parts[0, 0])
+    panels = [first, *(figure.add_subplot(parts[0, i], sharey=first) for i in (1, 2))]
+    for axes, (letter, title) in zip(panels, LETTERS.items(), strict=True):
         for number, line in enumerate(grid.lines):
-            _session_line(axes, grid, line, number, letter, sessions)
-        axes.set(title={"A": "all", "K": "known", "U": "unknown"}[letter], xticks=range(len(sessions)))
+            points = [point_of(line, _index(grid, session, letter)) for session in sessions]
+            colour, dash = (GREY, ":") if line.paper else (PALETTE[number % len(PALETTE)], DASHES[number % len(DASHES)])
+            error_bars(axes, range(len(sessions)), points, color=colour, linestyle=dash, markersize=5,
+                       marker=MARKERS[number % len(MARKERS)], label=label_text(line))  # fmt: skip
+        axes.set(title=title, xticks=range(len(sessions)))
         axes.set_xticklabels(sessions, fontsize=8.5)
         plain(axes)
-    cap_percent(panels[0])
-    panels[0].set_ylabel("accuracy (%)")
+    cap_percent(first)
+    first.set_ylabel("accuracy (%)")
     _legend(panels[-1])
     _gain_panel(figure.add_subplot(parts[1, :]), grid)
-    return _drawn(grid, figure, range(len(grid.columns)), "Accuracy of all, known and unknown classes by session")
-
-
-def _session_line(axes: Axes, grid: Grid, line: Line, number: int, letter: str, sessions: Sequence[str]) -> None:
-    places = [_index(grid, session, letter) for session in sessions]
-    found = [None if i is None else value_of(line, i) for i in places]
-    values = [np.nan if v is None else v[0] for v in found]
-    colour = GREY if line.paper else PALETTE[number % len(PALETTE)]
-    axes.errorbar(range(len(sessions)), values, yerr=[0 if v is None else v[1] for v in found], color=colour, capsize=2,
-                  linestyle=":" if line.paper else DASHES[number % len(DASHES)], marker=MARKERS[number % len(MARKERS)],
-                  markersize=5, label=label_text(line))  # fmt: skip
+    return figure
 
 
 def _index(grid: Grid, group: str, letter: str) -> int | None:
-    found = (i for i, column in enumerate(grid.columns) if (column.group, column.heading) == (group, letter))
-    return next(found, None)
+    places = (i for i, column in enumerate(grid.columns) if (column.group, column.heading) == (group, letter))
+    return next(places, None)
 
 
 def gains(grid: Grid) -> list[tuple[str, str, float]]:
     """(host, A | K | U, mean gain over the sessions) of PatchGen over its host, ours and the paper's."""
-    plain_names = {label_text(line): line for line in grid.lines}
-    found = []
-    for name, line in plain_names.items():
-        host = plain_names.get(re.sub(r"\+patchgen", "", name, flags=re.IGNORECASE).rstrip("*"))
-        host = host or plain_names.get(
-            re.sub(r"\+patchgen", "", name, flags=re.IGNORECASE) + "*"
-        )  # starred in the paper
-        if host is None or host is line:
-            continue
-        for letter in "AKU":
-            i = _index(grid, "average", letter)
-            pair = (None, None) if i is None else (value_of(line, i), value_of(host, i))
-            if pair[0] and pair[1]:
-                found.append((label_text(line), letter, pair[0][0] - pair[1][0]))
-    return found
+    lines = {label_text(line).rstrip("*"): line for line in grid.lines}  # a star in the paper: run again
+    differences = []
+    for name, line in lines.items():
+        host = lines.get(re.sub(r"\+patchgen", "", name, flags=re.IGNORECASE))
+        for letter in LETTERS if host is not None and host is not line else ():
+            after, before = (point_of(each, _index(grid, "average", letter)) for each in (line, host) if each)
+            if after and before:
+                differences.append((label_text(line), letter, after[0] - before[0]))
+    return differences
 
 
 def _gain_panel(axes: Axes, grid: Grid) -> None:
-    found = gains(grid)
-    names = list(dict.fromkeys(name for name, _, _ in found))
-    for number, letter in enumerate("AKU"):
-        mine = [(names.index(name), gain) for name, way, gain in found if way == letter]
+    differences = gains(grid)
+    names = list(dict.fromkeys(name for name, _, _ in differences))
+    for number, letter in enumerate(LETTERS):
+        mine = [(names.index(name), gain) for name, way, gain in differences if way == letter]
         at = [place + 0.26 * (number - 1) for place, _ in mine]
         drawn = axes.bar(at, [gain for _, gain in mine], width=0.24, color=PALETTE[number], label=letter)
         axes.bar_label(drawn, fmt="%+.1f", fontsize=8, padding=2)
-    axes.axhline(0, color="#1c2024", linewidth=0.8)
+    axes.axhline(0, color=INK, linewidth=0.8)
     axes.set(xticks=range(len(names)), ylabel="gain (points)", title="PatchGen over its host, mean of the sessions")
     axes.set_xticklabels([name.replace(", ", "\n") for name in names], fontsize=8.5, parse_math=False)
     axes.margins(y=0.2)
@@ -207,80 +155,39 @@ def _gain_panel(axes: Axes, grid: Grid) -> None:
         axes.text(0.5, 0.5, "no pair of a host with and without PatchGen", ha="center", transform=axes.transAxes)
 
 
-# Unknown classes in unseen domains
+# Ablation and sensitivity
 
 
-def stacked(grid: Grid) -> Drawn | None:
-    """A, K and U: each method's accuracies of the unseen domains, stacked; a full stack is 100 x their number."""
-    groups = [name for name in dict.fromkeys(column.group for column in grid.columns) if name != "average"]
-    lines = [line for line in grid.lines if any(entry.number for entry in line.entries)]
-    figure = new_figure(10.2, 0.33 * len(lines) + 1.9)
-    panels = figure.subplots(1, 3, sharey=True)
-    for axes, letter in zip(panels, "AKU", strict=True):
-        left = np.zeros(len(lines))
-        for number, group in enumerate(groups):
-            i = _index(grid, group, letter)
-            found = [None if i is None else value_of(line, i) for line in lines]
-            values = np.array([0 if v is None else v[0] for v in found])
-            axes.barh(range(len(lines)), values, left=left, height=0.7, color=PALETTE[number % len(PALETTE)],
-                      edgecolor="white", hatch=("", "//", "..", "xx")[number % 4], label=group)  # fmt: skip
-            left += values
-        axes.set(title={"A": "all", "K": "known", "U": "unknown"}[letter], xlabel="sum of accuracies (%)")
-        plain(axes)
-    _method_ticks(panels[0], lines)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
-    return _drawn(grid, figure, range(len(grid.columns)), "Accuracy by unseen domain, stacked")
-
-
-# Ablation
-
-
-def trend(grid: Grid) -> Drawn | None:
+def trend(grid: Grid) -> Figure:
     """The average as parts are added, ours and the paper's; and the gain of 3.5 over 1.1 by data set."""
     ours = [i for i, column in enumerate(grid.columns) if not column.paper]
     shown = [i for i in ours if grid.columns[i].heading == "average"] or ours[-1:]
-    papers = [i for i, c in enumerate(grid.columns) if c.paper and c.heading == "paper, average"]
+    shown += [i for i, column in enumerate(grid.columns) if column.heading == "paper, average"]
     figure = new_figure(10.6, 4.0)
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    names = [line.label.split()[0] for line in grid.lines]
-    for number, i in enumerate([*shown, *papers]):
-        found = [value_of(line, i) for line in grid.lines]
+    for number, i in enumerate(shown):
         column = grid.columns[i]
-        label = f"{'paper' if column.paper else column.heading}, {column.group}"
-        style = DASHES[1 if column.checkpoint == "swad" else 0]
-        left.errorbar(range(len(names)), [np.nan if v is None else v[0] for v in found], capsize=2, linestyle=style,
-                      yerr=[0 if v is None else v[1] for v in found], marker=MARKERS[number],
-                      color=GREY if column.paper else PALETTE[number], label=label)  # fmt: skip
-    left.set(xticks=range(len(names)), xlabel="row", ylabel="accuracy (%)", title="as parts are added")
-    left.set_xticklabels(names)
+        error_bars(left, range(len(grid.lines)), [point_of(line, i) for line in grid.lines], marker=MARKERS[number],
+                   linestyle=DASHES[column.checkpoint == "swad"], color=GREY if column.paper else PALETTE[number],
+                   label=f"{'paper' if column.paper else column.heading}, {column.group}")  # fmt: skip
+    left.set(xticks=range(len(grid.lines)), xlabel="row", ylabel="accuracy (%)", title="as parts are added")
+    left.set_xticklabels([line.label.split()[0] for line in grid.lines])
     left.legend(frameon=False, fontsize=8)
-    _gain_bars(right, grid, ours)
+    pairs = [(grid.columns[i], point_of(grid.lines[0], i), point_of(grid.lines[-1], i)) for i in ours]
+    gained = [(column, b[0] - a[0], float(np.hypot(a[1], b[1]))) for column, a, b in pairs if a and b]
+    right.bar(range(len(gained)), [gain for _, gain, _ in gained], yerr=[error for *_, error in gained], capsize=2,
+              color=[PALETTE[column.checkpoint == "swad"] for column, _, _ in gained], ecolor=INK)  # fmt: skip
+    right.axhline(0, color=INK, linewidth=0.8)
+    right.set(xticks=range(len(gained)), ylabel="points", title="gain of 3.5 over 1.1")
+    names = [column.heading + "\nSWAD" * (column.checkpoint == "swad") for column, _, _ in gained]
+    right.set_xticklabels(names, fontsize=8, rotation=30, ha="right", parse_math=False)
     for axes in (left, right):
         plain(axes)
-    return _drawn(grid, figure, range(len(grid.columns)), "Ablation")
+    return figure
 
 
-def _gain_bars(axes: Axes, grid: Grid, indices: Sequence[int]) -> None:
-    first, last = grid.lines[0], grid.lines[-1]
-    found: list[tuple[Column, float, float]] = []
-    for i in indices:
-        a, b = value_of(first, i), value_of(last, i)
-        if a and b:
-            found.append((grid.columns[i], b[0] - a[0], float(np.hypot(a[1], b[1]))))
-    colours = [PALETTE[0] if column.checkpoint == "selected" else PALETTE[1] for column, _, _ in found]
-    axes.bar(range(len(found)), [gain for _, gain, _ in found], yerr=[error for _, _, error in found], color=colours,
-             capsize=2, ecolor="#1c2024")  # fmt: skip
-    axes.axhline(0, color="#1c2024", linewidth=0.8)
-    axes.set(xticks=range(len(found)), ylabel="points", title="gain of 3.5 over 1.1")
-    axes.set_xticklabels([c.heading + "\nSWAD" * (c.checkpoint == "swad") for c, _, _ in found], fontsize=8,
-                         rotation=30, ha="right", parse_math=False)  # fmt: skip
-
-
-# Sensitivity
-
-
-def sensitivity(grid: Grid) -> Drawn | None:
-    """One panel per varied weight: accuracy over its values, one line per fold, the paper's dashed."""
+def sensitivity(grid: Grid) -> Figure | None:
+    """One panel per varied weight: accuracy over its values, one line per fold, SWAD dashed."""
     blocks = [b for b in dict.fromkeys(line.block for line in grid.lines) if b.startswith("sensitivity to")]
     if not blocks:
         return None
@@ -289,23 +196,20 @@ def sensitivity(grid: Grid) -> Drawn | None:
     for axes, block in zip(panels, blocks, strict=True):
         name = block.rpartition(" ")[2]
         lines = [line for line in grid.lines if line.block == block]
-        at = [_weight(line.label, name) for line in lines]
         for number, column in enumerate(grid.columns):
-            found = [value_of(line, number) for line in lines]
-            if any(found):
-                swad = column.checkpoint == "swad"
-                axes.errorbar(at, [np.nan if v is None else v[0] for v in found], label=heading(column), capsize=2,
-                              yerr=[0 if v is None else v[1] for v in found], linestyle="--" if swad else "-",
-                              marker=MARKERS[number % len(MARKERS)],
-                              color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
+            points = [point_of(line, number) for line in lines]
+            if any(points):
+                error_bars(axes, [_weight(line.label, name) for line in lines], points, label=heading(column),
+                           linestyle=DASHES[column.checkpoint == "swad"], marker=MARKERS[number % len(MARKERS)],
+                           color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
         axes.set(xlabel=name, xscale="linear" if name == "tau" else "log")
         plain(axes)
     panels[0].set_ylabel("accuracy (%)")
     _legend(panels[-1])
-    return _drawn(grid, figure, range(len(grid.columns)), "Sensitivity to the loss weights")
+    return figure
 
 
 def _weight(label: str, name: str) -> float:
     """The value after a name in `lambda_ms 0.01, lambda_sim 0.001`; tau's default is not written."""
-    found = re.search(rf"{name} ([\d.e+-]+)", label)
-    return float(found[1]) if found else 0.25
+    match = re.search(rf"{name} ([\d.e+-]+)", label)
+    return float(match[1]) if match else 0.25

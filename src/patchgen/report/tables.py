@@ -133,7 +133,7 @@ def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
             recipe = "configs/mdg.yaml" if dataset in NATURAL else "configs/histology.yaml"
             lines = method_lines(mine, columns, part, reference, recipe)
             title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
-            grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "domains"))
+            grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "bars"))
             grids += metric_grids(dataset, mine, part)
     return grids
 
@@ -207,7 +207,7 @@ def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
             columns = _aku_columns(dataset, domains)
             lines = method_lines(mine, columns, part, reference, "configs/mdg-gcd.yaml")
             title = f"Unseen domains with unknown classes: {dataset}"
-            grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "stacked"))
+            grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "bars"))
     return grids
 
 
