@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.common import Line, at_least_one, report
 from benchmarks.fold import write_domains
+from benchmarks.throughput import write_images
 from patchgen.common.children import child_environment, python
 from patchgen.config import Config
-from patchgen.predict.throughput import write_images
 from patchgen.train.lifecycle import train
 
 TARGET = 1.1

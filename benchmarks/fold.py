@@ -33,13 +33,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.common import Line, report
 from benchmarks.pipeline import plain_batch
+from benchmarks.throughput import write_images
 from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.model.classifier import Classifier
 from patchgen.model.generic import quiet_loading
-from patchgen.predict.throughput import write_images
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
 from patchgen.train.optim import make_optimizer

@@ -19,6 +19,7 @@ import torch
 from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, random_features, report
 from benchmarks.peers import our_mixture
 from benchmarks.pipeline import MEAN, STD
+from benchmarks.throughput import write_images
 from patchgen.config import Config
 from patchgen.data.augment import Augment
 from patchgen.data.images import ImageStore
@@ -29,7 +30,6 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
 from patchgen.model.patchgen import PatchGen
-from patchgen.predict.throughput import write_images
 from patchgen.train.optim import make_optimizer
 from patchgen.train.step import PlainStep
 

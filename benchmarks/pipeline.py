@@ -26,10 +26,10 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
+from benchmarks.throughput import write_images
 from patchgen.data.augment import ATTEMPTS, OPERATIONS, Augment
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import prepare
-from patchgen.predict.throughput import write_images
 
 TARGET = 5.0  # the smallest ratio wanted of the cached pipeline
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

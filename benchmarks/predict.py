@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Line, report
+from benchmarks.throughput import measure_runtimes, untrained_predictor, write_images
 from patchgen.commands.predict import find_images
 from patchgen.predict.predictor import load_predictor
 from patchgen.predict.runtime import RuntimeName
-from patchgen.predict.throughput import measure_runtimes, untrained_predictor, write_images
 
 SPEED, PIPELINE, SAME, MASKS = 2.3, 0.9, 0.999, 0.02  # what is wanted
 SMALL = {"source": "tiny", "image_size": 28, "images": 6, "pixels": 32, "batch": 3, "repeats": 2,

@@ -19,12 +19,12 @@ from lightning_fabric import Fabric
 from torch.nn import functional
 
 from benchmarks.common import Line, at_least_one, cpu_seconds, report
+from benchmarks.throughput import write_images
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_architecture
-from patchgen.predict.throughput import write_images
 from patchgen.train.evaluate import Reader
 from patchgen.train.optim import make_optimizer
 

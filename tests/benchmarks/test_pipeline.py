@@ -14,9 +14,9 @@ from PIL import Image
 
 from benchmarks import pipeline
 from benchmarks.pipeline import PlainDraw, plain_apply, plain_draw
+from benchmarks.throughput import write_images
 from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw, apply
 from patchgen.data.images import ImageStore
-from patchgen.predict.throughput import write_images
 
 STILL = PlainDraw((0, 0, 20, 20), False, OPERATIONS, 1.0, 1.0, 1.0, 0.0, False)
 

@@ -48,7 +48,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         found = read_features(predictor, paths, *more, **options)
         rng = np.random.default_rng(len(found.paths))
         axis = [AXIS[path.parent.name] for path in found.paths]
-        return found._replace(vectors=(np.eye(8)[axis] + 0.02 * rng.standard_normal((len(axis), 8))).astype(np.float32))
+        vectors = (np.eye(8)[axis] + 0.02 * rng.standard_normal((len(axis), 8))).astype(np.float32)
+        return found._replace(vectors=vectors, probabilities=[0.4] * len(axis))
 
     monkeypatch.setattr("patchgen.predict.discover.read_features", plant)
 

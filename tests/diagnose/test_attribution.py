@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.memory import explicit_forward
-from patchgen.diagnose.attribution import RANKINGS, attention_maps, available, check_rankings, descending
 from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
+from patchgen.predict.attribution import RANKINGS, attention_maps, available, check_rankings, descending
 
 SIZE, CLASSES = 56, 3  # 4 x 4 patches of 14
 SMALL = {

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from patchgen.diagnose import faithfulness as faith
-from patchgen.diagnose.attribution import descending
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier
+from patchgen.predict.attribution import descending
 
 GRID, PATCH = (4, 4), 6
 

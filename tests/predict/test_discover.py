@@ -13,9 +13,18 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen.predict.discover import Features, discover, group_features, read_features, reference_images
+from patchgen.predict.discover import (
+    Features,
+    Rule,
+    calibrated_rule,
+    discover,
+    group_features,
+    read_features,
+    reference_images,
+)
 from patchgen.predict.predictor import Predictor, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import Predictions, predictions_file, save_predictions
 
 MakeRun = Callable[..., RunFolder]
 NAMES = ("ant", "bee", "cat")  # of the first three axes
@@ -29,7 +38,8 @@ def blobs(counts: dict[int, int], seed: int = 0, spread: float = 0.02, dim: int 
 
 
 def features_of(vectors: np.ndarray) -> Features:
-    return Features([Path(f"{i}.png") for i in range(len(vectors))], vectors, [None] * len(vectors), [])
+    n = len(vectors)
+    return Features([Path(f"{i}.png") for i in range(n)], vectors, [None] * n, [], ["ant"] * n, [0.4] * n)
 
 
 def known_blobs(spread: float = 0.02) -> tuple[np.ndarray, list[str]]:
@@ -214,3 +224,37 @@ def test_discover_reads_and_groups(predictor: Predictor, image_folder: Path, tmp
         discover(predictor, [], features.vectors, ["a"] * 8)
     with pytest.raises(ValueError, match="none of the 1 images could be read.*broken.png"):
         discover(predictor, [broken], features.vectors, ["a"] * 8)
+
+
+# A new site is not a new class
+
+
+def test_a_group_that_the_classifier_names_alike_and_confidently_is_that_class() -> None:
+    """As webcam monitors: far from the training images in features, and all of them called monitors."""
+    vectors, axis = blobs({0: 7, 4: 20, 5: 10, 6: 9})
+    labels = [{0: "ant", 4: "bee", 5: "cat", 6: ("ant", "bee")[i % 2]}[a] for i, a in enumerate(axis)]
+    sure = [{0: 0.9, 4: 0.95, 5: 0.6, 6: 0.99}[a] for a in axis]  # 5: not sure; 6: not alike
+    features = features_of(vectors)._replace(labels=labels, probabilities=sure)
+    groups = group_features(features, *known_blobs(), new_classes=3)
+    name = {0: "ant", 4: "bee", 5: "new-1", 6: "new-2"}
+    assert [one.group for one in groups.members] == [name[a] for a in axis]
+    assert [one.fits_known for one in groups.members] == [a in (0, 4) for a in axis]
+    assert groups.new == ["new-1", "new-2"] and groups.renamed == {"bee": 20}
+    easier = group_features(features, *known_blobs(), new_classes=3, rule=Rule(0.9, 0.6))
+    assert easier.new == ["new-1"] and easier.renamed == {"bee": 20, "cat": 10}
+
+
+def test_the_rule_is_calibrated_on_left_out_sites(tiny_run: MakeRun, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(tiny_run().path, tmp_path / "run"))
+    label = np.repeat([0, 1, 2], 10)
+    probabilities = np.full((30, 3), 0.1, np.float32)
+    probabilities[np.arange(30), label] = 0.8
+    probabilities[:2] = [0.1, 0.7, 0.2]  # 80 % of class 0 are right
+    probabilities[10:20, 1] = 0.75
+    probabilities[20:27] = [0.9, 0.05, 0.05]  # class 2 is mostly mistaken, and does not count
+    save_predictions(run.path, "selected", Predictions(np.arange(30), label, probabilities), ("a", "b", "c"))
+    rule = calibrated_rule(run)
+    assert (rule.agreement, rule.confidence) == pytest.approx((0.8, 0.75)) and rule.images == 30
+    assert rule.sites == ("studio",) and "calibrated on 30 images of studio" in str(rule)
+    predictions_file(run.path, "selected").unlink()
+    assert calibrated_rule(run) == Rule() and "not calibrated" in str(Rule())

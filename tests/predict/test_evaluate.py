@@ -12,9 +12,8 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 
 from patchgen.data.table import Table
 from patchgen.predict.answers import Answers, check_classes
-from patchgen.predict.bootstrap import bootstrap
 from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate, most_wrong, units
-from patchgen.predict.resampled import Ranking, counted
+from patchgen.predict.intervals import Ranking, bootstrap, counted
 from patchgen.tasks.metrics import class_counts, class_ranking
 
 CLASSES = ("cat", "dog", "owl")
@@ -193,3 +192,21 @@ def test_units_are_patients_where_they_are_known() -> None:
     assert units(drawn(n=3))[0].tolist() == [0, 1, 2]
     unit, name = units(drawn(n=4, group="xyxz"))
     assert unit.tolist() == [0, 1, 0, 2] and name == "patients"
+
+
+def test_what_fit_expected_stands_beside_what_was_measured() -> None:
+    answers = drawn(sites=np.arange(90) % 2)
+    lyon = float(answers.right[1::2].mean())
+    expected = {"mean": 0.8, "new_site": [lyon - 0.1, lyon + 0.1], "interval": None}
+    found = evaluate(answers, resamples=0, trained_on=["berlin"], expected=expected)
+    assert found["expected"]["sites"] == {"lyon": {"accuracy": pytest.approx(lyon), "verdict": "inside"}}
+    line = f"fit expected {lyon - 0.1:.2f} to {lyon + 0.1:.2f} at a new site; measured {lyon:.3f} at lyon: inside."
+    assert found["notes"][0] == line
+    spans = ([lyon + 0.1, 1.0], "below"), ([0.0, lyon - 0.1], "above"), (None, None)
+    for span, verdict in spans:
+        found = evaluate(answers, resamples=0, trained_on=["berlin"], expected=expected | {"new_site": span})
+        assert found["expected"]["sites"]["lyon"]["verdict"] == verdict
+    assert "fit expected 0.80 (without an interval) at a new site; measured" in found["notes"][0]
+    found = evaluate(answers, resamples=0, trained_on=["berlin", "lyon"], expected=expected)
+    assert "no scored site is new to the model" in found["notes"][0]
+    assert evaluate(answers, resamples=0)["expected"] is None

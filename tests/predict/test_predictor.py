@@ -16,6 +16,7 @@ from PIL import Image
 
 from patchgen.data.images import decode
 from patchgen.draw.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
+from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.discover import read_features
 from patchgen.predict.embed import embed
 from patchgen.predict.export import export
@@ -26,10 +27,10 @@ from patchgen.predict.predictor import (
     Prediction,
     Predictor,
     Unreadable,
-    device_of,
     load_run,
 )
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.precision import device_of
 from patchgen.runs.tensors import load_tensors, save_tensors
 
 MakeRun = Callable[..., RunFolder]
@@ -224,9 +225,21 @@ def test_an_explanation_agrees_with_the_prediction(predictor: Predictor, files: 
     assert {name for name, _ in found.top} == set(predictor.classes)
 
 
-def test_a_method_without_mask_says_so(tiny_run: MakeRun, files: list[Path]) -> None:
-    with pytest.raises(ValueError, match="'lp-ln' has no mask"):
-        load_run(tiny_run("lp-ln").path).explain(files[0])
+@pytest.mark.parametrize(("how", "kind"), [("auto", "Grad-CAM"), ("rollout", "attention rollout")])
+def test_a_method_without_mask_is_explained_afterwards(
+    tiny_run: MakeRun, files: list[Path], how: Any, kind: str
+) -> None:
+    predictor = load_run(tiny_run("lp-ln").path)
+    found = predictor.explain(files[0], how)
+    inputs = predictor.inputs([found.image])
+    target = torch.tensor([predictor.classes.index(found.top[0][0])])
+    scores = RANKINGS["grad-cam" if how == "auto" else how](predictor.model, inputs, target)[0].numpy()
+    scores = np.maximum(scores, 0) if how == "auto" else scores - scores.min()
+    np.testing.assert_allclose(found.mask.ravel(), scores / scores.max(), atol=1e-5)
+    assert found.kind == kind and kind in found.reading and "not a selection" in found.notice
+    assert found.overlay().mode == "RGB"
+    with pytest.raises(ValueError, match="has no ranking 'mask'"):
+        predictor.explain(files[0], "mask")
 
 
 def test_an_unreadable_image_is_an_error(predictor: Predictor, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import throughput
 from patchgen.commands.predict import settled
 from patchgen.common.files import cache_dir
-from patchgen.predict import runtime, throughput
+from patchgen.predict import runtime
 from patchgen.predict.export import drawn_images
 from patchgen.predict.predictor import Outputs, Predictor
 from patchgen.predict.sessions import PACKAGES, installed

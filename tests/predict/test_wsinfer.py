@@ -42,7 +42,7 @@ def test_a_reader_that_follows_the_config_gets_the_models_answers(
     predictor: Predictor, image_folder: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "model"
-    assert export_wsinfer(predictor, out, drawn_images(3, 56), spacing=0.5, patch=40)["probabilities"] <= 1e-4
+    assert export_wsinfer(predictor, out, drawn_images(3, 56), spacing=0.5, patch=40)["probabilities"].value <= 1e-4
     assert {path.name for path in out.iterdir()} == {"torchscript_model.pt", "config.json"}
     config = json.loads((out / "config.json").read_text())
     assert set(config) == REQUIRED and config["spec_version"] == "1.0"
@@ -70,7 +70,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(
 ) -> None:
     monkeypatch.setattr(wsinfer.Logits, "forward", lambda self, pixels: 2 * self.model(pixels).logits)
     predictor.confidence = Confidence(1.0)
-    with pytest.raises(ValueError, match="outputs differ from the model's"):
+    with pytest.raises(ValueError, match="outputs of the TorchScript file differ from the model's"):
         export_wsinfer(predictor, tmp_path / "model", drawn_images(3, 56), spacing=0.5, patch=40)
     assert not (tmp_path / "model").exists()
     predictor.confidence = Confidence(0.5)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from patchgen.diagnose.attribution import RANKINGS
+from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.predictor import load_run
 from tests.viewer.conftest import BAD_FILES, png
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -102,6 +102,17 @@ def describe_estimate(estimate: Estimate, known: int) -> str:
     )
 
 
+def describe_rule(groups: Groups) -> str:
+    """What made a group a known class, and what remains uncertain."""
+    renamed = ", ".join(f"{count} of {name}" for name, count in groups.renamed.items())
+    return (
+        f"{groups.rule}."
+        + (f" So the classifier named whole groups: {renamed}; a new site is not a new class." if renamed else "")
+        + " A new class that the classifier takes confidently for a known one cannot be told from it, and a group may"
+        " be a known class that looks different here: look at the sheets."
+    )
+
+
 def summarise(groups: Groups) -> list[dict[str, Any]]:
     """One row per group: the new ones, largest first, then the known classes with images."""
     rows = []
@@ -160,6 +171,7 @@ def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
         rows=[(row["group"], row["images"], "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
                row["nearest_known"]) for row in rows],
         estimate=describe_estimate(groups.estimate, len(groups.known)) if groups.estimate else "",
+        rule=describe_rule(groups),
         notice=NOTICE,
         sheets=[{"group": row["group"], "source": file_address(row["sheet"]),
                  "alt": f"Contact sheet of {row['group']}, {row['images']} images, the most central first"}
@@ -185,6 +197,7 @@ def _print_tables(groups: Groups, rows: list[dict[str, Any]], page: Path) -> Non
         (row["group"], str(row["images"]), "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
          row["nearest_known"], row["sheet"] or "") for row in rows
     ]  # fmt: skip
+    print(describe_rule(groups))
     print_table(("group", "images", "fits known", "median confidence", "nearest known", "sheet"), cells)
     print(page)
 
@@ -196,7 +209,8 @@ def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
         estimate = {"new_classes": groups.estimate.num_classes - known, "known_accuracy": curve}
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in groups.unreadable]
     files = {"assignments": str(page.with_name("assignments.csv")), "page": str(page)}
-    return json_text({"groups": rows, "estimate": estimate, "unreadable": unreadable, **files})
+    rule = asdict(groups.rule) | {"named_by_classifier": groups.renamed}
+    return json_text({"groups": rows, "estimate": estimate, "rule": rule, "unreadable": unreadable, **files})
 
 
 COMMAND = DiscoverArguments
@@ -208,8 +222,9 @@ def main(argv: list[str]) -> int:
     _check(arguments, len(paths))
     announce(arguments.quiet)
     from patchgen.common.progress import Progress
-    from patchgen.predict.discover import discover
+    from patchgen.predict.discover import calibrated_rule, discover
     from patchgen.predict.predictor import load_run
+    from patchgen.runs.folder import RunFolder
 
     def say(text: str) -> None:
         if not arguments.quiet:
@@ -221,6 +236,7 @@ def main(argv: list[str]) -> int:
         groups = discover(
             predictor, paths, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
             batch=arguments.batch, tick=ticker(bar),
+            rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
         )  # fmt: skip
     rows = summarise(groups)
     run = f"{Path(arguments.run).resolve().name} ({predictor.config.method})"

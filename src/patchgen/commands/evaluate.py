@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     announce()
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
-    from patchgen.predict.answers import check_classes, chosen_rows, collect, training_sites
+    from patchgen.predict.answers import check_classes, chosen_rows, collect, expected_accuracy, training_sites
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
     from patchgen.predict.predictor import load_predictor
 
@@ -90,7 +90,9 @@ def main(argv: list[str]) -> int:
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
         if bar.total > 1:
             bar.say(f"{arguments.resamples:,} resamples for the intervals")
-        scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance)
+        scored = evaluate(
+            answers, arguments.positive, arguments.resamples, sites, bar.advance, expected_accuracy(arguments.run)
+        )
     found = {**_facts(arguments, predictor), **scored}
     _write(found, answers, predictor, out, arguments.wrong)
     if arguments.json:

@@ -18,7 +18,7 @@ from patchgen.common.text import json_text
 from patchgen.draw.overlay import UNSELECTIVE
 
 if TYPE_CHECKING:
-    from patchgen.predict.predictor import Explanation, Predictor, Unreadable
+    from patchgen.predict.predictor import Explanation, Map, Predictor, Unreadable
 
 NAME = 48  # maximum characters of an image's name: at four bytes each they fit into 255 bytes
 
@@ -28,13 +28,15 @@ class ExplainArguments:
     """Show which patches the classifier reads more than others: a picture and a mask (.npy) per image, and a page."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`; its method must have a mask."""
+    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES...")]
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
     """Folder for the pictures, masks and index; created if missing, files of the same name are replaced."""
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
+    map: Literal["auto", "mask", "grad-cam", "rollout"] = "auto"
+    """The model's mask; Grad-CAM or attention rollout of the predicted class. `auto`: Grad-CAM if there is no mask."""
     relative: bool = False
     """Stretch the colours to each mask's own range; the pictures are labelled accordingly."""
     colormap: str = "viridis"
@@ -71,13 +73,19 @@ def _write_one(found: Explanation, name: str, out: Path, look: dict[str, Any]) -
         "label": label,
         "confidence": confidence,
         "top": [{"class": one, "probability": probability} for one, probability in found.top],
+        "map": found.kind,
         "mask": {"grid": list(found.mask.shape), **found.mask_statistics},
         "reading": found.reading,
     }
 
 
 def explain_all(
-    predictor: Predictor, paths: Sequence[Path], out: Path, look: dict[str, Any], tick: Callable[[int], None]
+    predictor: Predictor,
+    paths: Sequence[Path],
+    out: Path,
+    look: dict[str, Any],
+    tick: Callable[[int], None],
+    how: Map = "auto",
 ) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     """Write every picture and mask; returns the entries of the index, and the unreadable images.
 
@@ -90,7 +98,7 @@ def explain_all(
     entries, failed = [], []
     for path, name in zip(paths, output_names(paths), strict=True):
         try:
-            entries.append(_write_one(predictor.explain(path), name, out, look))
+            entries.append(_write_one(predictor.explain(path, how), name, out, look))
         except UnreadableImage as error:
             failed.append(Unreadable.because(path, error))
         tick(1)
@@ -99,14 +107,22 @@ def explain_all(
 
 def render_page(title: str, entries: Sequence[dict[str, Any]], failed: Sequence[Unreadable], relative: bool) -> str:
     """One HTML page next to the pictures."""
-    from patchgen.draw.overlay import NOTICE
+    from patchgen.draw.overlay import AFTERWARDS, MASK, NOTICE
     from patchgen.pages.page import render
+
+    kind = entries[0]["map"] if entries else MASK
+    afterwards = kind != MASK
 
     return render(
         "explain.html",
         title=title,
-        notice=NOTICE.capitalize(),
-        scale="stretched to each image's own range" if relative else "fixed: 0 is left out, 1 is selected",
+        notice=f"{kind} {AFTERWARDS}"
+        if afterwards
+        else f"{NOTICE.capitalize()}: it shows patches that the classifier "
+        "reads more than others, not where something is",
+        scale="stretched to each image's own range"
+        if relative or afterwards
+        else "fixed: 0 is left out, 1 is selected",
         images=[_shown(entry) for entry in entries],
         unreadable=[(one.path, one.reason) for one in failed],
     )
@@ -121,9 +137,9 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     return {
         "path": path,
         "source": file_address(entry["picture"]),
-        "alt": f"{path}: predicted {label}; selection mask on the right, {mask}",
+        "alt": f"{path}: predicted {label}; {entry['map']} on the right, {mask}",
         "top": [(one["class"], f"{one['probability']:.1%}") for one in entry["top"]],
-        "mask": mask,
+        "mask": f"{entry['map']} {mask}",
     }
 
 
@@ -146,13 +162,12 @@ def main(argv: list[str]) -> int:
 
     predictor = load_predictor(arguments.run, arguments.checkpoint)
     choose_pass(predictor, arguments.runtime)
-    predictor.require_mask()
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
     with Progress("explaining", len(paths)) as bar:
-        entries, failed = explain_all(predictor, paths, out, look, ticker(bar))
+        entries, failed = explain_all(predictor, paths, out, look, ticker(bar), arguments.map)
     facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
-    title = f"Selection maps of {facts['run']} ({predictor.config.method})"
+    title = f"Maps of {facts['run']} ({predictor.config.method})"
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]
     index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
     text = json_text({**index, "unreadable": unreadable}) + "\n"

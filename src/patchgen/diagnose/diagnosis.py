@@ -19,13 +19,13 @@ import numpy as np
 from patchgen.common.files import write_text
 from patchgen.common.text import did_you_mean, printable
 from patchgen.diagnose import figures, geometry
-from patchgen.diagnose.attribution import available, check_rankings
 from patchgen.diagnose.claims import Finding, claims
 from patchgen.diagnose.cost import count_step
 from patchgen.diagnose.faithfulness import OPERATORS
 from patchgen.diagnose.measure import Plan, Record, measure, rank_all
 from patchgen.diagnose.summary import summarise
 from patchgen.draw.plots import Drawn
+from patchgen.predict.attribution import available, check_rankings
 from patchgen.predict.embed import write_columns
 from patchgen.predict.predictor import Checkpoint
 from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from patchgen.diagnose import faithfulness as faith
-from patchgen.diagnose.attribution import RANKINGS, descending
+from patchgen.predict.attribution import RANKINGS, descending
 from patchgen.predict.subjects import Subject
 from patchgen.tasks.metrics import mask_recovery
 

@@ -22,6 +22,8 @@ LONGEST = 1024  # pixels of the longer side of the original in a picture
 COLOURS = "viridis"  # perceptually uniform, and readable with colour blindness
 OPACITY = 0.6  # of the colours over the image
 NOTICE = "selection map, not an annotation"
+MASK = "mask"
+AFTERWARDS = "of the predicted class, computed afterwards: not a selection that the classifier made"
 UNSELECTIVE = "no selection to read"
 SELECTED = 0.5  # mask value from which a patch counts as selected
 
@@ -34,6 +36,7 @@ class Explanation:
     image: np.ndarray  # (S, S, 3) uint8: what the model saw
     mask: np.ndarray  # (h, w) float32 in [0, 1]
     top: tuple[tuple[str, float], ...]  # (class, probability), likeliest first
+    kind: str = MASK  # or a map of another kind, computed afterwards for a model without a mask
 
     @property
     def mask_statistics(self) -> dict[str, float]:
@@ -42,7 +45,12 @@ class Explanation:
     @property
     def reading(self) -> str:
         """The number of selected patches and the spread of the mask, in words."""
-        return mask_reading(self.mask)
+        return mask_reading(self.mask) if self.kind == MASK else f"{self.kind}: stretched to this image's range"
+
+    @property
+    def notice(self) -> str:
+        """What the map is, for its reader."""
+        return NOTICE if self.kind == MASK else f"{self.kind} {AFTERWARDS}"
 
     def overlay(
         self,
@@ -118,7 +126,7 @@ def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str
     left, right = figure.subplots(1, 2)
     left.imshow(photo)
     right.imshow(np.asarray(Image.fromarray(photo).convert("L")), cmap="gray", vmin=0, vmax=255)
-    low, high, label = _scale(found.mask, relative)
+    low, high, label = _scale(found.mask, relative) if found.kind == MASK else (0.0, 1.0, f"{found.kind}, RELATIVE")
     colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
     if threshold is not None and found.mask.min() < threshold < found.mask.max():
         for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
@@ -157,9 +165,9 @@ def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, thresh
     crossed = threshold is not None and m["min"] < threshold < m["max"]
     outline = f", outline at {threshold:g}" if crossed else f", none crosses {threshold:g}" if threshold else ""
     left.set_title(_short(found.path.name if found.path else ""), fontsize=9, color="0.35", parse_math=False)
-    numbers = f"mask min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
+    numbers = f"{found.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
     right.set_title(numbers, fontsize=9, color="0.35")
-    right.set_xlabel(f"{found.reading}\n{NOTICE}", fontsize=8, color="0.35", style="italic")
+    right.set_xlabel(f"{found.reading}\n{found.notice}", fontsize=8, color="0.35", style="italic")
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)

@@ -30,8 +30,7 @@ from patchgen.fit.source import as_data
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import chosen_rows, collect
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
-from patchgen.predict.hub import fetch_model, push_model
-from patchgen.predict.model_folder import Model, read_model, write_model
+from patchgen.predict.model_folder import Model, fetch_model, push_model, read_model, write_model
 from patchgen.predict.predictor import Predictor, Scores
 from patchgen.predict.runtime import RuntimeName
 
@@ -239,7 +238,9 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         table, facts = read_table(os.fspath(data), for_scoring=True), self._fitted().about["data"]
         check_options(positive, resamples, self.predictor.classes)
         answers = collect(self.predictor, table, chosen_rows(table, sites), batch)
-        return evaluate(answers, positive, resamples, sorted(set(facts["sites"]) - {facts.get("unseen")}))
+        sites_trained = sorted(set(facts["sites"]) - {facts.get("unseen")})
+        expected = self._fitted().about.get("expected")
+        return evaluate(answers, positive, resamples, sites_trained, expected=expected)
 
     def explain(self, image: Any) -> Explanation:
         """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -133,6 +134,12 @@ def collect(
     flags = unlike[read] if tells else None
     left = len(rows) - len(labelled), tuple(unreadable)
     return Answers(table, classes, kept, label, probabilities[read], flags, *left)
+
+
+def expected_accuracy(model: str | Path) -> dict[str, Any] | None:
+    """What `fit` expected of a model folder at a new site; None if it is not known."""
+    expected = read_json(Path(model) / MODEL_CONFIG).get("expected") if is_model_folder(model) else None
+    return expected if isinstance(expected, dict) else None
 
 
 def training_sites(model: str | Path) -> set[str]:

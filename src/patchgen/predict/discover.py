@@ -7,14 +7,15 @@
     groups.of("new-1")[0].path                                     # the most central image of the largest group
 
 Known classes are pinned: their labelled images stay in the cluster of their class (semi-supervised k-means). Images in
-such a cluster fit the class; the other clusters are the groups new-1, new-2, ... by size. The classifier's outputs are
-not used.
+such a cluster fit the class; the other clusters are the groups new-1, new-2, ... by size. But a new site is not a new
+class: a cluster whose images the classifier names alike and confidently gets that class (`Rule`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -24,9 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchgen.config import NO_DOMAIN
 from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
-from patchgen.predict.predictor import Predictor, Unreadable
+from patchgen.predict.predictor import Checkpoint, Predictor, Unreadable
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import read_predictions
 
 LEAST_LENGTH = 1e-12  # as torch's normalize
 PER_CLASS = 60  # reference images of a known class
@@ -50,6 +53,31 @@ class Features(NamedTuple):
     vectors: np.ndarray  # (N, D) float32 of length 1
     masks: list[np.ndarray | None]  # (h, w) each; None if the method has no mask
     unreadable: list[Unreadable]
+    labels: list[str]  # of the classifier
+    probabilities: list[float]  # of the label
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a group is a known class at a new site: enough of its images get one label, with enough confidence.
+
+    Calibrated on a site that was left out of training, whose classes are groups of exactly this kind: the rule accepts
+    each of them that the classifier names right. A new class that the classifier names confidently is accepted too.
+    """
+
+    agreement: float = 0.9  # least share of the images with the most frequent label
+    confidence: float = 0.9  # least median probability of that label
+    sites: tuple[str, ...] = ()  # that it was calibrated on
+    images: int = 0
+
+    def __str__(self) -> str:
+        share = f"{self.agreement:.0%} of its images get one label, with a median probability of {self.confidence:.2f}"
+        origin = (
+            f"calibrated on {self.images:,} images of {', '.join(self.sites)}, left out of training"
+            if self.sites
+            else "not calibrated: no predictions for a left-out site are there"
+        )
+        return f"a group is a known class if at least {share} ({origin})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +86,7 @@ class Member:
 
     path: Path
     group: str  # a known class, or new-1, new-2, ...
-    fits_known: bool
+    fits_known: bool  # by its features, or because the classifier names its whole group so
     distance: float  # to the centre of its group, between unit vectors: 0 to 2
     confidence: float  # margin 1 - d1 / d2 of the two nearest centres: 0 half-way, 1 at the centre; not a probability
     nearest_known: str
@@ -73,6 +101,8 @@ class Groups:
     known: list[str]
     estimate: Estimate | None  # of ALL classes, known and new; None if the number was given
     unreadable: list[Unreadable]
+    rule: Rule
+    renamed: dict[str, int]  # known class -> images of groups that got it from the classifier
 
     def of(self, group: str) -> list[Member]:
         """Images of a group or known class, the most central first."""
@@ -132,7 +162,42 @@ def read_features(
         vectors / np.maximum(lengths, LEAST_LENGTH),
         [one.mask for _, one in found],
         [one for _, one in pairs if isinstance(one, Unreadable)],
+        [predictor.classes[int(one.probabilities.argmax())] for _, one in found],
+        [float(one.probabilities.max()) for _, one in found],
     )
+
+
+def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule:
+    """The rule for a run's model, from the predictions for left-out sites of it and of its sibling runs."""
+    agreement, confidence, sites, images = [], [], [], 0
+    for other in _left_out_runs(run):
+        saved = read_predictions(other.path, checkpoint)
+        if saved is None:
+            continue
+        sites.append(str(other.config.unseen))
+        images += len(saved.label)
+        said, sure = saved.probabilities.argmax(1), saved.probabilities.max(1)
+        for name in np.unique(saved.label):
+            same = said[saved.label == name] == name
+            if same.mean() > 0.5:  # the classifier names the class right
+                agreement.append(float(same.mean()))
+                confidence.append(float(np.median(sure[saved.label == name][same])))
+    if not agreement:
+        return Rule()
+    return Rule(min(agreement), max(0.5, min(confidence)), tuple(dict.fromkeys(sites)), images)
+
+
+def _left_out_runs(run: RunFolder) -> list[RunFolder]:
+    """The run, and those beside it with the same settings that left out a site."""
+    own, found = run.config, []
+    for folder in sorted(run.path.resolve().parent.iterdir()):
+        if not (folder / "done").is_file() or not (folder / "config.yaml").is_file():
+            continue
+        with suppress(ValueError, OSError):
+            other = RunFolder.open(folder)
+            if other.config.unseen != NO_DOMAIN and replace(other.config, unseen=own.unseen) == own:
+                found.append(other)
+    return found
 
 
 def discover(
@@ -145,6 +210,7 @@ def discover(
     at_most: int | None = None,
     batch: int = 64,
     tick: Tick | None = None,
+    rule: Rule | None = None,
 ) -> Groups:
     """Read images and group them; see `group_features` for the numbers.
 
@@ -158,8 +224,9 @@ def discover(
         first = features.unreadable[0]
         raise ValueError(f"none of the {len(paths)} images could be read; the first, {first.path}: {first.reason}")
     return group_features(
-        features, known_features, known_labels, new_classes=new_classes, at_most=at_most, seed=predictor.config.seed
-    )
+        features, known_features, known_labels, new_classes=new_classes, at_most=at_most, seed=predictor.config.seed,
+        rule=rule or Rule(),
+    )  # fmt: skip
 
 
 def group_features(
@@ -170,6 +237,7 @@ def group_features(
     new_classes: int | None = None,
     at_most: int | None = None,
     seed: int = 1,
+    rule: Rule = Rule(),  # noqa: B008  frozen
 ) -> Groups:
     """Semi-supervised k-means with the known classes pinned.
 
@@ -178,6 +246,7 @@ def group_features(
         new_classes: clusters in addition to the known classes; estimated by default.
         at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
             at least LOOK_AT_LEAST and at most the number of images.
+        rule: When a group gets the class that the classifier names.
     """
     known, images = len(set(known_labels)), len(features.paths)
     _check_count("new_classes", new_classes, images)
@@ -192,10 +261,27 @@ def group_features(
     kmeans = SemiSupervisedKMeans(known + new_classes, seed=seed)
     kmeans.fit(features.vectors, known_features, known_labels)
     distances = kmeans.distances(features.vectors)  # (N, K)
-    names = _name_clusters(kmeans.labelled_classes, distances.argmin(1).tolist())
-    members = _members(features, distances, names, known)
-    new = [name for cluster, name in names.items() if cluster >= known]
-    return Groups(members, new, [names[cluster] for cluster in range(known)], estimate, features.unreadable)
+    cluster = distances.argmin(1).numpy()
+    classes = list(map(str, kmeans.labelled_classes))
+    named = _named_by_classifier(features, cluster, classes, rule)
+    names = _name_clusters(classes, [c for c in cluster.tolist() if c not in named]) | named
+    members = _members(features, distances, names, classes)
+    new = [name for name in dict.fromkeys(names.values()) if name not in classes]
+    renamed = Counter(named[c] for c in cluster.tolist() if c in named)
+    return Groups(members, new, classes, estimate, features.unreadable, rule, dict(renamed))
+
+
+def _named_by_classifier(features: Features, cluster: np.ndarray, classes: Sequence[str], rule: Rule) -> dict[int, str]:
+    """Cluster -> class, for clusters of no known class that the rule accepts."""
+    labels, sure = np.array(features.labels, dtype=object), np.array(features.probabilities)
+    named = {}
+    for number in np.unique(cluster[cluster >= len(classes)]).tolist():
+        inside = cluster == number
+        [(label, count)] = Counter(labels[inside]).most_common(1)
+        confident = np.median(sure[inside & (labels == label)]) >= rule.confidence
+        if label in classes and count >= rule.agreement * inside.sum() and confident:
+            named[number] = str(label)
+    return named
 
 
 def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
@@ -222,21 +308,21 @@ def _check_count(name: str, value: int | None, images: int) -> None:
         )
 
 
-def _name_clusters(known: Sequence[Hashable], member: Sequence[int]) -> dict[int, str]:
+def _name_clusters(known: Sequence[str], member: Sequence[int]) -> dict[int, str]:
     """Cluster -> name: known classes by their own, the others that have members new-1, new-2, ... by size."""
-    names = {cluster: str(name) for cluster, name in enumerate(known)}
+    names = dict(enumerate(known))
     sizes = Counter(cluster for cluster in sorted(member) if cluster >= len(known))
     free = (f"new-{i}" for i in count(1) if f"new-{i}" not in known)  # a class of an earlier round may have this name
     return names | {cluster: next(free) for cluster, _ in sizes.most_common()}
 
 
-def _members(features: Features, distances: Tensor, names: Mapping[int, str], known: int) -> list[Member]:
+def _members(features: Features, distances: Tensor, names: Mapping[int, str], classes: Sequence[str]) -> list[Member]:
     own, cluster = distances.min(1)
-    to_known, nearest = distances[:, :known].min(1)
+    to_known, nearest = distances[:, : len(classes)].min(1)
     confidence, ratio = 1 - _ratio(own, _second(distances)), _ratio(own, to_known)
     numbers = zip(*(x.tolist() for x in (cluster, own, confidence, nearest, ratio)), strict=True)
     return [
-        Member(path, names[c], c < known, d, sure, names[near], share, mask)
+        Member(path, names[c], names[c] in classes, d, sure, names[near], share, mask)
         for path, mask, (c, d, sure, near, share) in zip(features.paths, features.masks, numbers, strict=True)
     ]
 

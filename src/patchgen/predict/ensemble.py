@@ -11,17 +11,17 @@ run's split, for all of them alike.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchgen.methods import method_class
+from patchgen.common.batches import batches
 from patchgen.predict.predictor import Checkpoint, load_run
-from patchgen.predict.subjects import Subject, check_data
+from patchgen.predict.subjects import Subject, check_classes, open_runs
 from patchgen.runs.folder import RunFolder
-from patchgen.tasks import Fold, make_fold
+from patchgen.tasks import Fold
 from patchgen.tasks.metrics import probability_scores
 
 BATCH = 128  # as in a run's own test: predictions of transductive methods depend on it
@@ -73,12 +73,12 @@ def score_members(
 ) -> Ensemble:
     """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
     rows = np.concatenate(list(fold.test.values()))
-    total, members = np.zeros((len(rows), len(fold.classes))), []
-    for folder in folders:
-        found = _probabilities(_subject(folder, fold, checkpoint), tick)
-        total += found
-        members.append(Scored(folder.config.method, folder.path.resolve().name, *score(found, rows, fold)))
-    mean = total / len(folders)
+    each = [_probabilities(folder, fold, rows, checkpoint, tick) for folder in folders]
+    members = [
+        Scored(folder.config.method, folder.path.resolve().name, *score(values, rows, fold))
+        for folder, values in zip(folders, each, strict=True)
+    ]
+    mean = np.mean(each, axis=0)
     return Ensemble(fold, rows, mean, tuple(members), *score(mean, rows, fold))
 
 
@@ -86,19 +86,16 @@ def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[l
     """The runs' folders and the fold that they share."""
     if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
         raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
-    folders = [_finished(run) for run in runs]
-    first = folders[0]
-    for other in folders[1:]:
-        if other.config.unseen != first.config.unseen:
-            raise ValueError(
-                f"{other.path} left out {other.config.unseen!r}, but {first.path} left out {first.config.unseen!r}; "
-                "only runs of one fold can be averaged"
-            )
-    fold = make_fold(replace(first.config, data=data) if data else first.config)
+    folders, fold = open_runs(list(map(str, runs)), data)
+    if other := next((folder for folder in folders if folder.config.task != "mdg"), None):
+        raise ValueError(
+            f"{other.path} is a run of task {other.config.task}, whose outputs for new classes mean something else in "
+            "every run; an ensemble needs runs of task mdg"
+        )
     if not fold.test:
-        raise ValueError(f"{first.path} was trained on all domains (--unseen none): it has no unseen domain to score")
-    for folder in folders:
-        check_data(folder, fold, data)
+        raise ValueError(
+            f"{folders[0].path} was trained on all domains (--unseen none): it has no unseen domain to score"
+        )
     return folders, fold
 
 
@@ -111,38 +108,18 @@ def score(probabilities: np.ndarray, rows: np.ndarray, fold: Fold) -> tuple[dict
     return part, fold.scores(confusion.sum(0)) | probability_scores(truth, probabilities)
 
 
-def _finished(run: str | Path) -> RunFolder:
-    folder = RunFolder.open(run)
-    if not folder.done:
-        raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command resumes it")
-    if folder.config.task != "mdg":
-        raise ValueError(
-            f"{run} is a run of task {folder.config.task}, whose outputs for new classes mean something else in every "
-            "run; an ensemble needs runs of task mdg"
-        )
-    folder.require_plugins()
-    if method_class(folder.config.method).mask == "true":
-        raise ValueError(f"{run}: method {folder.config.method!r} is given the true mask, an upper bound; leave it out")
-    return folder
-
-
-def _subject(folder: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Subject:
-    predictor, config = load_run(folder.path, checkpoint), folder.config
-    if predictor.classes != fold.classes:
-        raise ValueError(
-            f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
-            f"{', '.join(fold.classes)}; only runs with the same classes can be averaged"
-        )
-    return Subject(config.method, folder.path.resolve().name, predictor, fold, predictor.store(fold.table.files))
-
-
-def _probabilities(subject: Subject, tick: Callable[[int], None] | None) -> np.ndarray:
+def _probabilities(
+    folder: RunFolder, fold: Fold, rows: np.ndarray, checkpoint: Checkpoint, tick: Callable[[int], None] | None
+) -> np.ndarray:
     """(N, C) float64, part after part."""
-    found = []
-    for rows in subject.fold.test.values():
-        for start in range(0, len(rows), BATCH):
-            chosen = rows[start : start + BATCH]
-            found.append(subject.probabilities(subject.pixels(chosen)).cpu().numpy().astype(float))
-            if tick:
-                tick(len(chosen))
-    return np.concatenate(found)
+    predictor = load_run(folder.path, checkpoint)
+    check_classes(folder, predictor, fold)
+    subject = Subject(
+        folder.config.method, folder.path.resolve().name, predictor, fold, predictor.store(fold.table.files)
+    )
+    parts = [
+        subject.probabilities(subject.pixels(part)).cpu().numpy().astype(float)
+        for of_part in fold.test.values()
+        for part, _ in batches(of_part, len, BATCH, tick)
+    ]
+    return np.concatenate(parts)

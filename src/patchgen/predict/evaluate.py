@@ -8,7 +8,7 @@ Images of classes that the model does not know, unlabelled ones and broken ones 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ import torch
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
-from patchgen.predict.bootstrap import LEVEL, bootstrap
-from patchgen.predict.resampled import Ranking, counted
+from patchgen.predict.intervals import LEVEL, Ranking, bootstrap, counted
 from patchgen.tasks.metrics import (
     RANKED,
     accuracy,
@@ -52,6 +51,7 @@ def evaluate(
     resamples: int = RESAMPLES,
     trained_on: Sequence[str] = (),
     tick: Callable[[int], None] | None = None,
+    expected: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a model's answers, ready for JSON.
 
@@ -61,6 +61,7 @@ def evaluate(
         resamples: Draws of the bootstrap; 0 leaves the intervals out.
         trained_on: Names of the sites of training, to warn of those that occur again.
         tick: Called with 1 after each draw.
+        expected: What `fit` expected at a new site, as in the model's config.json; it is compared with each new site.
 
     Raises:
         ValueError: `positive` is no class of the model.
@@ -84,6 +85,7 @@ def evaluate(
         "sites": _sites(known, resamples, trained_on),
         "patients": _patients(known),
     }
+    found["expected"] = against_expected(found["sites"], expected) if expected else None
     return {**found, "notes": _notes(whole, known, found, trained_on)}
 
 
@@ -225,6 +227,34 @@ def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[
     return found
 
 
+def against_expected(sites: Mapping[str, Mapping[str, Any]], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """What `fit` expected at a new site beside the accuracy measured at each site that is new to the model."""
+    span = expected.get("new_site")
+
+    def verdict(accuracy: float) -> str | None:
+        return None if span is None else "below" if accuracy < span[0] else "above" if accuracy > span[1] else "inside"
+
+    measured = {
+        name: {"accuracy": site["accuracy"], "verdict": verdict(site["accuracy"])}
+        for name, site in sites.items()
+        if not site["in_training"]
+    }
+    return {"mean": expected["mean"], "new_site": span, "sites": measured}
+
+
+def expected_line(comparison: Mapping[str, Any]) -> str:
+    """`fit expected 0.71 to 0.94 at a new site; measured 0.925 at lyon: inside.`"""
+    span, sites = comparison["new_site"], comparison["sites"]
+    said = f"{span[0]:.2f} to {span[1]:.2f}" if span else f"{comparison['mean']:.2f} (without an interval)"
+    measured = [
+        f"{site['accuracy']:.3f} at {name}" + (f": {site['verdict']}" if site["verdict"] else "")
+        for name, site in sites.items()
+    ]
+    return f"fit expected {said} at a new site; " + (
+        f"measured {', '.join(measured)}." if measured else "no scored site is new to the model."
+    )
+
+
 def _accuracy_of(right: np.ndarray) -> Callable[[np.ndarray], dict[str, float | None]]:
     return lambda weights: {"accuracy": float(weights @ right / weights.sum())}
 
@@ -275,7 +305,7 @@ def _undefined(answers: Answers) -> dict[str, str]:
 
 def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
     """Sentences for the page, the terminal and the JSON file."""
-    counts, notes = found["images"], []
+    counts, notes = found["images"], [expected_line(found["expected"])] if found["expected"] else []
     if counts["unknown_class"]:
         with_them = float(whole.right.mean())
         notes.append(

@@ -36,14 +36,16 @@ from patchgen.methods.build import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
 from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.precision import Wanted, computes_half, device_of
 from patchgen.runs.tensors import load_tensors
 
 if TYPE_CHECKING:
     from patchgen.predict.runtime import Runtime, RuntimeName
 
 Checkpoint = Literal["selected", "swad"]
-Precision = Literal["32-true", "bf16-mixed", "auto"]
 NOT_FINITE = "the model's output for it is not finite: a setting or weight of the model is damaged; get the model again"
+Map = Literal["auto", "mask", "grad-cam", "rollout"]
+MAP_NAMES = {"grad-cam": "Grad-CAM", "rollout": "attention rollout"}
 TOP = 5  # classes listed in an explanation
 
 
@@ -207,11 +209,11 @@ class Predictor:
         stain: Macenko | None = None,
         *,
         accelerator: str | None = None,
-        precision: Precision = "32-true",
+        precision: Wanted = "32-true",
     ) -> None:
         # A run may have been trained elsewhere: its device is used only if it certainly exists.
         self.device = device_of(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
-        self.half = precision != "32-true" and _computes_half(self.device, precision)
+        self.half = precision != "32-true" and computes_half(self.device, precision)
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
@@ -346,55 +348,30 @@ class Predictor:
             raise NotFiniteError(NOT_FINITE)
         return cast("list[Scores]", scores)
 
-    def require_mask(self) -> None:
-        """ValueError when the run's method has no mask to show."""
-        if not self.model.has_mask:
-            raise ValueError(
-                f"method {self.config.method!r} has no mask to explain with (its head reads {self.model.pool!r}); "
-                "`predict` works with it, and `patchgen fit --method patchgen-select` trains a model with a mask"
-            )
+    def explain(self, image: str | Path | Image.Image | np.ndarray, how: Map = "auto") -> Explanation:
+        """Where the classifier looks in one image, with the likeliest classes.
 
-    def explain(self, image: str | Path | Image.Image | np.ndarray) -> Explanation:
-        """The mask of one image (a file, an open image, or (H, W, 3) uint8) with its likeliest classes.
+        Args:
+            image: A file, an open image, or (H, W, 3) uint8.
+            how: The model's `mask`; `grad-cam` or `rollout` (of attention), computed afterwards for the predicted
+                class; `auto`: the mask, or Grad-CAM if the method has none.
 
         Raises:
-            ValueError: the run's method has no mask, or (`UnreadableImage`) the file is no image.
+            ValueError: the model has no such map, or (`UnreadableImage`) the file is no image.
         """
-        self.require_mask()
-        [pixels] = squares([image], self.config.image_size, self.interpolation)
+        from patchgen.predict.attribution import check_rankings, relative_map
+
+        if how == "auto":
+            how = "mask" if self.model.has_mask else "grad-cam"
+        check_rankings(self.model, (how,), "this model")
         path = Path(image) if isinstance(image, (str, os.PathLike)) else None
-        [found] = self.answer([pixels])
-        if found is None:
+        [pixels] = squares([image], self.config.image_size, self.interpolation)
+        [scores] = self.answer([pixels])
+        if scores is None:
             raise UnreadableImage(path or "passed as pixels", NOT_FINITE, fix="")
-        assert found.mask is not None  # checked by require_mask
-        order = np.argsort(-found.probabilities, kind="stable")[:TOP]
-        top = tuple((self.classes[i], float(found.probabilities[i])) for i in order)
-        return Explanation(path, pixels, found.mask, top)
-
-
-def device_of(accelerator: str) -> torch.device:
-    """The device of `--accelerator`.
-
-    Raises:
-        ValueError: it is not there.
-    """
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there.get(name):
-        known = [kind for kind, works in there.items() if works]
-        raise ValueError(f"--accelerator must be auto or one that this machine has ({', '.join(known)}), not {name!r}")
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
-
-
-def _computes_half(device: torch.device, precision: Precision) -> bool:
-    """Whether to use bfloat16; ValueError if it was named and kills processes on this machine."""
-    from patchgen.common.bf16 import require_bf16
-    from patchgen.runs.precision import computes_bf16
-
-    if precision == "auto":
-        return computes_bf16(device.type)
-    if device.type == "cpu":
-        require_bf16()
-    return True
+        order = np.argsort(-scores.probabilities, kind="stable")[:TOP]
+        top = tuple((self.classes[i], float(scores.probabilities[i])) for i in order)
+        if how == "mask":
+            assert scores.mask is not None  # checked above
+            return Explanation(path, pixels, scores.mask, top)
+        return Explanation(path, pixels, relative_map(self.model, self.inputs([pixels]), how), top, MAP_NAMES[how])

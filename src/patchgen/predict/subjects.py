@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from patchgen.common.files import expanded
-from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
@@ -84,18 +83,25 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
     """
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise ValueError("the same run is named twice; leave it out of --against")
-    folders = [_finished(run) for run in runs]
-    fold = make_fold(_config(folders[0], data))
-    names = _names(folders)
+    folders, fold = open_runs(runs, data)
     subjects = []
-    for folder, name in zip(folders, names, strict=True):
-        _check_same_domain(folder, folders[0])
-        check_data(folder, fold, data)
+    for folder, name in zip(folders, _names(folders), strict=True):
         predictor = load_run(folder.path, checkpoint)
-        _check_classes(folder, predictor, fold)
+        check_classes(folder, predictor, fold)
         store = predictor.store(fold.table.files)
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store, folder))
     return subjects
+
+
+def open_runs(runs: Sequence[str], data: str | None) -> tuple[list[RunFolder], Fold]:
+    """Finished runs of one fold on the same data, and the fold."""
+    folders = [_finished(run) for run in runs]
+    config = folders[0].config
+    fold = make_fold(replace(config, data=data) if data else config)
+    for folder in folders:
+        _check_same_domain(folder, folders[0])
+        _check_data(folder, fold, data)
+    return folders, fold
 
 
 def _finished(run: str) -> RunFolder:
@@ -105,25 +111,21 @@ def _finished(run: str) -> RunFolder:
     folder.require_plugins()
     if method_class(folder.config.method).mask == "true":
         raise ValueError(
-            f"{run}: method {folder.config.method!r} uses the true mask and has no mask of its own to diagnose; "
-            "the truth is the upper bound in every other run's diagnosis"
+            f"{run}: method {folder.config.method!r} uses the true mask, an upper bound and not a "
+            "classifier of its own; leave it out"
         )
     return folder
-
-
-def _config(folder: RunFolder, data: str | None) -> Config:
-    return replace(folder.config, data=data) if data else folder.config
 
 
 def _check_same_domain(folder: RunFolder, first: RunFolder) -> None:
     if folder.config.unseen != first.config.unseen:
         raise ValueError(
             f"{folder.path} left out {folder.config.unseen!r}, but {first.path} left out {first.config.unseen!r}; "
-            "only runs of one fold can be compared"
+            "only runs of one fold can be compared or averaged"
         )
 
 
-def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
+def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
     """Check that the images are those of the run, by its list of images and, if known, by their sizes.
 
     Args:
@@ -149,7 +151,7 @@ def check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
         ) from error
 
 
-def _check_classes(folder: RunFolder, predictor: Predictor, fold: Fold) -> None:
+def check_classes(folder: RunFolder, predictor: Predictor, fold: Fold) -> None:
     if predictor.classes != fold.classes:
         raise ValueError(
             f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "

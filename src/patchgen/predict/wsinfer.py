@@ -24,7 +24,7 @@ from patchgen.common.files import replacing_folder
 from patchgen.common.text import json_text
 from patchgen.model.classifier import Classifier
 from patchgen.model.lora import merged
-from patchgen.predict.export import BATCHES, TOLERANCE, refuse_stain
+from patchgen.predict.export import BATCHES, Difference, float32_noise, judged, refuse_stain
 from patchgen.predict.predictor import Predictor
 
 MODEL, CONFIG = "torchscript_model.pt", "config.json"
@@ -52,7 +52,7 @@ def check_folder(target: Path) -> None:
 
 def export_wsinfer(
     predictor: Predictor, target: Path, images: Sequence[np.ndarray], *, spacing: float, patch: int
-) -> dict[str, float]:
+) -> dict[str, Difference]:
     """Write the folder and return the largest difference of the probabilities from the original's.
 
     Args:
@@ -61,8 +61,8 @@ def export_wsinfer(
         patch: Their side in pixels, before they are resized.
 
     Raises:
-        ValueError: a difference above `TOLERANCE`, or a model that cannot be traced or normalises stains; no folder is
-            written then.
+        ValueError: a difference above `NOISE_FACTOR` times the network's rounding, or a model that cannot be traced or
+            normalises stains; no folder is written then.
     """
     check_folder(target)
     refuse_stain(predictor, "WSInfer")
@@ -76,11 +76,7 @@ def export_wsinfer(
         text = json_text(config_of(predictor, spacing, patch))
         (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
         difference = compare(predictor, temporary / MODEL, images)
-        if not difference <= TOLERANCE:
-            raise ValueError(
-                f"the TorchScript file's outputs differ from the model's ({difference:.1e}); it was removed"
-            )
-    return {"probabilities": difference}
+        return judged({"probabilities": difference}, float32_noise(predictor, images), "the TorchScript file")
 
 
 def config_of(predictor: Predictor, spacing: float, patch: int) -> dict[str, Any]:

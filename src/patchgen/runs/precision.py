@@ -12,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from patchgen.common.bf16 import native_bf16
+from patchgen.common.bf16 import native_bf16, require_bf16
 from patchgen.config import Config
 from patchgen.runs.folder import run_name
 
+if TYPE_CHECKING:
+    import torch
+
 AUTO = "auto"
 Precision = Literal["32-true", "bf16-mixed"]
+Wanted = Literal["32-true", "bf16-mixed", "auto"]
 FORMATS: tuple[Precision, Precision] = ("32-true", "bf16-mixed")
 
 
@@ -59,3 +63,30 @@ def _has_mps(accelerator: str) -> bool:
     import torch
 
     return accelerator == "auto" and torch.backends.mps.is_available()
+
+
+def device_of(accelerator: str) -> torch.device:
+    """The device of `--accelerator`.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    import torch
+
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
+    if name == "auto":
+        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
+    if not there.get(name):
+        known = [kind for kind, works in there.items() if works]
+        raise ValueError(f"--accelerator must be auto or one that this machine has ({', '.join(known)}), not {name!r}")
+    return torch.device(name, 0) if name == "cuda" else torch.device(name)
+
+
+def computes_half(device: torch.device, precision: Wanted) -> bool:
+    """Whether to use bfloat16; ValueError if it was named and kills processes on this machine."""
+    if precision == "auto":
+        return computes_bf16(device.type)
+    if device.type == "cpu":
+        require_bf16()
+    return True

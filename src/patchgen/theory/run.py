@@ -40,7 +40,8 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
     from patchgen.tasks.mdg import at_most, make_fold
 
     predictor = load_run(run)
-    predictor.require_mask()
+    if not predictor.model.has_mask:
+        raise ValueError(f"method {predictor.config.method!r} has no mask to examine; give a run of patchgen-select")
     if predictor.model.pool != "patchgen":
         raise ValueError(
             f"the theory is about z+, an aggregate of patches, and method {predictor.config.method!r} reads a class "

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from patchgen.data.augment import normalize
-from patchgen.diagnose.attribution import CONTROLS, RANKINGS, available, check_rankings
 from patchgen.diagnose.faithfulness import OPERATORS, pixel_answers
+from patchgen.predict.attribution import CONTROLS, RANKINGS, available, check_rankings
 from patchgen.predict.predictor import NOT_FINITE, NotFiniteError, Predictor
 
 # `swap` needs another image, so it stays with `patchgen diagnose`

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.predict import throughput
+from benchmarks import throughput
 from patchgen.predict.predictor import Predictor
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,6 +90,19 @@ RANKINGS: dict[str, Ranking] = {
     "random": random_order,
     "centre": centre_first,
 }
+
+
+def relative_map(classifier: Classifier, image: Tensor, name: str) -> np.ndarray:
+    """A ranking of one normalised image (1, 3, S, S) for its predicted class as a map (h, w) in [0, 1], for viewing.
+
+    Grad-CAM without its negative scores, as published; other rankings from their least to their largest score.
+    """
+    with torch.no_grad():
+        target = classifier(image).logits.argmax(1)
+    scores = RANKINGS[name](classifier, image, target)[0].detach().float()
+    scores = scores.clamp(min=0) if name == "grad-cam" else scores - scores.min()
+    values: np.ndarray = (scores / scores.max().clamp(min=1e-12)).view(classifier.grid).cpu().numpy()
+    return values
 
 
 def available(classifier: Classifier) -> tuple[str, ...]:
