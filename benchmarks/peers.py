@@ -33,11 +33,11 @@ from torch import Tensor
 
 from benchmarks.common import Line, at_least_one, now, random_features, report
 from benchmarks.fold import PlainLoop, at_hand, evaluations, image_cache, write_domains
+from benchmarks.throughput import untrained_predictor, write_images
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.config import Config
 from patchgen.discovery import clustering_accuracy
 from patchgen.discovery.kmeans import nearest
-from patchgen.predict.throughput import untrained_predictor, write_images
 from patchgen.tasks import make_fold
 from patchgen.train.lifecycle import train
 
