@@ -18,7 +18,7 @@ from patchgen.common.csv_files import read_csv
 from patchgen.common.reading import read_json, read_yaml, shortly
 from patchgen.common.tensors import read_tensors
 from patchgen.config import load_settings
-from patchgen.model.architecture import folder_tensors
+from patchgen.model.local import folder_tensors
 from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs
 from patchgen.runs.folder import is_model_folder

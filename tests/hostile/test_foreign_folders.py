@@ -177,4 +177,4 @@ def test_json_files_are_read_within_limits() -> None:
     direct = {
         name for name, text in files.items() if re.search(r"\bloads?\([^\n]*\.(read_text|read_bytes|open)\(", text)
     }
-    assert direct == {"commands/predict_parts.py", "slides/annotations.py", "model/architecture.py"}
+    assert direct == {"commands/predict_parts.py", "slides/annotations.py", "model/local.py"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.model.architecture import allowed
 from patchgen.model.convert import build, read_folder
+from patchgen.model.generic import allowed
 
 VIT: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 4,

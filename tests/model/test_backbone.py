@@ -19,7 +19,7 @@ from torch.nn import functional
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, TUNING, Backbone, Origin, load_backbone, set_tuning
 from patchgen.model.convert import FAMILIES, Loaded, build, convert_timm_vit, read_file, read_folder
-from patchgen.model.pixels import CLIP, IMAGENET
+from patchgen.model.preprocessing import CLIP, IMAGENET
 
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}

@@ -20,7 +20,7 @@ from patchgen.model.backbone import TUNING, load_backbone, set_tuning
 from patchgen.model.convert import build
 from patchgen.model.names import BACKBONES
 from patchgen.model.selector import Selector
-from patchgen.model.timm_folder import read_timm
+from patchgen.model.vit_files import read_timm
 
 KINDS = {
     **TIMM,

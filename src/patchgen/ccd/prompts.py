@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.model.backbone import Backbone, Tokens
-from patchgen.model.hooks import on_tensor
+from patchgen.model.generic import on_tensor
 
 SIDE = 4  # patches, of the image that tries prompts
 

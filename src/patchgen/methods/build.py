@@ -69,7 +69,7 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
         ValueError: the backbone is convolutional, or a method reads or changes its inner activations.
     """
     network = backbone.model
-    if backbone.family.convolutional or not getattr(network, "supports_gradient_checkpointing", True):
+    if backbone.family.convolutional:
         raise ValueError(
             f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
             f"{type(network).__name__}; leave it out, or raise --accumulate to save memory"
@@ -79,9 +79,7 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
             "the backbone; leave it out, or raise --accumulate to save memory"
         )
-    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for block in network.get_submodule(backbone.family.blocks):
-        block.training = True  # required for checkpointing; submodules (dropout) stay in eval mode
+    backbone.checkpoint_activations()
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from patchgen.methods.clip import Sentences
 from patchgen.methods.miro import tap_modules
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output, Saved
-from patchgen.model.hooks import on_tensor
+from patchgen.model.generic import on_tensor
 from patchgen.model.prompts import IMAGENET, fill
 from patchgen.model.ranks import gather_over_ranks
 from patchgen.model.text import ClipText

@@ -28,7 +28,7 @@ from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.hooks import on_tensor
+from patchgen.model.generic import on_tensor
 
 LEAST_VARIANCE = 1e-5
 FIRST_VARIANCE = 0.1

@@ -37,7 +37,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.hooks import on_tensor
+from patchgen.model.generic import on_tensor
 from patchgen.model.losses import cross_entropy
 
 LEAST_VARIANCE, SAGNET_LEAST = 1e-6, 1e-5  # added to a variance, as published

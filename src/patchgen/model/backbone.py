@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,13 +26,12 @@ from patchgen.common.files import expanded
 from patchgen.common.kept import is_keeping, kept
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
-from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
-from patchgen.model.generic import adopt, last_hidden
-from patchgen.model.hooks import on_tensor
+from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
+from patchgen.model.generic import last_hidden, on_tensor
 from patchgen.model.local import content
 from patchgen.model.lora import add_lora, plain_name
 from patchgen.model.names import BACKBONES, Spec, card_of
-from patchgen.model.pixels import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
+from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
 
 SEED = 0  # for every randomly initialised backbone
@@ -56,33 +56,33 @@ class Origin:
 
 
 class Backbone(nn.Module):
-    """A vision model of transformers (or timm) with a common output; frozen and in eval mode until `set_tuning`."""
+    """A vision model with a common output; frozen and in eval mode until `set_tuning`."""
 
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
         self.model: Any = loaded.model
-        config: Any = loaded.model.config
-        self.model_type: str = config.model_type
+        self.model_type: str = self.model.config.model_type
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
         self.expect(Pixels(*loaded.normalisation) if loaded.normalisation else default_pixels(self.model_type))
         self._earlier = loaded.earlier or self.pixels._replace(interpolation=BILINEAR)
-        if self.model_type not in FAMILIES:
-            self.family, self.dim, self.patch_size, self.num_prefix_tokens = adopt(loaded.model)
-        elif (family := FAMILIES[self.model_type]).convolutional:
-            self.family, self.num_prefix_tokens = family, 0
-            self.dim = config.hidden_sizes[-1]
-            self.patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
-        else:
-            self.family = family
-            self.dim, self.patch_size = config.hidden_size, config.patch_size
-            self.num_prefix_tokens = 1 + getattr(config, "num_register_tokens", 0)
-        if self.model_type == "vit_mae":
-            config.mask_ratio = 0.0
+        self.family, self.dim, self.patch_size, self.num_prefix_tokens = traits_of(loaded.model)
         # the "early" block, a third of the way up: its patch tokens still describe mostly their own patch
-        blocks: Any = self.model.get_submodule(self.family.blocks)
-        self.early_block = max(1, len(blocks) // 3)
+        self.early_block = max(1, len(self.blocks) // 3)
         self.requires_grad_(False).eval()
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks; the stages of a convolutional network."""
+        blocks: nn.ModuleList = self.model.get_submodule(self.family.blocks)
+        return blocks
+
+    def checkpoint_activations(self) -> None:
+        """Store only each block's input, and recompute the block in the backward pass: less memory, same gradients."""
+        from torch.utils.checkpoint import checkpoint
+
+        for block in self.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
     @property
     def pixels(self) -> Pixels:
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
         # no no_grad here: autograd builds no graph before the first trainable tensor, none at all when frozen, and
         # gradients at the pixels (saliency) stay possible
         with self._showing(early, grid):
-            hidden = self._hidden(images, grid)
+            hidden = self._hidden(images)
         if self.family.convolutional:
             patches = hidden[:, -grid[0] * grid[1] :]
             if early:
@@ -155,19 +155,12 @@ class Backbone(nn.Module):
         """Calls ``early`` with the last P tokens of the early block; prefix tokens and prompts come before them."""
         if early is None or self.family.convolutional:
             return nullcontext()
-        block = self.model.get_submodule(self.family.blocks)[self.early_block - 1]
-        return on_tensor(block, lambda hidden: early(hidden[:, -grid[0] * grid[1] :]))
+        return on_tensor(self.blocks[self.early_block - 1], lambda hidden: early(hidden[:, -grid[0] * grid[1] :]))
 
-    def _hidden(self, images: Tensor, grid: tuple[int, int]) -> Tensor:
-        if self.model_type == "vit_mae":
-            # MAE sorts its patches by noise, even when none is masked: increasing noise keeps them row-major
-            noise = torch.arange(grid[0] * grid[1], device=images.device).expand(images.shape[0], -1)
-            hidden: Tensor = self.model(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
-        else:
-            hidden = last_hidden(self.model, images)
+    def _hidden(self, images: Tensor) -> Tensor:
+        hidden = last_hidden(self.model, images)
         if hidden.ndim == 4:
             hidden = hidden.flatten(2).transpose(1, 2)  # (B,D,h,w) -> (B,P,D)
-        # CLIP applies its final norm to CLS only; here the patches get the same norm
         return self.model.get_submodule(self.family.final_norm)(hidden) if self.family.norm_tokens else hidden
 
     def train(self, mode: bool = True) -> Backbone:
@@ -196,8 +189,7 @@ def _tune_layernorm(backbone: Backbone) -> list[nn.Module]:
 
 
 def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
-    last = backbone.model.get_submodule(backbone.family.blocks)[-1]
-    norm = backbone.family.final_norm
+    last, norm = backbone.blocks[-1], backbone.family.final_norm
     return [last, backbone.model.get_submodule(norm)] if norm else [last]
 
 
@@ -227,7 +219,7 @@ def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
 
 
 def load_backbone(
-    source: str = "auto",
+    source: str | nn.Module = "auto",
     *,
     pretrained: bool = True,
     image_size: int | None = None,
@@ -241,14 +233,18 @@ def load_backbone(
             `org/name`; a transformers folder (the families of `FAMILIES`, and other vision transformers as
             `patchgen.model.generic` detects them) or a folder in timm's layout with a plain ViT; a `.safetensors` file
             with timm's ViT or Meta's DINOv2 names; `timm:NAME` or `timm:hf-hub:ORG/NAME`, with the extra
-            `patchgen[timm]`.
+            `patchgen[timm]`; or a model object of transformers or timm, which is copied.
         pretrained: False builds the architecture of a name (also of timm) offline with seeded random weights.
         image_size: checked against the patch size before anything is loaded.
         progress: called with a short message per stage if weights must be fetched from the package registry.
         recorded: the backbone record of a run that is resumed or used: `auto` then loads the same weights, and images
             are prepared as they were for that run.
     """
-    backbone = _pristine(str(source), pretrained, progress, recorded)
+    if isinstance(source, nn.Module):
+        loaded, name = read_object(source), type(source).__name__
+        backbone = Backbone(loaded, Origin(name, f"{name} object", loaded.licence or "unknown"))
+    else:
+        backbone = _pristine(str(source), pretrained, progress, recorded)
     if recorded is not None:
         backbone.expect_recorded(recorded)
     if image_size is not None:
@@ -345,8 +341,9 @@ def _from_timm(source: str, name: str, pretrained: bool) -> Backbone:
         torch.random.default_generator.manual_seed(SEED)
         model = timm.build_timm(name, pretrained=pretrained)
     resolved = f"timm {timm.version()}, {name}" + ("" if pretrained else f", random weights (seed {SEED})")
-    licence = model.licence if pretrained else "none"
-    return Backbone(Loaded(model, model.normalisation), Origin(source, resolved, licence))
+    return Backbone(
+        Loaded(model, model.normalisation), Origin(source, resolved, model.licence if pretrained else "none")
+    )
 
 
 def _from_registry(source: str, path: Path) -> Backbone:

@@ -1,7 +1,11 @@
-"""Support for other vision transformers: their parts are detected by observing a forward pass.
+"""Models of transformers and timm that are no plain ViT: built without their code, their parts detected by observation.
 
+    model = open_folder(folder, about, families)
     traits = adopt(model)     # a transformers model, or a timm model wrapped by patchgen.model.timm
     hidden = last_hidden(model, images)
+
+A config.json can name code (`auto_map`), kernels to download (`_attn_implementation`), adapters and quantisers. None of
+these reach a loader: only fields that the model type's own config class declares are used, and only plain values.
 
 A model is supported if its config has hidden_size, patch_size and num_hidden_layers, and its `last_hidden_state` is
 (B, prefix + P, D) with the same number of prefix tokens for every P. Two small passes determine the rest: the final
@@ -11,9 +15,12 @@ norm, as with CLIP; if it has none, they are used unchanged), and the parts that
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,28 +28,35 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from patchgen.model.architecture import config_of, fill, folder_tensors, vision_part
+from patchgen.common.reading import shortly
+from patchgen.model.local import folder_tensors
 
 NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # names of a final norm
 PROBES = ((4, 4), (4, 6))  # grids of the test passes: two, to detect pyramids by the length of their last level
+LONGEST = 1000  # maximum length of a list in a config
+DEPTH = re.compile(r"depth|num\w*(layer|block|stage)")  # fields that say how many modules a model has
 
 
 @dataclass(frozen=True)
 class Family:
-    """Where to find the relevant parts of a model type."""
+    """Where to find the relevant parts of a network."""
 
     model: str
     blocks: str
     final_norm: str = ""
-    unused: tuple[str, ...] = ()  # do not affect the tokens: dropped, so that every trainable tensor has a gradient
     convolutional: bool = False
     norm_tokens: bool = False  # the model normalises only its pooled vector; here the tokens get the same final norm
 
-    @property
-    def config(self) -> str:
-        """Name of the configuration class."""
-        return self.model.removesuffix("Model") + "Config"
+
+CONVOLUTIONAL = {
+    "resnet": Family("ResNetModel", "encoder.stages", convolutional=True),
+    "regnet": Family("RegNetModel", "encoder.stages", convolutional=True),
+    "convnext": Family("ConvNextModel", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "convnextv2": Family("ConvNextV2Model", "encoder.stages", "layernorm", convolutional=True, norm_tokens=True),
+    "dinov3_convnext": Family("DINOv3ConvNextModel", "model.stages", "layer_norm", convolutional=True),
+}
 
 
 class Traits(NamedTuple):
@@ -54,11 +68,26 @@ class Traits(NamedTuple):
     num_prefix_tokens: int
 
 
+def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+    """Call ``act`` with a module's output in every pass; a tensor that it returns replaces the output.
+
+    Most blocks return a tensor, those of data2vec a tuple that starts with it.
+    """
+
+    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
+        several = isinstance(output, tuple)
+        changed = act(output[0] if several else output)
+        return (changed, *output[1:]) if several and changed is not None else changed
+
+    return module.register_forward_hook(hook)
+
+
 def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
     """The model's last hidden state (B, T, D), with resized position embeddings if the model offers that option."""
     kind: Any = type(model)
     request = {"interpolate_pos_encoding": True} if _resizes(kind) else {}
-    hidden: Tensor = model(images, **request).last_hidden_state
+    output: Any = model(images, **request)
+    hidden: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
     return hidden
 
 
@@ -83,12 +112,45 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def open_folder(folder: Path, about: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-    """The vision model in a transformers folder (the image tower if it has two), and the loading report."""
-    config = config_of(*vision_part(about))
-    _sizes(config)
-    with quiet_loading(), torch.random.fork_rng(devices=[]):
-        return fill(_model_class(config), config, folder_tensors(folder))
+# Configs and weights
+
+
+def allowed(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `given` with plain values that the config class `kind` declares itself, not its base class."""
+    from transformers import PreTrainedConfig
+
+    shared = {f.name for f in dataclasses.fields(PreTrainedConfig)}  # type: ignore[arg-type]
+    own = {f.name for f in dataclasses.fields(kind)} | set(kind.attribute_map)
+    names = {name for name in own - shared if not name.startswith("_")}
+    return {name: value for name, value in given.items() if name in names and _is_plain(value)}
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, (list, tuple)):
+        return depth < 3 and len(value) <= LONGEST and all(_is_plain(member, depth + 1) for member in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, (bool, int)) or (isinstance(value, str) and len(value) <= 100)
+
+
+def _config_of(about: Mapping[str, Any]) -> Any:
+    """The transformers config of a config.json's vision model; of a two-tower model, that of the image tower."""
+    from transformers import CONFIG_MAPPING
+
+    model_type, inner = about.get("model_type"), about.get("vision_config")
+    if isinstance(inner, dict):
+        known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+        parts = CONFIG_MAPPING[model_type].sub_configs if known else {}
+        usual = parts["vision_config"].model_type if "vision_config" in parts else ""
+        model_type, about = str(inner.get("model_type") or usual), inner
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise ValueError(f"transformers knows no model type {str(model_type)[:60]!r}")
+    kind = CONFIG_MAPPING[model_type]
+    fields = allowed(kind, about)
+    for name, value in fields.items():
+        if name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
+            raise ValueError(f"{name} must be a number above 0 and at most 0.01, not {shortly(value)}")
+    return kind(**fields)
 
 
 def _model_class(config: Any) -> Any:
@@ -96,26 +158,112 @@ def _model_class(config: Any) -> Any:
 
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"transformers has no plain model of type {config.model_type!r}")
-    found = MODEL_MAPPING[type(config)]
-    return found[0] if isinstance(found, (list, tuple)) else found
+    classes = MODEL_MAPPING[type(config)]
+    return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def build_generic(model_type: str, config: dict[str, Any]) -> nn.Module:
-    """A randomly initialised model of any type known to transformers, without its unused parts."""
-    settings = config_of(model_type, config)
-    _sizes(settings)
-    model: nn.Module = _model_class(settings)._from_config(settings)
+def check_sizes(kind: Any, config: Any, state: Mapping[str, Tensor]) -> None:
+    """ValueError if a model would be much larger than its weights; nothing is allocated for the comparison."""
+    for name, value in _numbers(config.to_dict()):
+        if DEPTH.search(name) and value > len(state):
+            raise ValueError(f"{name} is {value}, and the weights have only {len(state)} tensors")
+    with torch.device("meta"):
+        model = kind(config)
+    expected, present = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), state.values()))
+    if expected > 2 * present + 1_000_000:
+        raise ValueError(f"its config describes {expected:,} numbers, and the weights have {present:,}")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """The whole numbers in a config, with the names of their fields; of a list, also its sum."""
+    if isinstance(value, dict):
+        for inner, member in value.items():
+            yield from _numbers(member, str(inner))
+    elif isinstance(value, (list, tuple)) and all(isinstance(member, int) for member in value):
+        yield name, sum(value)
+    elif isinstance(value, int):
+        yield name, value
+
+
+def fill(kind: Any, config: Any, state: dict[str, Tensor], **more: Any) -> tuple[nn.Module, dict[str, Any]]:
+    """A model with these tensors, including names of earlier transformers versions; also returns what is missing."""
+    check_sizes(kind, config, state)
+    model, info = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        dtype=torch.float32,
+        local_files_only=True,
+        output_loading_info=True,
+        **more,
+    )
+    return model, info
+
+
+def first_line(error: Exception) -> str:
+    """The first line of another library's error, shortened to fit into a message."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+
+
+def open_folder(folder: Path, about: Mapping[str, Any], families: list[str]) -> nn.Module:
+    """The vision model in a transformers folder, without its unused parts.
+
+    Args:
+        about: Its config.json.
+        families: Supported model types, for the message.
+
+    Raises:
+        ValueError: transformers does not know it, its files are damaged, or they do not provide all weights.
+    """
+    try:
+        config = _config_of(about)
+        _require_sizes(config)
+        with quiet_loading(), torch.random.fork_rng(devices=[]):
+            model, info = fill(_model_class(config), config, folder_tensors(folder))
+    except Exception as error:  # transformers raises many types on damaged files
+        raise ValueError(
+            f"model type must be one of {families}, or a vision transformer that transformers knows; {folder} "
+            f"has {shortly(about.get('model_type'))} and cannot be read as one ({first_line(error)})"
+        ) from error
+    whole = set(model.state_dict())
+    adopt(model)
+    # transformers initialises missing tensors at random: only parts that are dropped may be missing
+    dropped = whole - set(model.state_dict())
+    if wrong := [*sorted(set(info["missing_keys"]) - dropped), *map(str, info["mismatched_keys"])]:
+        raise ValueError(f"{folder} does not fill a {_name(model)}; missing or misshapen: {', '.join(wrong[:5])}")
+    return model
+
+
+def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A randomly initialised model of any type known to transformers, without its unused parts.
+
+    Args:
+        state: The tensors it will get, which bound its size.
+    """
+    config = _config_of({**given, "model_type": model_type})
+    _require_sizes(config)
+    kind = _model_class(config)
+    if state is not None:
+        check_sizes(kind, config, state)
+    model: nn.Module = kind._from_config(config)
     adopt(model)
     return model
+
+
+# Detection
 
 
 def adopt(model: nn.Module) -> Traits:
     """Detect the parts of a model and drop those that do not affect its tokens.
 
     Raises:
-        ValueError: it is not a vision transformer with a single resolution.
+        ValueError: it is neither a known convolutional network nor a vision transformer with a single resolution.
     """
-    dim, patch_size, depth = _sizes(model.config)
+    config: Any = model.config
+    if config.model_type in CONVOLUTIONAL:
+        patch_size = (getattr(config, "patch_size", None) or 4) * 2 ** (len(config.depths) - 1)
+        return Traits(CONVOLUTIONAL[config.model_type], config.hidden_sizes[-1], patch_size, 0)
+    dim, patch_size, depth = _sizes(config)
     model.requires_grad_(True).eval()
     blocks = _blocks(model, depth)
     norms = {name: part for name, part in model.named_modules() if _is_final_norm(name, part, blocks, dim)}
@@ -133,6 +281,11 @@ def adopt(model: nn.Module) -> Traits:
 
 def _name(model: nn.Module) -> str:
     return type(model).__name__
+
+
+def _require_sizes(config: Any) -> None:
+    if config.model_type not in CONVOLUTIONAL:
+        _sizes(config)
 
 
 def _sizes(config: Any) -> tuple[int, int, int]:

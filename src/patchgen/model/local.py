@@ -1,23 +1,72 @@
-"""Backbones in local files: their path, and a digest of their content that does not depend on the path.
+"""Backbones in local files: their tensors, their path, and a digest of their content that does not depend on the path.
 
+    folder_tensors(Path("weights/vit"))           # {"encoder.layer.0.norm1.weight": ...}
     local_path("weights/vit")                     # the folder; None for a name such as "auto", or if it does not exist
     content("weights/vit")                        # "sha256:...", the same after a move and for an exact copy
 
-The name of every run of a sweep needs it, so each file is read once per process, until its size or time changes.
+The name of every run of a sweep needs the digest, so each file is read once per process, until it changes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import re
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from patchgen.model.pixels import NESTED, is_nested
+from patchgen.common.files import refuse_pipe
+from patchgen.common.reading import read_json
+from patchgen.common.tensors import read_tensors
+from patchgen.model.preprocessing import NESTED, is_nested
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+INDEX, PICKLE = "model.safetensors.index.json", "pytorch_model.bin"
 # the files of a folder that define a model: weights, architecture, mean and std, and CLIP's tokenizer
-READ = ("config.json", "preprocessor_config.json", "model*.safetensors*", "pytorch_model.bin", "*token*.json",
-        "vocab.json", "merges.txt")  # fmt: skip
+DEFINING = ("config.json", "preprocessor_config.json", "model*.safetensors*", PICKLE, "*token*.json", "vocab.json",
+            "merges.txt")  # fmt: skip
+
+
+def has_weights(folder: Path) -> bool:
+    """True if a transformers folder holds a weight file."""
+    return any(folder.glob("model*.safetensors")) or (folder / PICKLE).is_file()
+
+
+def folder_tensors(folder: Path) -> dict[str, Tensor]:
+    """The weights of a transformers folder: a single file, shards with an index, or an older PyTorch file."""
+    files = [folder / "model.safetensors"]
+    if (folder / INDEX).is_file():
+        named = read_json(folder / INDEX).get("weight_map")
+        names = {str(name) for name in named.values()} if isinstance(named, dict) else set()
+        if odd := [name for name in names if not re.fullmatch(r"[\w.-]+\.safetensors", name)]:
+            raise ValueError(f"{folder / INDEX} names the file {odd[0][:60]!r}, which is not one of its folder")
+        files = [folder / name for name in sorted(names)]
+    elif not files[0].is_file():
+        files = sorted(folder.glob("model*.safetensors"))
+    if files:
+        return {name: tensor for file in files for name, tensor in read_tensors(file)[0].items()}
+    return _unpickled(folder / PICKLE)
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
+    """The tensors of an older PyTorch file, without running its code; none is larger than its data."""
+    import torch
+
+    refuse_pipe(path)
+    try:
+        state = dict(torch.load(io.BytesIO(path.read_bytes()), weights_only=True, map_location="cpu"))
+    except Exception as error:  # torch raises many types on damaged or foreign pickles
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+        raise ValueError(f"{path} cannot be read as a file of weights ({reason})") from error
+    tensors = {str(name): tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise ValueError(f"{path}: {name[:60]} is no plain tensor; save the weights as safetensors")
+    return tensors
 
 
 def local_path(source: str) -> Path | None:
@@ -40,7 +89,7 @@ def content(source: str) -> str | None:
     try:
         if path.is_file():
             return f"sha256:{_digest(path)}"
-        patterns = (*READ, NESTED) if is_nested(path) else READ
+        patterns = (*DEFINING, NESTED) if is_nested(path) else DEFINING
         files = sorted({file for pattern in patterns for file in path.glob(pattern) if file.is_file()})
         lines = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
     except OSError:

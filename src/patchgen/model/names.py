@@ -13,7 +13,7 @@ from typing import Any
 from patchgen.common import plugins
 from patchgen.model import weights
 from patchgen.model.convert import Loaded
-from patchgen.model.pixels import HALF, IMAGENET, Pixels
+from patchgen.model.preprocessing import HALF, IMAGENET, Pixels
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,12 @@ and it acts in all later blocks:
 
 Attention between patches is unchanged. A uniform m changes nothing: the classifier is then, bit for bit, LayerNorm
 tuning with a linear head. No P x P bias is stored: only the rows of CLS and the registers have one.
-
-With ``drop``, for predictions, patches whose displayed mask is below 0.5 are removed after the early block or a later
-one. The weights of the others are renormalised, as if m were 0 for the removed patches.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -32,19 +28,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from patchgen.model.backbone import Backbone, Tokens
-from patchgen.model.hooks import on_input
 from patchgen.model.patchgen import LEAST, default_heads
 
 SPREAD = 1.0  # standard deviation of the scores at the start
 GAIN = 2.0  # exponent of m in the weight r: lets one patch outweigh the rest
-SELECTED = 0.5  # threshold on the displayed mask
-
 
 Read = Callable[[Tensor, Callable[[Tensor], None]], Tokens]  # takes images and a callback for their early tokens
 
 
 class Selected(NamedTuple):
-    tokens: Tokens  # cls reads the patches by their weight r; patches is (B, K, D) if unselected ones were dropped
+    tokens: Tokens  # cls reads the patches by their weight r
     mask: Tensor  # (B, P)  m, or the mask passed by the caller
     shown: Tensor  # (B, P)  the mask to display, calibrated to `level`
     early: Tensor  # (B, P, D)  the tokens from which the mask was computed
@@ -60,8 +53,6 @@ class Selector(nn.Module):
         spread: Standard deviation of the scores at the start.
         contrast: Whether patches unlike their image's mean start with high scores; otherwise random, as published.
         everywhere: Whether the bias also applies to the patches' attention, not only to CLS and the registers.
-        drop: Number of blocks after which unselected patches are removed, at least those up to the early one; None
-            keeps all patches (`patchgen.model.dropping`).
         sharpen: Optional function that a method applies to log m (B, P) in training passes.
         level: (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that
             patches above 0.5 are the selected ones (`patchgen.train.level`). While the scale is 0, m itself is
@@ -75,7 +66,6 @@ class Selector(nn.Module):
         dim = backbone.dim
         self.gain: float | nn.Parameter = GAIN
         self.spread, self.everywhere, self.contrast = SPREAD, False, True
-        self.drop: int | None = None
         self.sharpen: Callable[[Tensor], Tensor] | None = None
         self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
         self.shift = nn.Parameter(torch.zeros(()))  # b
@@ -123,18 +113,12 @@ class Selector(nn.Module):
             read: Replaces the plain forward pass of the backbone, for example by one with prompts.
         """
         reading = _Reading(self, mask)
-        with reading, self._dropping(backbone, reading):
+        with reading:
             tokens = (read or backbone)(images, reading.see)
         if backbone.num_prefix_tokens == 0:
-            weight = reading.bias.exp().unsqueeze(-1)  # (B, K, 1), sum P
-            share = weight.shape[1] / reading.mask.shape[1]  # 1 where nothing was dropped
-            tokens = tokens._replace(cls=(weight * tokens.patches).mean(1) * share)
+            weight = reading.bias.exp().unsqueeze(-1)  # (B, P, 1), sum P
+            tokens = tokens._replace(cls=(weight * tokens.patches).mean(1))
         return Selected(tokens, reading.mask, reading.shown, reading.early)
-
-    def _dropping(self, backbone: Backbone, reading: _Reading) -> AbstractContextManager[Any]:
-        if self.drop is None:
-            return nullcontext()
-        return on_input(backbone.model.get_submodule(backbone.family.blocks)[self.drop], reading.keep)
 
 
 class _Reading(TorchFunctionMode):
@@ -143,8 +127,7 @@ class _Reading(TorchFunctionMode):
     early: Tensor
     mask: Tensor
     shown: Tensor
-    bias: Tensor  # (B, P) log r; (B, K) for the remaining patches if others were dropped
-    padding: Tensor | None = None  # (B, K) 0, and -inf to pad images that keep fewer than K patches
+    bias: Tensor  # (B, P) log r
 
     def __init__(self, selector: Selector, given: Tensor | None) -> None:
         super().__init__()
@@ -165,19 +148,6 @@ class _Reading(TorchFunctionMode):
         level = self.selector.level
         return torch.where(level[0] > 0, (level[0] * self.bias + level[1]).sigmoid(), self.mask)
 
-    def keep(self, hidden: Tensor) -> Tensor:
-        """Drop unselected patches: (B, T, D) -> (B, T - P + K, D), K the largest number selected in any image."""
-        keep = (self.shown >= SELECTED) | (self.shown == self.shown.amax(1, keepdim=True))  # at least one per image
-        if bool(keep.all()):
-            return hidden
-        before, most = hidden.shape[1] - keep.shape[1], int(keep.sum(1).max())
-        order = keep.int().argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, K), the kept ones first
-        chosen = keep.gather(1, order)
-        self.bias = relative(self.bias.masked_fill(~keep, -torch.inf)).gather(1, order)
-        self.padding = None if bool(chosen.all()) else torch.zeros_like(self.bias).masked_fill(~chosen, -torch.inf)
-        patches = hidden[:, before:].gather(1, order.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
-        return torch.cat([hidden[:, :before], patches], 1)
-
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -192,13 +162,11 @@ class _Reading(TorchFunctionMode):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Attention (B, H, T, d) in which the T - P prefix queries see the patch keys with the bias."""
         before = k.shape[-2] - self.bias.shape[1]
-        if not before and self.padding is None:  # no class token
+        if not before:  # no class token
             return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
-
-        def on_keys(values: Tensor) -> Tensor:  # (B, 1, 1, T): 0 on the keys before the patches
-            return F.pad(values, (before, 0))[:, None, None].to(q.dtype)
-
-        bias, padding = on_keys(self.bias), None if self.padding is None else on_keys(self.padding)
+        bias = F.pad(self.bias, (before, 0))[:, None, None].to(
+            q.dtype
+        )  # (B, 1, 1, T): 0 on the keys before the patches
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers passes all ones during export
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
@@ -209,9 +177,9 @@ class _Reading(TorchFunctionMode):
                 mask = whole[..., start:end, :] + (0 if added is None else added)
             return F.scaled_dot_product_attention(q[..., start:end, :], k, v, attn_mask=mask, **options)
 
-        if self.selector.everywhere or not before:
-            return rows(0, None, bias if self.selector.everywhere else padding)
-        return torch.cat([rows(0, before, bias), rows(before, None, padding)], -2)
+        if self.selector.everywhere:
+            return rows(0, None, bias)
+        return torch.cat([rows(0, before, bias), rows(before, None, None)], -2)
 
 
 def log_of(mask: Tensor) -> Tensor:

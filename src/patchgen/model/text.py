@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from patchgen.common.files import expanded, refuse_pipe
 from patchgen.common.reading import read_json
 from patchgen.model import weights
-from patchgen.model.architecture import allowed, fill, folder_tensors
 from patchgen.model.backbone import BACKBONES, Backbone
-from patchgen.model.convert import first_line
-from patchgen.model.generic import quiet_loading
+from patchgen.model.generic import allowed, fill, first_line, quiet_loading
+from patchgen.model.local import folder_tensors
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
 BATCH = 256  # sentences per batch

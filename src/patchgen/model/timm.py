@@ -8,7 +8,6 @@ A timm model gets the interface of a transformers model (a config, and a forward
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,13 +34,6 @@ class TimmVit(nn.Module):
         """Images (B,3,H,W) -> `.last_hidden_state` (B, prefix + P, D)."""
         return SimpleNamespace(last_hidden_state=self.net.forward_features(images))
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
-        """As in transformers. timm's own switch may use a variant that loses gradients after frozen layers."""
-        from torch.utils.checkpoint import checkpoint
-
-        for block in self.net.blocks:
-            block.forward = partial(checkpoint, block.forward, **gradient_checkpointing_kwargs)
-
 
 class TimmConfig:
     """The fields of a transformers config; the name alone suffices to rebuild the network."""
@@ -62,6 +54,11 @@ class TimmConfig:
     def to_diff_dict(self) -> dict[str, Any]:
         """The arguments of `build_timm`."""
         return {"name": self._name}
+
+
+def name_of(net: Any) -> str:
+    """The name under which timm knows a network."""
+    return str((getattr(net, "pretrained_cfg", None) or {}).get("architecture") or type(net).__name__)
 
 
 def build_timm(name: str, *, pretrained: bool) -> TimmVit:

@@ -30,6 +30,7 @@ from torch import Tensor
 from patchgen.common.children import child_environment, python
 from patchgen.common.files import cache_dir, working_folder
 from patchgen.common.reading import read_json
+from patchgen.model.local import has_weights
 
 HUB_SECONDS = 8.0  # timeout for a hub's first response; the download itself has no time limit
 QUICK_SECONDS = 3.0  # the same if other weights can be used instead
@@ -164,11 +165,6 @@ def hub_folder(hub_id: str) -> Path:
             "gated, or give a local folder."
         ) from error
     return folder
-
-
-def has_weights(folder: Path) -> bool:
-    """True if a transformers folder holds a weight file."""
-    return any(folder.glob("model*.safetensors")) or (folder / "pytorch_model.bin").is_file()
 
 
 def _ask_hub(hub_id: str, seconds: float) -> None:

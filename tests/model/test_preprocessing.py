@@ -17,7 +17,16 @@ from patchgen.data.images import ImageStore, decode
 from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.convert import Loaded, build
 from patchgen.model.local import content
-from patchgen.model.pixels import CLIP, HALF, IMAGENET, RAW, Pixels, earlier_pixels, folder_pixels, recorded_pixels
+from patchgen.model.preprocessing import (
+    CLIP,
+    HALF,
+    IMAGENET,
+    RAW,
+    Pixels,
+    earlier_pixels,
+    folder_pixels,
+    recorded_pixels,
+)
 
 ROUNDING = 1e-6
 

@@ -1,0 +1,300 @@
+"""A plain pre-norm vision transformer: DINOv2 (also with registers), DINO and other ViTs, MAE, CLIP's image tower.
+
+    config = VitConfig.read("dinov2", {"hidden_size": 384, "num_attention_heads": 6}, "config.json")
+    tokens = Vit(config)(images)               # (B, 3, H, W) -> (B, 1 + R + P, D) after the final LayerNorm
+
+The families differ in the names of their tensors, the order of their parts, LayerScale, registers, and in how positions
+are resized. Names and order are those of transformers: checkpoints, optimiser states and the digests of backbones in
+run folders contain them. Results equal those of transformers bit for bit (tests/model/test_vit.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from patchgen.common.schema import filled, number
+
+ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu}
+SPREAD = 0.02  # standard deviation of random weights
+
+
+@dataclass(frozen=True)
+class VitConfig:
+    """The architecture, in the words of transformers' config.json."""
+
+    model_type: Literal["dinov2", "dinov2_with_registers", "vit", "vit_mae", "clip_vision_model"]
+    patch_size: int = number(1, 1024)
+    layer_norm_eps: float = number(1e-15, 1e-2)
+    hidden_size: int = number(1, 1 << 16, 768)
+    num_hidden_layers: int = number(1, 1 << 12, 12)
+    num_attention_heads: int = number(1, 1 << 10, 12)
+    image_size: int = number(1, 1 << 15, 224)  # sets the grid of learned positions; other sizes resize them
+    intermediate_size: int | None = number(1, 1 << 18, None)
+    mlp_ratio: float = number(1e-3, 1e3, 4)  # where there is no intermediate_size
+    hidden_act: Literal["gelu", "quick_gelu", "relu", "silu"] = "gelu"
+    qkv_bias: bool = True
+    use_swiglu_ffn: bool = False
+    num_register_tokens: int = number(0, 1 << 12, 0)
+
+    @classmethod
+    def read(cls, family: str, given: Mapping[str, Any], where: object) -> VitConfig:
+        """The config of a family from a config.json's fields; those that the family does not have are ignored.
+
+        Raises:
+            ValueError: a field has the wrong type or a value out of its range; `where` starts the message.
+        """
+        defaults = LAYOUTS[family].defaults
+        named = {name: _side(value) for name, value in given.items() if name in COMMON or name in defaults}
+        config = filled(cls, {"model_type": family, **defaults, **named}, where)
+        if config.hidden_size % config.num_attention_heads or config.image_size < config.patch_size:
+            raise ValueError(
+                f"{where}: hidden_size {config.hidden_size} must be a multiple of num_attention_heads "
+                f"{config.num_attention_heads}, and image_size {config.image_size} at least patch_size {config.patch_size}"
+            )
+        return config
+
+    @property
+    def has_registers(self) -> bool:
+        return "num_register_tokens" in LAYOUTS[self.model_type].defaults
+
+    @property
+    def mlp_width(self) -> int:
+        """Width of the feed-forward layer."""
+        width = self.intermediate_size or int(self.hidden_size * self.mlp_ratio)
+        return gated_width(width) if self.use_swiglu_ffn else width
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """The fields from which `read` makes this config again."""
+        names = {"model_type", *COMMON, *LAYOUTS[self.model_type].defaults}
+        return {name: value for name, value in asdict(self).items() if name in names}
+
+
+COMMON = ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "hidden_act")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names of a family's parts, in the order in which their tensors are registered."""
+
+    blocks: str
+    block: Mapping[str, str]  # part -> its name in a block
+    projections: tuple[str, str, str, str]  # of attention; the last one is its output
+    norm: str
+    first_norm: str = ""  # before the first block
+    antialias: bool = False  # when positions are resized
+    defaults: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the fields that are not COMMON, and CLIP's activation
+
+
+_QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
+_VIT_BLOCK = {"attention": "attention", "norm1": "layernorm_before", "norm2": "layernorm_after", "mlp": "mlp"}
+_VIT_DEFAULTS = {"layer_norm_eps": 1e-12, "patch_size": 16, "intermediate_size": 3072, "qkv_bias": True}
+_VIT = Layout("layers", _VIT_BLOCK, _QKVO, "layernorm", defaults=_VIT_DEFAULTS)
+_DINO_BLOCK = {"norm1": "norm1", "attention": "attention", "scale1": "layer_scale1", "norm2": "norm2", "mlp": "mlp",
+               "scale2": "layer_scale2"}  # fmt: skip
+_DINO_DEFAULTS = {"layer_norm_eps": 1e-6, "mlp_ratio": 4, "qkv_bias": True, "use_swiglu_ffn": False}
+_CLIP_BLOCK = {"attention": "self_attn", "norm1": "layer_norm1", "mlp": "mlp", "norm2": "layer_norm2"}
+LAYOUTS: dict[str, Layout] = {
+    "dinov2": Layout("encoder.layer", _DINO_BLOCK, _QKVO, "layernorm", defaults=_DINO_DEFAULTS | {"patch_size": 14}),
+    "dinov2_with_registers": Layout("encoder.layer", _DINO_BLOCK, _QKVO, "layernorm", antialias=True,
+                                    defaults=_DINO_DEFAULTS | {"patch_size": 16, "num_register_tokens": 4}),
+    "vit": _VIT,
+    "vit_mae": _VIT,
+    "clip_vision_model": Layout(
+        "encoder.layers", _CLIP_BLOCK, ("k_proj", "v_proj", "q_proj", "out_proj"), "post_layernorm", "pre_layrnorm",
+        defaults={"layer_norm_eps": 1e-5, "patch_size": 32, "intermediate_size": 3072, "hidden_act": "quick_gelu"}),
+}  # fmt: skip
+
+
+def gated_width(width: int) -> int:
+    """The width of a gated layer in place of a plain one: two thirds of it, rounded up to a multiple of eight."""
+    return (int(width * 2 / 3) + 7) // 8 * 8
+
+
+def _side(value: Any) -> Any:
+    """A square size given as a pair, as one number."""
+    return value[0] if isinstance(value, (list, tuple)) and len(value) == 2 and value[0] == value[1] else value
+
+
+class Embeddings(nn.Module):
+    """Images (B, 3, H, W) -> class token, registers and patches with their positions (B, 1 + R + P, D)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.antialias, dim = LAYOUTS[config.model_type].antialias, config.hidden_size
+        self.side = config.image_size // config.patch_size
+        self._create(config.patch_size, dim)
+        registers = nn.Parameter(torch.zeros(1, config.num_register_tokens, dim))
+        self.register_parameter("register_tokens", registers if config.has_registers else None)
+
+    def _create(self, patch: int, dim: int) -> None:
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        projection = nn.Conv2d(3, dim, patch, patch)
+        self.position_embeddings = nn.Parameter(torch.randn(1, 1 + self.side**2, dim))
+        self.patch_embeddings = nn.Sequential(OrderedDict(projection=projection))
+
+    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
+        """The class token (1, 1, D), the projection of patches, and the positions (1, 1 + P, D)."""
+        return self.cls_token, self.patch_embeddings.projection, self.position_embeddings  # type: ignore[return-value]
+
+    def forward(self, images: Tensor) -> Tensor:
+        cls, projection, positions = self._parts()
+        patches = projection(images.to(cls.dtype))  # (B, D, h, w)
+        grid = (patches.shape[2], patches.shape[3])
+        tokens = torch.cat([cls.expand(len(images), -1, -1), patches.flatten(2).transpose(1, 2)], 1)
+        tokens = tokens + self._resized(positions, grid)
+        if self.register_tokens is None:
+            return tokens
+        return torch.cat([tokens[:, :1], self.register_tokens.expand(len(images), -1, -1), tokens[:, 1:]], 1)
+
+    def _resized(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
+        """The positions (1, 1 + h * w, D) on a grid; the class token keeps its own."""
+        if grid == (self.side, self.side):
+            return positions
+        square = positions[:, 1:].unflatten(1, (self.side, self.side)).permute(0, 3, 1, 2)  # (1, D, side, side)
+        resized = F.interpolate(
+            square.float(), size=grid, mode="bicubic", align_corners=False, antialias=self.antialias
+        ).to(positions.dtype)
+        return torch.cat([positions[:, :1], resized.flatten(2).transpose(1, 2)], 1)
+
+
+class ClipEmbeddings(Embeddings):
+    """The same under CLIP's names, and patches without a bias."""
+
+    def _create(self, patch: int, dim: int) -> None:
+        self.class_embedding = nn.Parameter(torch.randn(dim))
+        self.patch_embedding = nn.Conv2d(3, dim, patch, patch, bias=False)
+        self.position_embedding = nn.Embedding(1 + self.side**2, dim)
+
+    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
+        return self.class_embedding.view(1, 1, -1), self.patch_embedding, self.position_embedding.weight.unsqueeze(0)
+
+
+class Attention(nn.Module):
+    """Self-attention (B, T, D) -> (B, T, D) with H heads; q, k and v are three products, as in transformers."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        dim, names = config.hidden_size, LAYOUTS[config.model_type].projections
+        for name in names:
+            self.add_module(name, nn.Linear(dim, dim, bias=config.qkv_bias or name == names[-1]))
+        self.heads, self.out = config.num_attention_heads, names[-1]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        q, k, v = (
+            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, d)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5)
+        out: Tensor = getattr(self, self.out)(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Mlp(nn.Module):
+    """The feed-forward layer (B, T, D) -> (B, T, D), plain or gated (SwiGLU)."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        dim, width = config.hidden_size, config.mlp_width
+        self.gated, self.activation = config.use_swiglu_ffn, config.hidden_act
+        widths = {"gate_proj": (dim, width), "up_proj": (dim, width), "down_proj": (width, dim)}
+        for name, sizes in (widths if self.gated else {"fc1": (dim, width), "fc2": (width, dim)}).items():
+            self.add_module(name, nn.Linear(*sizes))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.gated:
+            gated: Tensor = self.down_proj(F.silu(self.gate_proj(tokens)) * self.up_proj(tokens))
+            return gated
+        plain: Tensor = self.fc2(ACTIVATIONS[self.activation](self.fc1(tokens)))
+        return plain
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.lambda1 = nn.Parameter(torch.ones(dim))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return tokens * self.lambda1
+
+
+class Block(nn.Module):
+    """x + scale1(attention(norm1(x))), then the same with the feed-forward layer."""
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.names, dim = LAYOUTS[config.model_type].block, config.hidden_size
+        for part, name in self.names.items():
+            kind = part.rstrip("12")
+            if kind == "norm":
+                self.add_module(name, nn.LayerNorm(dim, eps=config.layer_norm_eps))
+            elif kind == "scale":
+                self.add_module(name, LayerScale(dim))
+            else:
+                self.add_module(name, Attention(config) if kind == "attention" else Mlp(config))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for norm, layer, scale in (("norm1", "attention", "scale1"), ("norm2", "mlp", "scale2")):
+            change = self._part(layer)(self._part(norm)(tokens))
+            tokens = tokens + (self._part(scale)(change) if scale in self.names else change)
+        return tokens
+
+    def _part(self, part: str) -> nn.Module:
+        module: nn.Module = getattr(self, self.names[part])
+        return module
+
+
+class Vit(nn.Module):
+    """Images (B, 3, H, W), sides multiples of the patch size -> tokens (B, 1 + R + P, D) after the final LayerNorm.
+
+    CLIP applies its final norm to the class token only; here the patches get the same norm.
+    """
+
+    def __init__(self, config: VitConfig) -> None:
+        super().__init__()
+        self.config, self.layout = config, LAYOUTS[config.model_type]
+        self.embeddings = (ClipEmbeddings if config.model_type == "clip_vision_model" else Embeddings)(config)
+        if self.layout.first_norm:
+            self.add_module(self.layout.first_norm, nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps))
+        blocks = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        parent, _, leaf = self.layout.blocks.rpartition(".")
+        self.add_module(parent or leaf, nn.ModuleDict({leaf: blocks}) if parent else blocks)
+        self.add_module(self.layout.norm, nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps))
+        self._initialise()
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """Random weights, drawn in transformers' order: blocks first, each weight twice."""
+        for parent in (self.blocks, self.embeddings):
+            for layer in parent.modules():
+                if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                    nn.init.normal_(layer.weight, std=SPREAD)
+                    nn.init.trunc_normal_(layer.weight, std=SPREAD)
+                    if layer.bias is not None:
+                        nn.init.zeros_(layer.bias)
+        for name in ("position_embeddings", "cls_token"):
+            if hasattr(self.embeddings, name):
+                nn.init.trunc_normal_(getattr(self.embeddings, name), std=SPREAD)
+
+    @property
+    def blocks(self) -> nn.Module:
+        return self.get_submodule(self.layout.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embeddings(images)
+        if self.layout.first_norm:
+            tokens = self.get_submodule(self.layout.first_norm)(tokens)
+        for block in self.blocks:  # type: ignore[attr-defined]
+            tokens = block(tokens)
+        normed: Tensor = self.get_submodule(self.layout.norm)(tokens)
+        return normed

@@ -1,0 +1,300 @@
+"""Weights in files -> plain ViTs: transformers folders, timm folders, and files under timm's or Meta's names.
+
+    vit = read_vit("dinov2", fields, state, folder)      # a folder of transformers: fields of config.json, tensors
+    vit = read_fused(state, path)                        # a single file: one qkv matrix per block
+    timm = read_timm(folder, about, state)               # a folder in timm's layout, as pathology encoders have
+
+The tensors decide the sizes: a config that disagrees with them is refused before anything is allocated. No tensor is
+ever left at random values. In timm's layout, rotary positions, the order of norms and the activation cannot be inferred
+from the tensors, so only timm's names of plain ViTs are accepted, and arguments that change them are rejected. Outputs
+stay the same: position embeddings of class and register tokens are added to these tokens, a network without LayerScale
+gets one of ones, and positions are resized as in timm (bicubic, antialiased).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.common.reading import shortly
+from patchgen.model.preprocessing import Pixels, timm_pixels
+from patchgen.model.vit import LAYOUTS, Vit, VitConfig, gated_width
+
+State = Mapping[str, Tensor]
+HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}  # by width, as published
+
+
+def build_vit(family: str, given: Mapping[str, Any], state: State, where: object) -> Vit:
+    """A ViT with these tensors, converted to float32; tensors that it does not have are ignored.
+
+    Raises:
+        ValueError: the config is invalid, or the tensors do not fill the network that it describes.
+    """
+    config = VitConfig.read(family, given, where)
+    layout = re.escape(LAYOUTS[family].blocks)
+    depth = len({match[1] for name in state if (match := re.match(rf"{layout}\.(\d+)\.", name))})
+    if depth != config.num_hidden_layers:
+        raise ValueError(
+            f"{where} does not fill a {family}: num_hidden_layers is {config.num_hidden_layers}, and its weights have "
+            f"{depth} blocks"
+        )
+    with torch.device("meta"):
+        vit = Vit(config)
+    check_tensors(vit, state, f"{where} does not fill a {family}")
+    vit.to_empty(device="cpu")
+    vit.load_state_dict({name: state[name] for name in vit.state_dict()})
+    return vit
+
+
+def check_tensors(network: nn.Module, state: State, message: str) -> None:
+    """ValueError unless the state has every tensor of a network, with its shape and finite floating-point values."""
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    missing = [name for name in expected if name not in state]
+    if missing:
+        raise ValueError(f"{message}: {', '.join(missing[:5])} missing")
+    for name, shape in expected.items():
+        tensor = state[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{message}: {name} is {tuple(tensor.shape)} in the weights, {shape} by the config")
+        if not tensor.is_floating_point() or not (tensor.is_meta or torch.isfinite(tensor).all()):
+            raise ValueError(f"{message}: {name} must hold finite numbers in floating point, not {tensor.dtype}")
+
+
+# transformers
+
+# tensor names of files on hubs -> those of `Vit`
+_RENAMED = (
+    (re.compile(r"attention\.attention\.(q|k|v)\w+"), r"attention.\1_proj"),
+    (re.compile(r"attention\.output\.dense"), "attention.o_proj"),
+    (re.compile(r"intermediate\.dense"), "mlp.fc1"),
+    (re.compile(r"(?<=\d\.)output\.dense"), "mlp.fc2"),
+    (re.compile(r"mlp\.weights_out"), "mlp.down_proj"),
+)
+_GATED = "mlp.weights_in."
+
+
+def read_vit(family: str, given: Mapping[str, Any], state: State, where: object) -> Vit:
+    """The ViT of a transformers folder, or the image tower of a larger model in it.
+
+    Args:
+        given: Fields of its config.json.
+    """
+    inside = "embeddings.patch_embedding"
+    prefix = next((name.partition(inside)[0] for name in state if inside in name), "")
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if not name.startswith(prefix):
+            continue
+        name = name.removeprefix(prefix)
+        for pattern, new in _RENAMED:
+            name = pattern.sub(new, name)
+        if LAYOUTS[family].blocks == "layers":
+            name = name.replace("encoder.layer.", "layers.", 1)
+        if _GATED in name and tensor.ndim:
+            for part, half in zip(("mlp.gate_proj.", "mlp.up_proj."), tensor.chunk(2), strict=False):
+                renamed[name.replace(_GATED, part)] = half
+        else:
+            renamed[name] = tensor
+    return build_vit(family, given, renamed, where)
+
+
+# One qkv matrix per block: timm, Meta
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.(.+?)(\.weight|\.bias)?$")
+_DIMENSIONS = {"cls_token": 3, "pos_embed": 3, "patch_embed.proj.weight": 4, "norm.weight": 1,
+               "blocks.0.mlp.fc1.weight": 2, "blocks.0.mlp.fc2.weight": 2}  # fmt: skip
+_REGISTERS = ("register_tokens", "reg_token")  # Meta's name, timm's
+
+
+def read_fused(state: State, path: Path) -> Vit:
+    """A plain ViT in a single file: a `vit` without LayerScale, else a DINOv2."""
+    body = {name: tensor for name, tensor in state.items() if not name.startswith("head.")}
+    scaled = "blocks.0.ls1.gamma" in body
+    if scaled:
+        body.pop("mask_token", None)
+    sizes = _sizes(body, path.name, "a weight file must hold a plain ViT under timm's or Meta's names, or a RegNetY "
+                   "under torchvision's; give a transformers folder for other layouts")  # fmt: skip
+    width, side = sizes["hidden_size"], round((body["pos_embed"].shape[1] - 1) ** 0.5)
+    if width % 64 or side * side + 1 != body["pos_embed"].shape[1]:
+        raise ValueError(
+            f"{path.name}: a ViT file needs a width divisible by 64 and 1 + n*n position embeddings; this one has "
+            f"width {width} and {body['pos_embed'].shape[1]} positions. Give a transformers folder instead."
+        )
+    given = sizes | {"num_attention_heads": HEADS.get(width) or width // 64, "image_size": side * sizes["patch_size"]}
+    hidden = len(body["blocks.0.mlp.fc1.weight"])
+    family = "vit"
+    if scaled:
+        family = "dinov2_with_registers" if given["num_register_tokens"] else "dinov2"
+        given["mlp_ratio"] = hidden // width
+    else:
+        given |= {"layer_norm_eps": 1e-6, "intermediate_size": hidden}
+    return build_vit(family, given, _split(body, family, False, path.name), path.name)
+
+
+def _sizes(state: State, where: object, rule: str) -> dict[str, int]:
+    """Width, depth, patch size and number of registers, read from the tensors."""
+    missing = [name for name, count in _DIMENSIONS.items() if name not in state or state[name].ndim != count]
+    if missing:
+        raise ValueError(f"{rule}; {where}: {', '.join(missing)} not found (it has {', '.join(sorted(state)[:3])})")
+    width, channels, *patch = state["patch_embed.proj.weight"].shape
+    registers = next((state[name] for name in _REGISTERS if name in state), torch.empty(1, 0, width))
+    widths = [tensor.shape[-1] for tensor in (state["cls_token"], state["pos_embed"], registers)]
+    if channels != 3 or patch[0] != patch[1] or registers.ndim != 3 or set(widths) != {width}:
+        raise ValueError(
+            f"{rule}; {where}: its patches are {tuple(patch)} pixels of {channels} channels, its tokens {widths} wide"
+        )
+    depth = len({match[1] for name in state if (match := _BLOCK.match(name))})
+    return {"hidden_size": width, "num_hidden_layers": depth, "num_register_tokens": registers.shape[1],
+            "patch_size": patch[0]}  # fmt: skip
+
+
+def _split(state: State, family: str, gated: bool, where: object) -> dict[str, Tensor]:
+    """The tensors under the names of a family; a fused layer is split into its parts."""
+    layout, renamed = LAYOUTS[family], {}
+    names, attention = layout.block, layout.block["attention"]
+    top = {
+        "cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
+        "register_tokens": "embeddings.register_tokens", "norm.weight": f"{layout.norm}.weight",
+        "norm.bias": f"{layout.norm}.bias",
+        **{f"patch_embed.proj.{part}": f"embeddings.patch_embeddings.projection.{part}" for part in ("weight", "bias")},
+    }  # fmt: skip
+    parts = {
+        "norm1": [names["norm1"]], "norm2": [names["norm2"]], "attn.proj": [f"{attention}.o_proj"],
+        "attn.qkv": [f"{attention}.{letter}_proj" for letter in "qkv"],
+        "mlp.fc1": ["mlp.gate_proj", "mlp.up_proj"] if gated else ["mlp.fc1"],  # the gate goes through SiLU
+        "mlp.fc2": ["mlp.down_proj" if gated else "mlp.fc2"],
+        **({f"ls{i}.gamma": [f"{names[f'scale{i}']}.lambda1"] for i in (1, 2)} if "scale1" in names else {}),
+    }  # fmt: skip
+    for name, tensor in state.items():
+        match = _BLOCK.match(name)
+        targets = parts.get(match[2], []) if match else []
+        if name in top:
+            renamed[top[name]] = tensor
+        elif match and targets and tensor.ndim and len(tensor) % len(targets) == 0:
+            for target, part in zip(targets, tensor.chunk(len(targets)), strict=True):
+                renamed[f"{layout.blocks}.{match[1]}.{target}{match[3] or ''}"] = part
+        else:
+            raise ValueError(
+                f"{where}: tensor {name!r} of shape {tuple(tensor.shape)} is not part of a plain ViT under this "
+                f"naming; known per block: {', '.join(parts)}. Give a transformers folder, or timm:NAME where timm is installed"
+            )
+    return renamed
+
+
+# Folders in timm's layout
+
+PICKLED = (
+    'Convert it to safetensors on a machine where you trust it: python -c "import torch, safetensors.torch as s; '
+    "s.save_file(torch.load('pytorch_model.bin', weights_only=True, map_location='cpu'), 'model.safetensors')\""
+)
+ACTIVATIONS = {True: (None, "silu", "swish"), False: (None, "gelu")}  # of a gated and of a plain feed-forward layer
+PLAIN = re.compile(
+    r"vit_(tiny|small|base|large|huge|giant|gigantic)_patch\d+(_reg\d+)?_(\d+|dinov2)(\..+)?"
+)  # timm's names of ViTs without special features
+# timm arguments that can change the network without changing its tensors, and the values that leave it unchanged
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "norm_layer": (None, "layernorm"), "qk_norm": (None, False), "pre_norm": (None, False), "class_token": (None, True),
+    "mlp_layer": (None, "mlp", "swiglupacked"),
+}  # fmt: skip
+ELSEWHERE = "where timm can be installed, give it as timm:NAME"
+
+
+class TimmFolder(NamedTuple):
+    """Settings and tensors of a `dinov2_with_registers`, its pixels and its licence."""
+
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+    pixels: Pixels
+    licence: str
+
+
+def read_timm(folder: Path, about: Mapping[str, Any], state: State) -> TimmFolder:
+    """The model in a folder in timm's layout.
+
+    Args:
+        about: Its config.json.
+        state: Its tensors.
+
+    Raises:
+        ValueError: it is not a plain ViT; the message names the difference.
+    """
+    arguments, said, architecture = about.get("model_args"), about.get("pretrained_cfg"), about["architecture"]
+    arguments = arguments if isinstance(arguments, dict) else {}
+    said = said if isinstance(said, dict) else about  # the oldest layout is flat
+    if not isinstance(architecture, str) or not PLAIN.fullmatch(architecture):
+        raise ValueError(
+            f"a folder in timm's layout must hold a plain vision transformer such as vit_large_patch16_224 or "
+            f"vit_giant_patch14_reg4_dinov2, and {folder} has {shortly(architecture)}; {ELSEWHERE}"
+        )
+    for name, values in HARMLESS.items():
+        _refuse_unless(folder, arguments, name, values)
+    body = {name: tensor for name, tensor in state.items() if not name.startswith(("head.", "head_drop."))}
+    for part in ("weight", "bias"):  # a norm of the pooled vector alone becomes the norm of all tokens
+        if f"fc_norm.{part}" in body and f"norm.{part}" not in body:
+            body[f"norm.{part}"] = body.pop(f"fc_norm.{part}")
+    config, before = _timm_config(folder, body, arguments)
+    tensors = _split(_with_positions(body, before), "dinov2_with_registers", config["use_swiglu_ffn"], folder)
+    ones = torch.ones(config["hidden_size"], device=body["pos_embed"].device)
+    scales = {f"encoder.layer.{layer}.layer_scale{i}.lambda1": ones for layer in range(config["num_hidden_layers"])
+              for i in (1, 2)}  # fmt: skip
+    licence = said.get("license")
+    pixels = timm_pixels(folder / "config.json", said)
+    return TimmFolder(config, scales | tensors, pixels, licence if isinstance(licence, str) else "")
+
+
+def _refuse_unless(folder: Path, arguments: Mapping[str, Any], name: str, values: tuple[Any, ...]) -> None:
+    value = arguments.get(name)
+    if (value.lower() if isinstance(value, str) else value) not in values:
+        raise ValueError(
+            f"{folder}: model_args has {name} {shortly(value)}, which this plain vision transformer cannot have; "
+            f"{ELSEWHERE}"
+        )
+
+
+def _timm_config(folder: Path, state: State, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The config of the same network as a DINOv2, and the number of positions before the grid."""
+    sizes = _sizes(state, folder, f"a folder in timm's layout must hold a plain ViT under timm's names, or {ELSEWHERE}")
+    width, registers, positions = sizes["hidden_size"], sizes["num_register_tokens"], state["pos_embed"].shape[1]
+    outer, inner = len(state["blocks.0.mlp.fc1.weight"]), state["blocks.0.mlp.fc2.weight"].shape[1]
+    gated = outer == 2 * inner  # SwiGLUPacked: gate and value in one layer
+    _refuse_unless(folder, arguments, "act_layer", ACTIVATIONS[gated])
+    heads = arguments.get("num_heads") or HEADS.get(width)
+    if type(heads) is not int or heads < 1 or width % heads:
+        raise ValueError(
+            f"{folder}: the number of heads of a ViT of width {width} is not known; put num_heads into model_args of "
+            "its config.json, as its model card says"
+        )
+    ratio = next((r for r in range(1, 17) if (gated_width(width * r) if gated else width * r) == inner), None)
+    if ratio is None or (not gated and outer != inner):
+        raise ValueError(
+            f"{folder}: a plain ViT has a feed-forward layer of a whole multiple of its width, plain or as SwiGLU; "
+            f"this one has width {width}, and feed-forward layers of {outer} and {inner}"
+        )
+    squares = {before: round(max(positions - before, 0) ** 0.5) for before in (0, 1 + registers)}
+    before = next((before for before, side in squares.items() if side and side**2 == positions - before), None)
+    if before is None:
+        raise ValueError(f"{folder} has {positions} position embeddings, which is no square grid of patches")
+    return sizes | {
+        "num_attention_heads": heads,
+        "mlp_ratio": ratio,
+        "use_swiglu_ffn": gated,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+        "image_size": squares[before] * sizes["patch_size"],
+    }, before  # fmt: skip
+
+
+def _with_positions(state: State, before: int) -> dict[str, Tensor]:
+    """DINOv2's positions: one for the class token; those of the registers are added to these tokens."""
+    rest = {name: tensor for name, tensor in state.items() if name not in ("pos_embed", *_REGISTERS)}
+    position = state["pos_embed"]  # (1, before + P, D)
+    registers = state.get("reg_token", position.new_zeros(1, 0, position.shape[2]))  # (1, R, D)
+    first = position[:, :1] if before else position.new_zeros(1, 1, position.shape[2])
+    return rest | {
+        "pos_embed": torch.cat([first, position[:, before:]], 1),
+        "register_tokens": registers.float() + position[:, 1:before].float() if before > 1 else registers,
+    }
