@@ -143,7 +143,7 @@ def test_calibration_sets_the_spread_of_the_scores_and_leaves_the_values(scale: 
     torch.manual_seed(1)
     module, tokens = PatchGen(128, 16), scale * torch.randn(8, 16, 128)
     values = module.qkv.weight[256:].clone()
-    module.calibrate(tokens, spread=0.35)
+    module.calibrate(tokens)
     assert module(tokens).mask.logit().std().item() == pytest.approx(0.35, rel=1e-3)
     assert torch.equal(module.qkv.weight[256:], values)
 

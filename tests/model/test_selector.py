@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -39,10 +40,20 @@ def started(backbone: Backbone) -> Selector:
     return selector
 
 
+def slow_block(block: Any, hidden: Tensor, bias: Tensor | None) -> Tensor:
+    normed, layer = block.layernorm_before(hidden), block.attention
+    q, k, v = (
+        part(normed).unflatten(-1, (2, 32)).transpose(1, 2) for part in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    scores = q @ k.transpose(-1, -2) / 32**0.5 + (0 if bias is None else bias)
+    hidden = hidden + layer.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    return hidden + block.mlp(block.layernorm_after(hidden))
+
+
 def slow(backbone: Backbone, selector: Selector, images: Tensor) -> tuple[Tensor, Tensor]:
-    """CLS and m of a ViT of transformers, block by block, in float64; every block gets a (B, 1, T, T) mask."""
+    """CLS and m of a ViT, block by block, in float64, with attention written out and a (B, 1, T, T) mask."""
     model = backbone.model.double()
-    hidden = model.embeddings(images.double(), interpolate_pos_encoding=True)
+    hidden = model.embeddings(images.double())
     bias, mask = None, torch.empty(0)
     for number, block in enumerate(model.layers):
         if number == backbone.early_block:
@@ -54,7 +65,7 @@ def slow(backbone: Backbone, selector: Selector, images: Tensor) -> tuple[Tensor
             read = mask**2 / (mask**2).mean(1, keepdim=True)
             bias = torch.zeros(len(images), 1, hidden.shape[1], hidden.shape[1], dtype=torch.float64)
             bias[:, 0, 0, 1:] = read.log()
-        hidden = block(hidden, bias)
+        hidden = slow_block(block, hidden, bias)
     return model.layernorm(hidden)[:, 0], mask
 
 
@@ -152,8 +163,13 @@ def test_memory_is_linear_in_the_patches() -> None:
 
 
 def test_a_backbone_without_fused_attention_is_refused_in_words() -> None:
-    backbone = load_backbone("tiny")
-    backbone.model.set_attn_implementation("eager")
+    from patchgen.model.backbone import Origin
+
+    network: Any = build(
+        "beit", {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32}
+    )
+    network.set_attn_implementation("eager")
+    backbone = Backbone(Loaded(network), Origin("beit", "beit"))
     with pytest.raises(ValueError, match="needs a vision transformer with fused attention.*patchgen-attend"):
         Selector(backbone)
 

@@ -166,8 +166,9 @@ def test_other_grids(kind: type[Variant]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_calibration_sets_the_scores_where_there_are_any(kind: type[Variant]) -> None:
     module = kind.of(PatchGen(DIM, PATCHES, num_heads=HEADS), "ln-linear").double()
+    module.spread = 0.2
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    module.calibrate(tokens(), spread=0.2)
+    module.calibrate(tokens())
     if kind in (PlainAttention, ScaledAttention):
         assert float(context_and_scores(module, tokens())[1].std()) == pytest.approx(0.2)
     else:

@@ -8,7 +8,8 @@
 
     sizes = filled(Sizes, {"width": 64}, "config.json")    # a ValueError names the field, its rule and its value
 
-Supported types: bool, int, float (finite), str, Literal, X | None, list[X], tuple[X, X, X], dict and dataclasses. An int is accepted as a float, but a bool is neither. Unknown fields are ignored.
+Supported types: bool, int, float (finite), str, Literal, X | None, list[X], tuple[X, X, X], dict and dataclasses.
+An int is accepted as a float, a bool as neither. Unknown fields are ignored.
 """
 
 from __future__ import annotations

@@ -68,13 +68,12 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
     Raises:
         ValueError: the backbone is convolutional, or a method reads or changes its inner activations.
     """
-    network = backbone.model
     if backbone.family.convolutional:
         raise ValueError(
             f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
-            f"{type(network).__name__}; leave it out, or raise --accumulate to save memory"
+            f"{backbone.model_type}; leave it out, or raise --accumulate to save memory"
         )
-    if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in network.modules()):
+    if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in backbone.model.modules()):
         raise ValueError(
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
             "the backbone; leave it out, or raise --accumulate to save memory"

@@ -51,7 +51,7 @@ class WithoutAttention(Variant):
 
     lacks: ClassVar[tuple[str, ...]] = ("qkv", "out", "log_temperature")
 
-    def calibrate(self, tokens: Tensor, spread: float = 0.35) -> None:
+    def calibrate(self, tokens: Tensor) -> None:
         """Does nothing: there are no queries and keys to scale, and the mask starts at one half."""
 
 

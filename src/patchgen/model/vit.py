@@ -56,7 +56,7 @@ class VitConfig:
         if config.hidden_size % config.num_attention_heads or config.image_size < config.patch_size:
             raise ValueError(
                 f"{where}: hidden_size {config.hidden_size} must be a multiple of num_attention_heads "
-                f"{config.num_attention_heads}, and image_size {config.image_size} at least patch_size {config.patch_size}"
+                f"{config.num_attention_heads}, image_size {config.image_size} at least patch_size {config.patch_size}"
             )
         return config
 
@@ -149,11 +149,11 @@ class Embeddings(nn.Module):
         cls, projection, positions = self._parts()
         patches = projection(images.to(cls.dtype))  # (B, D, h, w)
         grid = (patches.shape[2], patches.shape[3])
-        tokens = torch.cat([cls.expand(len(images), -1, -1), patches.flatten(2).transpose(1, 2)], 1)
+        tokens = torch.cat([cls.expand(images.shape[0], -1, -1), patches.flatten(2).transpose(1, 2)], 1)
         tokens = tokens + self._resized(positions, grid)
         if self.register_tokens is None:
             return tokens
-        return torch.cat([tokens[:, :1], self.register_tokens.expand(len(images), -1, -1), tokens[:, 1:]], 1)
+        return torch.cat([tokens[:, :1], self.register_tokens.expand(images.shape[0], -1, -1), tokens[:, 1:]], 1)
 
     def _resized(self, positions: Tensor, grid: tuple[int, int]) -> Tensor:
         """The positions (1, 1 + h * w, D) on a grid; the class token keeps its own."""

@@ -52,17 +52,19 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
 
 
 def check_tensors(network: nn.Module, state: State, message: str) -> None:
-    """ValueError unless the state has every tensor of a network, with its shape and finite floating-point values."""
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    """ValueError unless the state has every tensor of a network, with its shape and finite values."""
+    expected = network.state_dict()
     missing = [name for name in expected if name not in state]
     if missing:
         raise ValueError(f"{message}: {', '.join(missing[:5])} missing")
-    for name, shape in expected.items():
-        tensor = state[name]
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{message}: {name} is {tuple(tensor.shape)} in the weights, {shape} by the config")
-        if not tensor.is_floating_point() or not (tensor.is_meta or torch.isfinite(tensor).all()):
-            raise ValueError(f"{message}: {name} must hold finite numbers in floating point, not {tensor.dtype}")
+    for name, wanted in expected.items():
+        tensor, shapes = state[name], (tuple(state[name].shape), tuple(wanted.shape))
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"{message}: {name} is {shapes[0]} in the weights, {shapes[1]} by the config")
+        if tensor.is_floating_point() != wanted.is_floating_point():
+            raise ValueError(f"{message}: {name} is {tensor.dtype}, not {wanted.dtype}")
+        if not (tensor.is_meta or torch.isfinite(tensor).all()):
+            raise ValueError(f"{message}: {name} holds values that are not finite")
 
 
 # transformers
@@ -180,8 +182,8 @@ def _split(state: State, family: str, gated: bool, where: object) -> dict[str, T
                 renamed[f"{layout.blocks}.{match[1]}.{target}{match[3] or ''}"] = part
         else:
             raise ValueError(
-                f"{where}: tensor {name!r} of shape {tuple(tensor.shape)} is not part of a plain ViT under this "
-                f"naming; known per block: {', '.join(parts)}. Give a transformers folder, or timm:NAME where timm is installed"
+                f"{where}: tensor {name!r} is not part of a plain ViT, or misshapen; "
+                f"known per block: {', '.join(parts)}. Give a transformers folder, or timm:NAME"
             )
     return renamed
 
