@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModel
 
 from benchmarks.memory import explicit_forward
 from patchgen.model.backbone import Backbone, Origin, load_backbone
@@ -43,14 +45,17 @@ def rank(name: str, model: Classifier, pixels: Tensor | None = None) -> Tensor:
 
 
 def eager_attention(backbone: Backbone, pixels: Tensor) -> list[Tensor]:
-    """What the model itself says when its attention is not fused: (B,H,T,T) a block."""
-    backbone.model.set_attn_implementation("eager")
-    more = {} if backbone.model_type.startswith("dinov2") else {"interpolate_pos_encoding": True}
+    """What the same model of transformers says when its attention is not fused: (B,H,T,T) a block."""
+    facts = backbone.model.config.to_diff_dict()
+    kind = CONFIG_MAPPING[facts.pop("model_type")]
+    model = AutoModel.from_config(kind(**facts), attn_implementation="eager").eval()
+    model.load_state_dict(backbone.model.state_dict(), strict=False)
+    if backbone.model_type == "vit_mae":
+        model.config.mask_ratio = 0.0
+    more: dict[str, Any] = {} if backbone.model_type.startswith("dinov2") else {"interpolate_pos_encoding": True}
     if backbone.model_type == "vit_mae":
         more["noise"] = torch.arange(16).expand(len(pixels), -1)
-    maps = list(backbone.model(pixels, output_attentions=True, **more).attentions)
-    backbone.model.set_attn_implementation("sdpa")
-    return maps
+    return list(model(pixels, output_attentions=True, **more).attentions)
 
 
 def queries_of(model: Classifier) -> list[int]:

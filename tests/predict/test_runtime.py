@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,8 @@ def test_stains_are_normalised_once_on_every_runtime(predictor: Predictor, monke
 
 def test_the_digest_follows_what_shapes_do_not_show(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
     before = runtime.digest(predictor)
-    monkeypatch.setattr(predictor.model.backbone.model.config, "layer_norm_eps", 0.5)
+    network = predictor.model.backbone.model
+    monkeypatch.setattr(network, "config", dataclasses.replace(network.config, layer_norm_eps=0.01))
     changed = runtime.digest(predictor)
     monkeypatch.setattr(runtime, "used_by", lambda config: [{"name": "own.py", "version": "2"}])
     assert len({before, changed, runtime.digest(predictor)}) == 3

@@ -21,8 +21,7 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "p
 
 def small(kind: str) -> Backbone:
     # probabilities of dropout, so that a part of a block in training mode would show
-    more = {} if kind == "clip_vision_model" else {"hidden_dropout_prob": 0.5}
-    more |= {"drop_path_rate": 0.5} if kind in ("dinov2_with_registers", "dinov3_vit", "beit") else {}
+    more = {"hidden_dropout_prob": 0.5, "drop_path_rate": 0.5} if kind in ("dinov3_vit", "beit") else {}
     with torch.random.fork_rng():
         torch.manual_seed(3)
         return Backbone(Loaded(build(kind, SMALL | more)), Origin(kind, kind))

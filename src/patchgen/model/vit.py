@@ -10,9 +10,11 @@ run folders contain them. Results equal those of transformers bit for bit (tests
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -289,6 +291,15 @@ class Vit(nn.Module):
     @property
     def blocks(self) -> nn.Module:
         return self.get_submodule(self.layout.blocks)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors, which `load_backbone` and transformers read."""
+        from safetensors.torch import save
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / "config.json").write_text(json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
+        state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        (Path(folder) / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
 
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.embeddings(images)
