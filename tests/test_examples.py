@@ -57,6 +57,15 @@ def test_fit_and_predict(run: Run, image_folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "photos-model" / "model.safetensors").is_file()
 
 
+def test_own_loop(run: Run, tmp_path: Path) -> None:
+    text = (EXAMPLES / "own_loop.py").read_text(encoding="utf-8")
+    assert "from patchgen" not in text and "import patchgen\n" in text  # public names only
+    out = run("own_loop", "--backbone", "tiny", "--size", "56", "--steps", "3")
+    assert re.fullmatch(r"loss -?\d\.\d{3}, mean mask 0\.\d\d\n", out)
+    with Image.open(tmp_path / "map.png") as picture:
+        assert len(np.unique(np.asarray(picture))) > 50  # image and colours, not a blank page
+
+
 def test_explain_one_image(run: Run, image_folder: Path, tmp_path: Path, tiny_run: TinyRun) -> None:
     out = run("explain_one_image", tiny_run().path, image_folder / "studio/cross/00.png")
     assert Image.open(tmp_path / "map.png").width > 500

@@ -10,24 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for type checkers, editors and the API pages
     from patchgen.data.table import read_table
+    from patchgen.draw.overlay import Explanation
     from patchgen.fit.estimator import PatchGenClassifier
+    from patchgen.model.backbone import Backbone, load_backbone, set_tuning
+    from patchgen.model.classifier import Classifier
+    from patchgen.model.losses import class_similarity, cross_entropy, mask_suppression, selected_confidence
     from patchgen.model.patchgen import PatchGen, PatchGenOutput
+    from patchgen.model.selector import Selector
     from patchgen.predict.predictor import load_predictor, load_run
 
 __version__ = "0.2.0"
-__all__ = ["PatchGen", "PatchGenClassifier", "PatchGenOutput", "load_predictor", "load_run", "read_table"]
-
+__all__ = [
+    "Backbone", "Classifier", "Explanation", "PatchGen", "PatchGenClassifier", "PatchGenOutput", "Selector",
+    "class_similarity", "cross_entropy", "load_backbone", "load_predictor", "load_run", "mask_suppression",
+    "read_table", "selected_confidence", "set_tuning",
+]  # fmt: skip
 _HOME = {
-    "PatchGen": "patchgen.model.patchgen",
-    "PatchGenClassifier": "patchgen.fit.estimator",
-    "PatchGenOutput": "patchgen.model.patchgen",
-    "load_predictor": "patchgen.predict.predictor",
-    "load_run": "patchgen.predict.predictor",
-    "read_table": "patchgen.data.table",
+    "patchgen.data.table": ["read_table"],
+    "patchgen.draw.overlay": ["Explanation"],
+    "patchgen.fit.estimator": ["PatchGenClassifier"],
+    "patchgen.model.backbone": ["Backbone", "load_backbone", "set_tuning"],
+    "patchgen.model.classifier": ["Classifier"],
+    "patchgen.model.losses": ["class_similarity", "cross_entropy", "mask_suppression", "selected_confidence"],
+    "patchgen.model.patchgen": ["PatchGen", "PatchGenOutput"],
+    "patchgen.model.selector": ["Selector"],
+    "patchgen.predict.predictor": ["load_predictor", "load_run"],
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'patchgen' has no attribute {name!r}; it offers {', '.join(__all__)}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(home), name)

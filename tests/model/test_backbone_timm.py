@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib.util
+import re
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
 from patchgen.model.convert import Loaded, build
+from patchgen.model.generic import hide_broken_torchvision
 from patchgen.model.timm import build_timm
 
 try:
@@ -162,18 +165,68 @@ def test_other_networks_are_refused(timm: FakeTimm, name: str, reason: str) -> N
         load_backbone(f"timm:{name}")
 
 
-@pytest.mark.parametrize("error", [ImportError("No module named 'timm'"), RuntimeError("operator nms does not exist")])
-def test_without_timm_the_extra_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = builtins.__import__
+class Broken:
+    """A finder of modules: torchvision is installed but fails on import, and timm needs it."""
 
-    def fails(name: str, *rest: Any, **more: Any) -> Any:
-        if name == "timm":
-            raise error
-        return whole(name, *rest, **more)
+    def __init__(self) -> None:
+        self.asked: list[str] = []
 
-    monkeypatch.setattr(builtins, "__import__", fails)
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self) if name in ("torchvision", "timm") else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        self.asked.append(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ == "timm":
+            importlib.import_module("torchvision")
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
+    finder = Broken()
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))  # restores whatever is there afterwards
+    del sys.modules["torchvision"]
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    hide_broken_torchvision.cache_clear()
+    return finder
+
+
+def test_a_broken_torchvision_is_a_sentence_where_timm_is_asked_for(broken: Broken) -> None:
+    command = re.escape(f'pip install "patchgen[timm]" "torch=={torch.__version__}"')
+    with pytest.raises(ValueError, match=rf"{command}.*nms does not"):
+        load_backbone("timm:vit_small_patch14_dinov2.lvd142m")
+    assert broken.asked == ["timm", "torchvision"]
+
+
+def test_a_broken_torchvision_is_not_imported_by_plain_vits_and_hidden_from_other_models(broken: Broken) -> None:
+    load_backbone("tiny")
+    load_backbone(load_backbone("tiny").model)
+    assert not broken.asked
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+    build("siglip_vision_model", sizes)
+    assert broken.asked == ["torchvision"] and importlib.util.find_spec("torchvision") is None
+
+
+def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r'pip install "patchgen\[timm\]"'):
         load_backbone("timm:vit_small_patch14_dinov2.lvd142m")
+
+
+def test_a_model_object_is_copied() -> None:
+    net = StandIn()
+    net.pretrained_cfg["architecture"] = "vit_small_patch4"  # type: ignore[assignment]
+    backbone = load_backbone(net)
+    torch.testing.assert_close(backbone(images(8, 12)).patches, net.forward_features(images(8, 12))[:, 3:])
+    assert backbone.model.config.to_diff_dict() == {"name": "vit_small_patch4"} and backbone.mean == (0.1, 0.2, 0.3)
+    assert all(parameter.requires_grad for parameter in net.parameters()) and net.attn_pool is not None
+    with torch.no_grad():
+        backbone.model.net.norm.weight.zero_()
+    assert net.norm.weight.any()  # type: ignore[union-attr, operator]
 
 
 @needs_timm

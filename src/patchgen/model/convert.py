@@ -71,6 +71,8 @@ def read_object(model: nn.Module) -> Loaded:
     if hasattr(model, "forward_features"):
         wrapped = timm.TimmVit(copy.deepcopy(model), timm.name_of(model))
         return Loaded(wrapped, wrapped.normalisation, licence=wrapped.licence)
+    if isinstance(model, Vit):
+        return Loaded(copy.deepcopy(model))
     whole: Any = getattr(model, "base_model", model)
     tower: Any = getattr(whole, "vision_model", whole)
     if not hasattr(tower, "config"):

@@ -20,6 +20,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +97,18 @@ def _resizes(kind: type[nn.Module]) -> bool:
     return "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
 
 
+@functools.cache
+def hide_broken_torchvision() -> None:
+    """Call before models of transformers are imported: they import torchvision if it is installed.
+
+    One that does not fit torch, for which torch's own errors give no fix, counts as absent: nothing here needs it.
+    """
+    try:
+        import torchvision  # noqa: F401
+    except Exception:  # absent; or built for another torch, which fails with more than ImportError
+        sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Silence progress bars and load reports of transformers; missing tensors are reported by our own messages."""
@@ -135,6 +148,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 def _config_of(about: Mapping[str, Any]) -> Any:
     """The transformers config of a config.json's vision model; of a two-tower model, that of the image tower."""
+    hide_broken_torchvision()
     from transformers import CONFIG_MAPPING
 
     model_type, inner = about.get("model_type"), about.get("vision_config")

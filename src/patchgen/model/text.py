@@ -21,7 +21,7 @@ from patchgen.common.files import expanded, refuse_pipe
 from patchgen.common.reading import read_json
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
-from patchgen.model.generic import allowed, fill, first_line, quiet_loading
+from patchgen.model.generic import allowed, fill, first_line, hide_broken_torchvision, quiet_loading
 from patchgen.model.local import folder_tensors
 
 TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
@@ -111,6 +111,7 @@ def load_text(backbone: Backbone) -> ClipText:
     Raises:
         ValueError: the backbone is not a CLIP, or its source has no text tower or no tokenizer.
     """
+    hide_broken_torchvision()
     from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
     if backbone.model_type != "clip_vision_model":

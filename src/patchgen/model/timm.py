@@ -1,6 +1,6 @@
 """Vision transformers of timm: `--backbone timm:vit_small_patch14_dinov2.lvd142m`, `timm:hf-hub:MahmoodLab/UNI`.
 
-    pip install "patchgen[timm]"
+    pip install "patchgen[timm]" "torch==2.13.0+cpu"      # the torch that is installed, from its own index
 
 A timm model gets the interface of a transformers model (a config, and a forward pass that returns `last_hidden_state`);
 `patchgen.model.generic` then detects its parts as for any other model. timm is imported only when it is needed.
@@ -90,7 +90,8 @@ def _import() -> Any:
         import timm
     except Exception as error:  # a torchvision that does not fit torch fails with more than ImportError
         raise ValueError(
-            f'a backbone timm:NAME needs timm and a torchvision that fits torch: pip install "patchgen[timm]" ({error})'
+            f"a backbone timm:NAME needs timm and a torchvision built for torch {torch.__version__}: pip install "
+            f'"patchgen[timm]" "torch=={torch.__version__}", from the index this torch came from ({error})'
         ) from error
     return timm
 
