@@ -125,7 +125,10 @@ def logit_behind(model: Classifier, hidden: Tensor, block: int) -> Tensor:
 
 
 def entering(model: Classifier, block: int) -> Tensor:
-    return model.backbone.model(images(), output_hidden_states=True).hidden_states[block]
+    hidden: Tensor = model.backbone.model.embeddings(images())
+    for layer in model.backbone.model.encoder.layer[:block]:
+        hidden = layer(hidden)
+    return hidden
 
 
 STEP = 1e-5

@@ -97,7 +97,7 @@ def test_methods_with_hooks_within_the_backbone_are_refused(
 def test_convolutional_backbones_are_refused() -> None:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1])
     backbone = Backbone(Loaded(transformers.ResNetModel(config)), Origin("small", "small"))
-    with pytest.raises(ValueError, match="needs a backbone of transformer blocks.*ResNetModel"):
+    with pytest.raises(ValueError, match="needs a backbone of transformer blocks.*resnet"):
         recompute_activations(backbone, "lp-ln")
 
 

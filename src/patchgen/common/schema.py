@@ -62,15 +62,11 @@ def _broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None) -> s
         known = any(type(value) is type(member) and value == member for member in members)
         return "" if known else f"one of {', '.join(map(str, members))}"
     if origin in (list, tuple):
-        count = len(members) if origin is tuple else None
-        fits = isinstance(value, list) and (len(value) == count if count else len(value) <= LONGEST)
-        inner = _broken_rule(value[0] if value and isinstance(value, list) else None, members[0], bounds)
-        inner = (
-            next((rule for member in value if (rule := _broken_rule(member, members[0], bounds))), "")
-            if fits
-            else inner
-        )
-        return "" if fits and not inner else f"a list of {count or 'values'}, each {inner or 'as declared'}"
+        count, plain = len(members) if origin is tuple else None, isinstance(value, list)
+        fits = plain and (len(value) == count if count else len(value) <= LONGEST)
+        rules = [_broken_rule(member, members[0], bounds) for member in (value if fits else [])]
+        inner = next((f", each {rule}" for rule in rules if rule), "")
+        return "" if fits and not inner else f"a list of {count or 'values'}{inner}"
     if origin is dict or dataclasses.is_dataclass(hint):
         return "" if isinstance(value, dict) else "an object"
     accepted: Any = (int, float) if hint is float else hint
@@ -83,6 +79,10 @@ def _broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None) -> s
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return filled(hint, value, where)  # type: ignore[arg-type]
-    return tuple(value) if get_origin(hint) is tuple else value
+    """A checked value with lists as declared tuples, and objects as dataclasses."""
+    for member in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        if dataclasses.is_dataclass(member) and isinstance(value, dict):
+            return filled(member, value, where)  # type: ignore[arg-type]
+        if get_origin(member) is tuple:
+            return tuple(value)
+    return value

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from patchgen.common.reading import read_json
@@ -23,7 +24,7 @@ from patchgen.model.local import folder_tensors, has_weights
 from patchgen.model.preprocessing import HALF, IMAGENET, Normalisation, Pixels, earlier_pixels, folder_pixels
 from patchgen.model.regnety import convert_regnety, regnety_architecture
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
-from patchgen.model.vit_files import PICKLED, build_vit, check_tensors, read_fused, read_timm, read_vit
+from patchgen.model.vit_files import PICKLED, build_vit, check_sizes, check_tensors, read_fused, read_timm, read_vit
 
 FAMILIES = {name: Family("Vit", layout.blocks, layout.norm) for name, layout in LAYOUTS.items()} | CONVOLUTIONAL
 
@@ -37,25 +38,25 @@ class Loaded(NamedTuple):
     licence: str = ""
 
 
-def build(family: str, config: dict[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
-    """A network of a family, of another model type of transformers, or of timm.
+def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A network of a family, of another model type of transformers, or of timm, randomly initialised.
 
     Args:
-        config: Its architecture; fields that a family does not have are ignored.
-        state: Its tensors, which must fill it; without them, it is randomly initialised.
+        given: Its architecture; fields that a family does not have are ignored.
+        state: The tensors that it will get, all of them. A network much larger than these is refused, and a plain ViT
+            is not initialised.
     """
-    where = f"the architecture of a {family}"
-    if family in LAYOUTS:
-        return Vit(VitConfig.read(family, config, where)) if state is None else build_vit(family, config, state, where)
-    network = (
-        timm.build_timm(config["name"], pretrained=False)
-        if family == timm.MODEL_TYPE
-        else build_generic(family, config, state)
-    )
-    if state is not None:
-        check_tensors(network, state, f"the weights do not fill a {family}")
-        network.load_state_dict(state)
-    return network
+    if family == timm.MODEL_TYPE:
+        return timm.build_timm(given["name"], pretrained=False)
+    if family not in LAYOUTS:
+        return build_generic(family, given, state)
+    config = VitConfig.read(family, given, f"the architecture of a {family}")
+    if state is None:
+        return Vit(config)
+    check_sizes(lambda: Vit(config), config.to_diff_dict(), state)
+    with torch.device("meta"):
+        vit = Vit(config)
+    return vit.to_empty(device="cpu")
 
 
 def traits_of(network: nn.Module) -> Traits:
@@ -121,7 +122,9 @@ def read_file(path: Path) -> Loaded:
     if any(name.startswith("trunk_output.") for name in state):
         state, normalisation = {name: tensor.float() for name, tensor in state.items()}, IMAGENET
         config = regnety_architecture(state)
-        model = build("regnet", config, convert_regnety(state))
+        model, state = build("regnet", config, state), convert_regnety(state)
+        check_tensors(model, state, f"{path.name} does not fill a RegNetY")
+        model.load_state_dict(state)
     else:
         model = read_fused(state, path)
         normalisation = HALF if model.config.model_type == "vit" else IMAGENET

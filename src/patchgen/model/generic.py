@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import inspect
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,11 +32,11 @@ from torch.utils.hooks import RemovableHandle
 
 from patchgen.common.reading import shortly
 from patchgen.model.local import folder_tensors
+from patchgen.model.vit_files import check_sizes
 
 NORMS = ("layernorm", "norm", "post_layernorm", "fc_norm")  # names of a final norm
 PROBES = ((4, 4), (4, 6))  # grids of the test passes: two, to detect pyramids by the length of their last level
 LONGEST = 1000  # maximum length of a list in a config
-DEPTH = re.compile(r"depth|num\w*(layer|block|stage)")  # fields that say how many modules a model has
 
 
 @dataclass(frozen=True)
@@ -161,8 +160,10 @@ def _config_of(about: Mapping[str, Any]) -> Any:
         raise ValueError(f"transformers knows no model type {str(model_type)[:60]!r}")
     kind = CONFIG_MAPPING[model_type]
     fields = allowed(kind, about)
-    for name, value in fields.items():
-        if name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
+    for name, value in about.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, not {value}")
+        if name in fields and name.endswith("_eps") and not (isinstance(value, (int, float)) and 0 < value <= 0.01):
             raise ValueError(f"{name} must be a number above 0 and at most 0.01, not {shortly(value)}")
     return kind(**fields)
 
@@ -176,32 +177,9 @@ def _model_class(config: Any) -> Any:
     return classes[0] if isinstance(classes, (list, tuple)) else classes
 
 
-def check_sizes(kind: Any, config: Any, state: Mapping[str, Tensor]) -> None:
-    """ValueError if a model would be much larger than its weights; nothing is allocated for the comparison."""
-    for name, value in _numbers(config.to_dict()):
-        if DEPTH.search(name) and value > len(state):
-            raise ValueError(f"{name} is {value}, and the weights have only {len(state)} tensors")
-    with torch.device("meta"):
-        model = kind(config)
-    expected, present = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), state.values()))
-    if expected > 2 * present + 1_000_000:
-        raise ValueError(f"its config describes {expected:,} numbers, and the weights have {present:,}")
-
-
-def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """The whole numbers in a config, with the names of their fields; of a list, also its sum."""
-    if isinstance(value, dict):
-        for inner, member in value.items():
-            yield from _numbers(member, str(inner))
-    elif isinstance(value, (list, tuple)) and all(isinstance(member, int) for member in value):
-        yield name, sum(value)
-    elif isinstance(value, int):
-        yield name, value
-
-
 def fill(kind: Any, config: Any, state: dict[str, Tensor], **more: Any) -> tuple[nn.Module, dict[str, Any]]:
     """A model with these tensors, including names of earlier transformers versions; also returns what is missing."""
-    check_sizes(kind, config, state)
+    check_sizes(lambda: kind(config), config.to_dict(), state)
     model, info = kind.from_pretrained(
         None,
         config=config,
@@ -258,7 +236,7 @@ def build_generic(model_type: str, given: Mapping[str, Any], state: Mapping[str,
     _require_sizes(config)
     kind = _model_class(config)
     if state is not None:
-        check_sizes(kind, config, state)
+        check_sizes(lambda: kind(config), config.to_dict(), state)
     model: nn.Module = kind._from_config(config)
     adopt(model)
     return model

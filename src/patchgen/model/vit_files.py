@@ -14,7 +14,7 @@ gets one of ones, and positions are resized as in timm (bicubic, antialiased).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from patchgen.model.preprocessing import Pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig, gated_width
 
 State = Mapping[str, Tensor]
+DEPTH = re.compile(r"depth|num\w*(layer|block|stage)")  # fields that say how many modules a network has
 HEADS = {192: 3, 384: 6, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}  # by width, as published
 
 
@@ -65,6 +66,33 @@ def check_tensors(network: nn.Module, state: State, message: str) -> None:
             raise ValueError(f"{message}: {name} is {tensor.dtype}, not {wanted.dtype}")
         if not (tensor.is_meta or torch.isfinite(tensor).all()):
             raise ValueError(f"{message}: {name} holds values that are not finite")
+
+
+def check_sizes(make: Callable[[], nn.Module], fields: Mapping[str, Any], state: State) -> None:
+    """ValueError if a network would be much larger than its weights; nothing is allocated for the comparison.
+
+    Args:
+        fields: Its config.
+    """
+    for name, value in _numbers(fields):
+        if DEPTH.search(name) and value > len(state):
+            raise ValueError(f"{name} is {value}, and the weights have only {len(state)} tensors")
+    with torch.device("meta"):
+        model = make()
+    expected, present = (sum(tensor.numel() for tensor in tensors) for tensors in (model.parameters(), state.values()))
+    if expected > 2 * present + 1_000_000:
+        raise ValueError(f"its config describes {expected:,} numbers, and the weights have {present:,}")
+
+
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """The whole numbers in a config, with the names of their fields; of a list, also its sum."""
+    if isinstance(value, dict):
+        for inner, member in value.items():
+            yield from _numbers(member, str(inner))
+    elif isinstance(value, (list, tuple)) and all(isinstance(member, int) for member in value):
+        yield name, sum(value)
+    elif isinstance(value, int):
+        yield name, value
 
 
 # transformers
@@ -145,7 +173,7 @@ def _sizes(state: State, where: object, rule: str) -> dict[str, int]:
         raise ValueError(f"{rule}; {where}: {', '.join(missing)} not found (it has {', '.join(sorted(state)[:3])})")
     width, channels, *patch = state["patch_embed.proj.weight"].shape
     registers = next((state[name] for name in _REGISTERS if name in state), torch.empty(1, 0, width))
-    widths = [tensor.shape[-1] for tensor in (state["cls_token"], state["pos_embed"], registers)]
+    widths = [size for tensor in (state["cls_token"], state["pos_embed"], registers) for size in tensor.shape[-1:]]
     if channels != 3 or patch[0] != patch[1] or registers.ndim != 3 or set(widths) != {width}:
         raise ValueError(
             f"{rule}; {where}: its patches are {tuple(patch)} pixels of {channels} channels, its tokens {widths} wide"
