@@ -88,3 +88,15 @@ def test_the_true_mask_is_for_known_truth_and_still_images(image_folder: Path, t
     [run] = [r for path in tmp_path.iterdir() if (r := RunFolder(path)).done]
     [test] = run.records("test")
     assert test["mask"]["auroc"] == 1 and test["mask"]["error"] == 0 and "true_mask" not in test
+
+
+def test_the_bars_start_at_zero_and_fit_a_phone(shown: Path) -> None:
+    from patchgen.report.demo import bars
+
+    drawn = bars(
+        [{"method": "lp", "sources": 0.9, "unseen": 0.5}, {"method": "patchgen", "sources": 0.9, "unseen": 0.8}]
+    )
+    low, high = drawn.figure.axes[0].get_xlim()
+    assert low == 0 and high >= 100 and drawn.figure.get_figwidth() <= 5
+    text = (shown / "index.html").read_text()
+    assert text.index('<figure class="chart">') < text.index('<figure class="chart wide">')  # curves scroll, and say so

@@ -93,6 +93,11 @@ def test_a_long_name_stays_in_its_column(browser: Browser, pages: dict[str, Path
     assert edges[0] <= edges[1]
 
 
+def test_the_demos_bars_are_whole_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["demo"].as_uri(), 390)
+    assert 250 < browser.run("document.querySelector('.chart svg').getBoundingClientRect().right") <= 390
+
+
 def test_pictures_of_many_images_keep_their_size_on_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["discover"].as_uri(), 390)
     assert browser.run("document.querySelector('img.sheet').getBoundingClientRect().width") > 600
