@@ -148,8 +148,7 @@ def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: P
     """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
     from patchgen.common.csv_files import write_csv
     from patchgen.pages.page import write_page
-    from patchgen.report.evaluation import render_page
-    from patchgen.report.evaluation_figures import confusion_figure, reliability_figure
+    from patchgen.report.evaluation import confusion_figure, reliability_figure, render_page
 
     found["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
     found["unreadable"] = [{"path": str(one.path), "reason": one.reason} for one in answers.unreadable]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from patchgen.config import Config
-from patchgen.report.paper import find_paper
-from patchgen.report.reference import Row, find
+from patchgen.report.reference import Row, find, find_paper
 from patchgen.report.table import Column, Entry, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
 from patchgen.runs.scores import Run

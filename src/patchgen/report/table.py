@@ -16,11 +16,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from patchgen.common.text import plus_minus
-from patchgen.report.reference import Row
 from patchgen.runs.scores import Run, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from patchgen.report.reference import Row
 
 SPLITS = {
     "in": "80 % of the unseen domain", "all": "the whole unseen domain",

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from patchgen.report.paper import paper_lines
-from patchgen.report.reference import TABLES
+from patchgen.report.reference import TABLES, paper_lines
 from patchgen.report.table import SPLITS, Column, Grid, Line, fill, unequal_terms
 from patchgen.runs.scores import METRICS, Run
 
@@ -31,6 +30,13 @@ def by_setup(runs: Iterable[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
+def by_data(runs: Iterable[Run]) -> Iterator[tuple[str, list[Run]]]:
+    """(data set, comparable runs on it)."""
+    for group in by_setup(runs):
+        for dataset in folds_of(group):
+            yield dataset, [run for run in group if run.dataset == dataset]
+
+
 def labels_of(runs: Sequence[Run]) -> list[str]:
     """The methods: plain baselines first, PatchGen's own last."""
 
@@ -43,12 +49,9 @@ def labels_of(runs: Sequence[Run]) -> list[str]:
     return sorted({run.label for run in runs}, key=rank)
 
 
-def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """The runs of each method."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        found.setdefault(run.label, []).append(run)
-    return found
+def plain_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> tuple[Line, ...]:
+    """One line per method, without SWAD, the paper and commands."""
+    return tuple(Line(x, fill([run for run in runs if run.label == x], columns, part)) for x in labels_of(runs))
 
 
 def folds_of(runs: Iterable[Run]) -> dict[str, list[str]]:
@@ -100,12 +103,9 @@ def method_lines(
 ) -> tuple[Line, ...]:
     """One line per method, one more with SWAD if it was run, and the paper's lines below."""
     lines: list[Line] = []
-    of_label = by_label(runs)
     for swad in (False, True):
-        if swad and not any(score.checkpoint == "swad" for run in runs for score in run.scores):
-            continue
         for label in labels or labels_of(runs):
-            mine = of_label.get(label, [])
+            mine = [run for run in runs if run.label == label]
             if swad and not any(score.checkpoint == "swad" for run in mine for score in run.scores):
                 continue
             chosen = [replace(column, checkpoint="swad") for column in columns] if swad else list(columns)
@@ -123,18 +123,16 @@ def method_lines(
 def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
     """One table per data set and setup: unseen domains across, and their average."""
     grids = []
-    for group in by_setup(run for run in runs if run.config.task == "mdg" and not _oracle(run)):
-        for dataset in folds_of(group):
-            mine = [run for run in group if run.dataset == dataset]
-            reference = dataset.lower() if dataset.lower() in TABLES else "mdg" if dataset in NATURAL else ""
-            domains = mine[0].domains
-            columns = [Column(d, {dataset: [d]}, key=(dataset, d)) for d in domains]
-            columns.append(Column("average", {dataset: domains}, key=(dataset, "average")))
-            recipe = "configs/mdg.yaml" if dataset in NATURAL else "configs/histology.yaml"
-            lines = method_lines(mine, columns, part, reference, recipe)
-            title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
-            grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "bars"))
-            grids += metric_grids(dataset, mine, part)
+    for dataset, mine in by_data(run for run in runs if run.config.task == "mdg" and not _oracle(run)):
+        reference = dataset.lower() if dataset.lower() in TABLES else "mdg" if dataset in NATURAL else ""
+        domains = mine[0].domains
+        columns = [Column(d, {dataset: [d]}, key=(dataset, d)) for d in domains]
+        columns.append(Column("average", {dataset: domains}, key=(dataset, "average")))
+        recipe = "configs/mdg.yaml" if dataset in NATURAL else "configs/histology.yaml"
+        lines = method_lines(mine, columns, part, reference, recipe)
+        title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
+        grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "bars"))
+        grids += metric_grids(dataset, mine, part)
     return grids
 
 
@@ -145,9 +143,8 @@ def metric_grids(dataset: str, runs: Sequence[Run], part: str) -> list[Grid]:
         return []
     domains = folds_of(scored)[dataset]
     columns = [Column(heading, {dataset: domains}, metric) for metric, heading in METRICS.items()]
-    of_label = by_label(scored)
-    lines = tuple(Line(label, fill(of_label[label], columns, part)) for label in labels_of(scored))
-    grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part, "", "")
+    lines = plain_lines(scored, columns, part)
+    grid = make_grid("scores", dataset, f"Other scores: {dataset} (times 100)", scored, columns, lines, part)
     first = f"Mean over {', '.join(domains)}, on {SPLITS[part]}. {grid.error_note()}".strip()
     return [replace(grid, notes=(first, *grid.notes[1:]))]
 
@@ -199,30 +196,26 @@ def dataset_columns(runs: Sequence[Run], checkpoint: str = "selected", group: st
 def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
     """All / known / unknown accuracy with an unseen domain, one table per data set and setup."""
     grids = []
-    for group in by_setup(run for run in runs if run.config.task == "mdg_gcd"):
-        for dataset in folds_of(group):
-            mine = [run for run in group if run.dataset == dataset]
-            domains = list(mine[0].domains) if not _oracle(mine[0]) else folds_of(mine)[dataset]
-            reference = "mdg_gcd" if dataset in NATURAL else ""
-            columns = _aku_columns(dataset, domains)
-            lines = method_lines(mine, columns, part, reference, "configs/mdg-gcd.yaml")
-            title = f"Unseen domains with unknown classes: {dataset}"
-            grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "bars"))
+    for dataset, mine in by_data(run for run in runs if run.config.task == "mdg_gcd"):
+        domains = list(mine[0].domains) if not _oracle(mine[0]) else folds_of(mine)[dataset]
+        reference = "mdg_gcd" if dataset in NATURAL else ""
+        columns = _aku_columns(dataset, domains)
+        lines = method_lines(mine, columns, part, reference, "configs/mdg-gcd.yaml")
+        title = f"Unseen domains with unknown classes: {dataset}"
+        grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "bars"))
     return grids
 
 
 def stream_grids(runs: Sequence[Run]) -> list[Grid]:
     """All / known / unknown accuracy of each session of a stream, one table per stream and setup."""
     grids = []
-    for group in by_setup(run for run in runs if run.config.task == "ccd"):
-        for dataset in folds_of(group):
-            mine = [run for run in group if run.dataset == dataset]
-            paper = dataset.partition(",")[0]
-            columns = _aku_columns(dataset, folds_of(mine)[dataset], paper)
-            reference = "ccd" if paper in ("CIFAR-100", "CUB") else ""
-            lines = method_lines(mine, columns, "transductive", reference, "configs/streams.yaml")
-            title = f"Classes over time: {dataset}"
-            grids.append(make_grid("ccd", dataset, title, mine, columns, lines, "transductive", reference, "stages"))
+    for dataset, mine in by_data(run for run in runs if run.config.task == "ccd"):
+        paper = dataset.partition(",")[0]
+        columns = _aku_columns(dataset, folds_of(mine)[dataset], paper)
+        reference = "ccd" if paper in ("CIFAR-100", "CUB") else ""
+        lines = method_lines(mine, columns, "transductive", reference, "configs/streams.yaml")
+        title = f"Classes over time: {dataset}"
+        grids.append(make_grid("ccd", dataset, title, mine, columns, lines, "transductive", reference, "stages"))
     return grids
 
 
@@ -253,10 +246,9 @@ def oracle_grids(runs: Sequence[Run]) -> list[Grid]:
             masked = [run for run in group if any(s.metric == "mask: iou" for s in run.scores) and run.dataset == name]
             if masked:
                 columns = mask_columns(masked, {name: domains})
-                of_label = by_label(masked)
-                lines = tuple(Line(label, fill(of_label[label], columns, "all")) for label in labels_of(masked))
+                lines = plain_lines(masked, columns, "all")
                 title = f"Masks against the known predictive patches: {name} (times 100)"
-                grids.append(make_grid("masks", name, title, masked, columns, lines, "all", "", ""))
+                grids.append(make_grid("masks", name, title, masked, columns, lines, "all"))
     return grids
 
 
@@ -277,7 +269,7 @@ def _oracle(run: Run) -> bool:
 
 def make_grid(
     kind: str, dataset: str, title: str, runs: Sequence[Run], columns: Sequence[Column], lines: Sequence[Line],
-    part: str, reference: str, figure: str,
+    part: str, reference: str = "", figure: str = "",
 ) -> Grid:  # fmt: skip
     plain = re.sub(r" \((\d+)\)$", r"_\1", dataset.lower())  # `data (2)`: brackets end a link in Markdown
     name = "-".join(filter(None, (kind, plain.replace(", ", "-").replace(" ", "-"))))

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.theory import bounds, broken, oracle
+from patchgen.theory import bounds, oracle
 from patchgen.theory.bounds import labelled, masked
 from patchgen.theory.oracle import Encoder, Patches, Tick
-from patchgen.theory.rows import largest_norm, size_rows
+from patchgen.theory.rows import BROKEN_SIZE, broken_rows, largest_norm, size_rows
 from patchgen.theory.run import measure_run
 
 __all__ = ["SIZES", "check_premises", "measure_oracle", "measure_run", "oracle_images"]
@@ -47,8 +47,8 @@ def measure_oracle(
     curve = {r.size: r.measured for r in rows if (r.quantity, r.case) == ("Rademacher complexity", "C*") and r.size}
     if len(curve) > 1:
         rows.append(bounds.scaling(list(curve), list(curve.values())))
-    train, test = _draw_both(broken.SIZE, per_class, seed, encoder, tick)
-    unsound = broken.broken_rows(encoder, train, test, max(2, per_class // 2), seed, tick)
+    train, test = _draw_both(BROKEN_SIZE, per_class, seed, encoder, tick)
+    unsound = broken_rows(encoder, train, test, max(2, per_class // 2), seed, tick)
     return {"rows": [asdict(r) for r in rows], "broken": [asdict(r) for r in unsound], "premises": premises}
 
 
