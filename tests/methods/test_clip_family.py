@@ -25,8 +25,7 @@ from patchgen.methods.promptstyler import PLACE, arcface, learn_classes, learn_s
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClassVectors
-from patchgen.model.prompts import BANKS, IMAGENET, in_domain
-from patchgen.model.text import TextTower, load_text
+from patchgen.model.text import BANKS, IMAGENET, TextTower, in_domain, load_text
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.optim import make_optimizer

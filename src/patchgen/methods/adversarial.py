@@ -31,8 +31,7 @@ from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method, refuse_fixed_features
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import pseudo_labels
-from patchgen.model.ranks import sum_over_ranks
+from patchgen.model.losses import pseudo_labels, sum_over_ranks
 
 WIDTH = 256
 

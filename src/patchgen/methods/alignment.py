@@ -21,7 +21,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain, mean_over_pairs
 from patchgen.methods.method import Method, refuse_fixed_features
 from patchgen.model.classifier import Output
-from patchgen.model.ranks import gather_over_ranks
+from patchgen.model.losses import gather_over_ranks
 
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 

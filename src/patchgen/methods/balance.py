@@ -26,8 +26,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import generalized_cross_entropy
-from patchgen.model.ranks import mean_over_ranks
+from patchgen.model.losses import generalized_cross_entropy, mean_over_ranks
 
 MOMENTUM = 0.9  # of the moving mean q
 LEAST = 1e-3  # lower bound of q: no weight exceeds s / LEAST, even if nothing contradicts the expert

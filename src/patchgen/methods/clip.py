@@ -23,8 +23,7 @@ from patchgen.config import Config
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier
 from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
-from patchgen.model.prompts import PHOTO, fill, spoken
-from patchgen.model.text import ClipText, TextTower, load_text
+from patchgen.model.text import PHOTO, ClipText, TextTower, load_text, sentences, spoken
 
 if TYPE_CHECKING:
     from patchgen.train.step import Step
@@ -100,7 +99,7 @@ class ZeroShot(WithoutImages):
     reference = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
 
     def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        return Written(tower.read(fill(PHOTO, names)))
+        return Written(tower.read(sentences(PHOTO, names)))
 
 
 class SourceFree(WithoutImages):
@@ -111,7 +110,7 @@ class SourceFree(WithoutImages):
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         self._text = (text.tower, names)  # a tuple, so that the tower is not registered as a submodule
-        return ClassVectors(text.projection, text.scale, text.tower.read(fill(PHOTO, names)), tuned=False)
+        return ClassVectors(text.projection, text.scale, text.tower.read(sentences(PHOTO, names)), tuned=False)
 
     def update(self, step: Step) -> None:
         if step.number == 0:

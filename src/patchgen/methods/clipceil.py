@@ -29,9 +29,8 @@ from patchgen.methods.miro import tap_modules
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output, Saved
 from patchgen.model.generic import on_tensor
-from patchgen.model.prompts import IMAGENET, fill
-from patchgen.model.ranks import gather_over_ranks
-from patchgen.model.text import ClipText
+from patchgen.model.losses import gather_over_ranks
+from patchgen.model.text import IMAGENET, ClipText, sentences
 
 HEADS = 8
 
@@ -51,7 +50,7 @@ class ClipCeil(Sentences):
             )
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
-        each = torch.stack([text.tower.read(fill(template, names)) for template in IMAGENET])  # (80, C, E)
+        each = torch.stack([text.tower.read(sentences(template, names)) for template in IMAGENET])  # (80, C, E)
         return FusionHead(model.backbone, text.projection.weight, text.scale, F.normalize(each.mean(0), dim=1))
 
     def restored(self, model: Classifier, saved: Mapping[str, Tensor]) -> nn.Module:

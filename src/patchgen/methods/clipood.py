@@ -28,8 +28,7 @@ from patchgen.methods.clip import Sentences
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.clip import ClassVectors
 from patchgen.model.losses import cross_entropy
-from patchgen.model.prompts import PHOTO, fill
-from patchgen.model.text import ClipText
+from patchgen.model.text import PHOTO, ClipText, sentences
 
 
 class ClipOod(Sentences):
@@ -54,7 +53,7 @@ class ClipOod(Sentences):
             )
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
-        return ClassVectors(text.projection, text.scale, text.tower.read(fill(PHOTO, names)), tuned=True)
+        return ClassVectors(text.projection, text.scale, text.tower.read(sentences(PHOTO, names)), tuned=True)
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

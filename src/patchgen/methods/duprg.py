@@ -22,8 +22,7 @@ from torch.nn import functional as F
 
 from patchgen.config import Config
 from patchgen.methods.clip import SourceFree
-from patchgen.model.prompts import BANKS, in_domain
-from patchgen.model.text import TextTower
+from patchgen.model.text import BANKS, TextTower, in_domain
 
 DECAY = 1e-4
 

@@ -33,8 +33,7 @@ from torch.nn import functional as F
 from patchgen.data.loaders import Batch
 from patchgen.methods.miro import ChannelVariance, Miro, gaussian_nll
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import cross_entropy, pseudo_labels
-from patchgen.model.ranks import gather_over_ranks
+from patchgen.model.losses import cross_entropy, gather_over_ranks, pseudo_labels
 
 
 class Gmdg(Miro):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Output
-from patchgen.model.ranks import sum_over_ranks
+from patchgen.model.losses import sum_over_ranks
 
 LEAST = 1e-12  # inside the logarithms
 

@@ -39,8 +39,7 @@ from patchgen.methods.adversarial import domain_network, positions, reverse_grad
 from patchgen.methods.domains import by_domain
 from patchgen.methods.method import Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import cross_entropy
-from patchgen.model.ranks import gather_over_ranks
+from patchgen.model.losses import cross_entropy, gather_over_ranks
 
 
 class Mdsdi(Method):

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
+from patchgen.model.attention import require_peft
 from patchgen.model.classifier import MASKED, Classifier, Output
-from patchgen.model.lora import require_peft
 from patchgen.model.losses import cross_entropy
 
 if TYPE_CHECKING:

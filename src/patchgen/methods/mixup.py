@@ -30,7 +30,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Output
-from patchgen.model.ranks import mean_over_ranks
+from patchgen.model.losses import mean_over_ranks
 
 if TYPE_CHECKING:
     from patchgen.train.step import Step

@@ -22,7 +22,7 @@ from patchgen.methods.gmdg import cross_entropy_slope, mean_of_domains, scaled_p
 from patchgen.methods.method import Method, refuse_fixed_features, require_linear_head
 from patchgen.methods.miro import ChannelVariance, gaussian_nll
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.ranks import gather_over_ranks
+from patchgen.model.losses import gather_over_ranks
 
 REFERENCE = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization, NeurIPS 2024 (code)"
 

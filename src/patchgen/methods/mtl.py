@@ -24,7 +24,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output, trained_tensors
-from patchgen.model.ranks import sum_over_ranks
+from patchgen.model.losses import sum_over_ranks
 
 
 class Mtl(Method):

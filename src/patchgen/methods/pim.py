@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.ranks import mean_over_ranks
+from patchgen.model.losses import mean_over_ranks
 
 LEAST = 1e-12  # inside the logarithm
 

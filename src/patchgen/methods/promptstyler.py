@@ -26,8 +26,7 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.methods.clip import SourceFree
 from patchgen.model.clip import FIRST_DEVIATION
-from patchgen.model.prompts import STYLE
-from patchgen.model.text import TextTower
+from patchgen.model.text import STYLE, TextTower
 
 STYLE_RATE, LAYER_RATE, MOMENTUM = 0.002, 0.005, 0.9
 SCALE, MARGIN, BATCH = 5.0, 0.5, 128

@@ -26,10 +26,10 @@ from patchgen.common.files import expanded
 from patchgen.common.kept import is_keeping, kept
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
+from patchgen.model.attention import add_lora, plain_name
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
 from patchgen.model.generic import last_hidden, on_tensor
 from patchgen.model.local import content
-from patchgen.model.lora import add_lora, plain_name
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
 from patchgen.model.weights import WeightsError
