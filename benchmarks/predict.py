@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import Line, report
 from benchmarks.throughput import measure_runtimes, untrained_predictor, write_images
-from patchgen.commands.predict import find_images
+from patchgen.commands.inputs import find_images
 from patchgen.predict.predictor import load_predictor
 from patchgen.predict.runtime import RuntimeName
 

@@ -164,3 +164,12 @@ def test_a_lack_of_memory_is_one_sentence(
     assert cli.main(["train"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("patchgen train: there is not enough memory") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["predict", "evaluate", "embed", "explain", "slide", "serve", "discover", "diagnose", "train"]
+)
+def test_commands_that_run_a_model_take_a_device_and_a_precision(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--accelerator" in shown and "--precision {32-true,bf16-mixed,auto}" in shown

@@ -20,9 +20,10 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.commands import predict_lines
 from patchgen.commands.explain import output_names
-from patchgen.commands.predict import find_images, shown
+from patchgen.commands.inputs import find_images
 from patchgen.commands.predict_lines import GrowingFile, Lines
 from patchgen.common.files import lock
+from patchgen.common.text import printable
 from patchgen.predict.predictor import Prediction, Predictor, identity, load_run
 from patchgen.runs.folder import RunFolder
 
@@ -347,7 +348,7 @@ def test_a_folder_that_is_no_run(photos: Path, capsys: Captured) -> None:
 
 
 def test_paths_are_printable() -> None:
-    assert shown(b"a\xff\n.png".decode("utf-8", "surrogateescape")) == "a\\udcff\\n.png"
+    assert printable(b"a\xff\n.png".decode("utf-8", "surrogateescape")) == "a\\udcff\\n.png"
 
 
 # explain

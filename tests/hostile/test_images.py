@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands.predict import find_images
+from patchgen.commands.inputs import find_images
 from patchgen.common.children import child_environment, python
 from patchgen.data.content import digests
 from patchgen.data.doctor import examine

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import throughput
-from patchgen.commands.predict import settled
+from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime
 from patchgen.predict.export import drawn_images
@@ -184,6 +184,7 @@ def test_workers_use_the_runtime_that_auto_has_found() -> None:
     def here(name: str | None) -> Predictor:
         return SimpleNamespace(runtime=name and SimpleNamespace(name=name))  # type: ignore[return-value]
 
-    assert settled("auto", here("openvino 2026.1")) == "openvino" and settled("auto", here(None)) == "torch"
-    assert settled("onnx", here("onnxruntime 1.2")) == "onnx"
-    assert settled("auto", here("torch autocast bfloat16")) == "auto"  # no name of its own: each has its device's
+    auto = RuntimeOptions(runtime="auto").resolved_runtime
+    assert auto(here("openvino 2026.1")) == "openvino" and auto(here(None)) == "torch"
+    assert RuntimeOptions(runtime="onnx").resolved_runtime(here("onnxruntime 1.2")) == "onnx"
+    assert auto(here("torch autocast bfloat16")) == "auto"  # no name of its own: each has its device's

@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse, print_table
+from patchgen.commands.model_options import ModelOptions
 
 
 @dataclass(frozen=True)
-class DiagnoseArguments:
+class DiagnoseArguments(ModelOptions):
     """Test whether a run's mask decides: perturbation, insertion and deletion, geometry, maps, cost.
 
     Every run can be diagnosed, with the rankings it has. Writes records.jsonl, diagnosis.json, index.html, and each
@@ -39,8 +40,6 @@ class DiagnoseArguments:
     """Projection of the features; `auto` is UMAP if it is installed."""
     out: str | None = None
     """Output folder; `diagnosis` in the run folder by default."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     seed: int = 0
     """Seed of the choice of images and of the swapped partners."""
     json: bool = False
@@ -53,7 +52,6 @@ COMMAND = DiagnoseArguments
 def main(argv: list[str]) -> int:
     arguments = parse(DiagnoseArguments, "diagnose", argv)
     announce()
-    from patchgen.commands.predict import ticker
     from patchgen.common.progress import Progress
     from patchgen.diagnose.diagnosis import Options, examine, prepare
 
@@ -61,10 +59,10 @@ def main(argv: list[str]) -> int:
     out = Path(arguments.out or Path(arguments.run) / "diagnosis")
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out must be a folder, but {out} is a file")
-    opened = prepare([arguments.run, *arguments.against], arguments.data, options)
+    opened = prepare([arguments.run, *arguments.against], arguments.data, options, **arguments.device)
     out.mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be created
     with Progress("diagnosing", opened.work) as bar:
-        made = examine(opened, bar.say, ticker(bar))
+        made = examine(opened, bar.say, bar.tick)
     page = made.write(out)
     if arguments.json:
         print(to_json.dumps(made.found, indent=2))

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
-from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
-from patchgen.common.text import json_text
+from patchgen.commands.inputs import find_images, report_unreadable
+from patchgen.commands.model_options import ModelOptions
+from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
     from patchgen.discovery import Estimate
@@ -25,7 +26,7 @@ CSV_HEADER = ("path", "group", "fits_known", "confidence", "nearest_known", "dis
 
 
 @dataclass(frozen=True)
-class DiscoverArguments:
+class DiscoverArguments(ModelOptions):
     """Group images that fit no known class: a contact sheet (.png) per group, assignments.csv and index.html."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -40,8 +41,6 @@ class DiscoverArguments:
     """Maximum number of new classes that the estimate considers; by default the number of known ones, at least 10."""
     data: str | None = None
     """The run's training data, if its path has changed: its images show the known classes."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """The checkpoint chosen on source validation, or the weight average of a run trained with --swad."""
     batch: int = 64
     """Images per forward pass."""
     json: bool = False
@@ -82,7 +81,7 @@ def read_known(
 
     known = reference_images(RunFolder.open(arguments.run), arguments.data)
     with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
-        features = read_features(predictor, known.files, arguments.batch, ticker(bar))
+        features = read_features(predictor, known.files, arguments.batch, bar.tick)
     label_of = dict(zip(known.files, known.labels, strict=True))
     labels = [label_of[path] for path in features.paths]
     lost = [name for name in dict.fromkeys((*known.without, *known.labels)) if name not in labels]
@@ -135,7 +134,14 @@ def summarise(groups: Groups) -> list[dict[str, Any]]:
 
 def _csv_cells(one: Member) -> list[str]:
     fits = "yes" if one.fits_known else "no"
-    return [shown(one.path), one.group, fits, f"{one.confidence:.4f}", one.nearest_known, f"{one.distance_ratio:.4f}"]
+    return [
+        printable(one.path),
+        one.group,
+        fits,
+        f"{one.confidence:.4f}",
+        one.nearest_known,
+        f"{one.distance_ratio:.4f}",
+    ]
 
 
 def _write_sheets(groups: Groups, rows: Iterable[dict[str, Any]], out: Path) -> None:
@@ -223,19 +229,18 @@ def main(argv: list[str]) -> int:
     announce(arguments.quiet)
     from patchgen.common.progress import Progress
     from patchgen.predict.discover import calibrated_rule, discover
-    from patchgen.predict.predictor import load_run
     from patchgen.runs.folder import RunFolder
 
     def say(text: str) -> None:
         if not arguments.quiet:
             print(text, file=sys.stderr, flush=True)
 
-    predictor = load_run(arguments.run, arguments.checkpoint)
+    predictor = arguments.load(arguments.run)
     known, labels = read_known(predictor, arguments, say)
     with Progress("images", len(paths), quiet=arguments.quiet) as bar:
         groups = discover(
             predictor, paths, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
-            batch=arguments.batch, tick=ticker(bar),
+            batch=arguments.batch, tick=bar.tick,
             rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
         )  # fmt: skip
     rows = summarise(groups)

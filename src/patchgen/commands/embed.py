@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import find_images, report_unreadable, shown, ticker
+from patchgen.commands.inputs import find_images, report_unreadable
+from patchgen.commands.model_options import ModelOptions
 from patchgen.common.files import check_writable, expanded
+from patchgen.common.text import printable
 
 if TYPE_CHECKING:
     import numpy as np
 
 
 @dataclass(frozen=True)
-class EmbedArguments:
+class EmbedArguments(ModelOptions):
     """Write the feature vectors of images, one row per image, for other tools."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """Model folder of `patchgen fit`, or run folder of `patchgen train`."""
+    """Model folder of `patchgen fit`, run folder of `patchgen train`, or a bare encoder: a name, hub id or folder."""
     images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DATA...")]
     """Folder `domain/class/*.jpg` or CSV manifest; or image files, folders and patterns, which have only paths."""
     out: str
@@ -30,8 +32,8 @@ class EmbedArguments:
     """`features` the head reads (z+ with PatchGen); class token and mean patch token of the tuned backbone."""
     coordinates: Literal["auto", "umap", "pca"] | None = None
     """Add columns x and y: a 2D projection of the first of these vectors; `auto` is UMAP if it is installed."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
+    image_size: int = 224
+    """Of a bare encoder: images are resized to this square; a trained model has its own size."""
     batch: int = 64
     """Images per forward pass."""
     strict: bool = False
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> int:
     target = Path(arguments.out)
     if arguments.batch < 1 or not arguments.what:
         raise ValueError("--batch must be at least 1, and --what names at least one of features, cls, mean")
-    from patchgen.predict.embed import check_target, embed, write_columns
+    from patchgen.predict.embed import check_target, embed, load_embedder, write_columns
 
     check_target(target)
     check_writable(target, "--out")
@@ -72,18 +74,17 @@ def main(argv: list[str]) -> int:
     announce()
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress
-    from patchgen.predict.predictor import load_predictor
 
-    predictor = load_predictor(arguments.run, arguments.checkpoint)
+    predictor = load_embedder(arguments.run, arguments.checkpoint, arguments.image_size, **arguments.device)
     with Progress("embedding", len(paths)) as bar:
-        found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, ticker(bar))
+        found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, bar.tick)
     if found.rows:
-        texts = {"path": [shown(path) for path in paths], **names}
+        texts = {"path": [printable(path) for path in paths], **names}
         columns = _texts(texts, found.rows) | found.vectors
         if arguments.coordinates:
             columns |= _plane(found.vectors[arguments.what[0]], arguments.coordinates)
         write_columns(target, columns)
-        print(shown(target))
+        print(printable(target))
     return report_unreadable(found.failed, len(paths), arguments.strict)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from patchgen.commands import announce, parse, print_table, require_data
-from patchgen.commands.predict import choose_pass, report_unreadable, ticker
+from patchgen.commands.inputs import report_unreadable
+from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import check_writable, expanded, write_text
 from patchgen.common.reading import read_json
 from patchgen.common.text import json_text, printable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateArguments:
+class EvaluateArguments(RuntimeOptions):
     """Score a trained model on labelled images: metrics with intervals, per site and per patient, and its mistakes.
 
     With several runs of one fold instead of DATA: the mean of their probabilities, scored on the domain that all left
@@ -44,10 +45,6 @@ class EvaluateArguments:
     """Score only these sites of the data; all by default."""
     positive: str | None = None
     """Also score this class against all others: sensitivity, specificity, precision, F1, AUROC."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
-    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
     resamples: int = 1000
     """Bootstrap resamples, over patients if the data has groups, else over images; 0: no intervals."""
     wrong: int = 12
@@ -75,17 +72,15 @@ def main(argv: list[str]) -> int:
     from patchgen.data.table import read_table
     from patchgen.predict.answers import check_classes, chosen_rows, collect, expected_accuracy, training_sites
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
-    from patchgen.predict.predictor import load_predictor
 
     table = read_table(data, for_scoring=True)
     rows = chosen_rows(table, arguments.sites)
-    predictor = load_predictor(arguments.run, arguments.checkpoint)
-    choose_pass(predictor, arguments.runtime)
+    predictor = arguments.load(arguments.run)
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)
     out.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
-        answers = collect(predictor, table, rows, arguments.batch, ticker(bar))
+        answers = collect(predictor, table, rows, arguments.batch, bar.tick)
     sites = sorted(training_sites(arguments.run))
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
         if bar.total > 1:

@@ -27,7 +27,7 @@ def evaluate_runs(arguments: EvaluateArguments) -> int:
     folders, fold = open_members((arguments.run, *arguments.targets), arguments.data)
     images = sum(map(len, fold.test.values())) * len(folders)
     with Progress(f"scoring {fold.unseen}", images) as bar:
-        found = score_members(folders, fold, arguments.checkpoint, bar.tick)
+        found = score_members(folders, fold, arguments.checkpoint, bar.tick, **arguments.device)
     if out:
         write_csv(out, _header(found), _lines(found), people=True)
     if arguments.json:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import choose_pass, find_images, report_unreadable, shown, ticker
+from patchgen.commands.inputs import find_images, report_unreadable
+from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import check_writable, replacing, write_text
-from patchgen.common.text import json_text
+from patchgen.common.text import json_text, printable
 from patchgen.draw.overlay import UNSELECTIVE
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ NAME = 48  # maximum characters of an image's name: at four bytes each they fit 
 
 
 @dataclass(frozen=True)
-class ExplainArguments:
+class ExplainArguments(RuntimeOptions):
     """Show which patches the classifier reads more than others: a picture and a mask (.npy) per image, and a page."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -33,8 +34,6 @@ class ExplainArguments:
     """Image files, folders (searched with their sub-folders) and patterns such as 'photos/**/*.jpg'."""
     out: str
     """Folder for the pictures, masks and index; created if missing, files of the same name are replaced."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     map: Literal["auto", "mask", "grad-cam", "rollout"] = "auto"
     """The model's mask; Grad-CAM or attention rollout of the predicted class. `auto`: Grad-CAM if there is no mask."""
     relative: bool = False
@@ -45,8 +44,6 @@ class ExplainArguments:
     """Opacity of the colours: 0 shows the image alone, 1 the map alone."""
     strict: bool = False
     """Exit with code 1 if any image could not be read, not only if none could."""
-    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
 
 
 def output_names(paths: Sequence[Path]) -> list[str]:
@@ -133,7 +130,7 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
     from patchgen.pages.page import file_address
 
     mask = "min {min:.2f}, mean {mean:.2f}, max {max:.2f}".format_map(entry["mask"]) + f"; {entry['reading']}"
-    path, label = shown(entry["path"]), f"{entry['label']} with {entry['confidence']:.1%}"
+    path, label = printable(entry["path"]), f"{entry['label']} with {entry['confidence']:.1%}"
     return {
         "path": path,
         "source": file_address(entry["picture"]),
@@ -158,14 +155,12 @@ def main(argv: list[str]) -> int:
     check_writable(out, "--out")
     from patchgen.common.progress import Progress
     from patchgen.pages.page import write_page
-    from patchgen.predict.predictor import load_predictor
 
-    predictor = load_predictor(arguments.run, arguments.checkpoint)
-    choose_pass(predictor, arguments.runtime)
+    predictor = arguments.load(arguments.run)
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
     with Progress("explaining", len(paths)) as bar:
-        entries, failed = explain_all(predictor, paths, out, look, ticker(bar), arguments.map)
+        entries, failed = explain_all(predictor, paths, out, look, bar.tick, arguments.map)
     facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
     title = f"Maps of {facts['run']} ({predictor.config.method})"
     unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]

@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.predict import find_images, shown
+from patchgen.commands.inputs import find_images
 from patchgen.common.files import check_writable
+from patchgen.common.text import printable
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
     for name, (value, allowed) in differences.items():
         print(f"{name}: largest difference {value:.1e} on {len(images)} images (allowed: {allowed:.1e}, at most "
               f"{NOISE_FACTOR} times the network's own rounding in float32)")  # fmt: skip
-    print(shown(target))
+    print(printable(target))
     return 0
 
 

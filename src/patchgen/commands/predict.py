@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import csv as to_csv
 import json as to_json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
-from patchgen.common.files import check_writable, expanded, is_replaceable, regular
+from patchgen.commands.inputs import find_images, report_unreadable
+from patchgen.commands.model_options import RuntimeOptions
+from patchgen.common.files import check_writable, is_replaceable
 from patchgen.common.text import csv_cell, json_text, printable
 
 if TYPE_CHECKING:
     from patchgen.commands.predict_lines import Lines
     from patchgen.common.progress import Progress
     from patchgen.predict.predictor import Prediction, Predictor, Unreadable
-    from patchgen.predict.runtime import RuntimeName
-    from patchgen.slides.slide import UnreadableSlide
 
 
 @dataclass(frozen=True)
-class PredictArguments(EngineArguments):
+class PredictArguments(RuntimeOptions, EngineArguments):
     """Predict the class of images with a trained model. Resumable with the same command if a file is written."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
@@ -42,111 +40,10 @@ class PredictArguments(EngineArguments):
     """Write one JSON object per line to this file; `-` is standard output."""
     json: bool = False
     """Print JSON instead of a table."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
     strict: bool = False
     """Exit with code 1 if any image could not be read, not only if none could."""
     batch: int = 64
     """Images per forward pass."""
-    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
-
-
-def find_images(words: Sequence[str]) -> list[Path]:
-    """Files as they are, images below folders, matches of patterns: each once, in the order of the words.
-
-    Files of a folder or pattern that are not images are counted and named on stderr.
-
-    Raises:
-        ValueError: an argument that matches no image.
-    """
-    from patchgen.data.listing import skipped_line
-
-    found: dict[Path, None] = {}
-    for word in words:
-        images, skipped = _images_of(word)
-        if not images:
-            more = f"; {skipped_line(skipped)}" if skipped else ""
-            raise ValueError(_nothing_at(word) + more)
-        if skipped:
-            print(f"{shown(word)}: {shown(skipped_line(skipped))}", file=sys.stderr)
-        found.update(dict.fromkeys(images))
-    if not found:
-        raise ValueError("no image given; name files, folders or patterns such as 'photos/**/*.jpg' after the model")
-    return list(found)
-
-
-def _images_of(word: str) -> tuple[list[Path], list[str]]:
-    """The images that an argument matches, and the names of other files there."""
-    from patchgen.data.listing import is_image, list_files, list_matching
-
-    path = expanded(word)
-    if not word.strip():
-        return [], []  # Path("") would be the current folder
-    if path.is_dir():
-        files = list_files(path)
-        return [path / name for name in files.images], files.skipped
-    if path.exists():
-        if not regular(path):
-            raise ValueError(f"{shown(word)} is a pipe or device, and an image is a file; save it to one first")
-        return [path], []
-    if not has_magic(word):
-        return [], []
-    if "**" in path.parts:
-        files = list_matching(path)
-        return sorted(map(Path, files.images)), [os.path.basename(name) for name in files.skipped]
-    matches = [path for path in sorted(map(Path, glob(str(path)))) if path.is_file()]
-    images = [match for match in matches if is_image(match.name)]
-    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a parent folder
-    return sorted(once.values()), [match.name for match in matches if not is_image(match.name)]
-
-
-def _nothing_at(word: str) -> str:
-    from patchgen.data.listing import IMAGE_EXTENSIONS
-
-    path, endings = expanded(word), " ".join(IMAGE_EXTENSIONS)
-    if not word.strip():
-        return "no image found: a word is empty (an unset variable?)"
-    if path.is_dir():
-        return f"no image found: the folder {shown(word)} and its sub-folders hold none ({endings})"
-    if has_magic(word):
-        return f"no image found: no file with a known ending ({endings}) matches the pattern {shown(word)}"
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    return f"no image found: {shown(word)} does not exist (the path exists up to {shown(there)})"
-
-
-def shown(path: str | Path) -> str:
-    """A path on one printable line, whatever bytes its name has."""
-    return printable(path)
-
-
-def ticker(bar: Progress) -> Callable[[int], None]:
-    """Advances the bar; without a visible bar, prints a line at about every tenth of the work."""
-    return bar.tick
-
-
-def report_unreadable(
-    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images could not be read"
-) -> int:
-    """List unreadable images on stderr; the exit code is 1 if all are unreadable or, with `strict`, any."""
-    if failed:
-        print(f"{len(failed)} of {total} {what}:", file=sys.stderr)
-        for one in failed:
-            print(f"  {shown(one.path)}: {shown(one.reason)}", file=sys.stderr)
-    return 1 if failed and (strict or len(failed) == total) else 0
-
-
-def choose_pass(predictor: Predictor, runtime: RuntimeName) -> None:
-    """Apply --runtime, and report the runtime on stderr."""
-    predictor.use(runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
-
-
-def settled(runtime: RuntimeName, predictor: Predictor) -> RuntimeName:
-    """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
-    engine = predictor.runtime
-    if runtime != "auto" or (engine and engine.name.startswith("torch")):  # half precision, if a worker has a GPU
-        return runtime
-    return cast("RuntimeName", engine.name.split()[0]) if engine else "torch"
 
 
 def _readable(results: Iterable[Prediction | Unreadable], failed: list[Unreadable]) -> Iterator[Prediction]:
@@ -171,7 +68,7 @@ def _cells(found: Prediction) -> list[str]:
 
 
 def _key(path: str | Path) -> str:
-    return csv_cell(shown(path))
+    return csv_cell(printable(path))
 
 
 def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
@@ -182,11 +79,13 @@ def _record(found: Prediction, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _print_table(rows: Iterable[Prediction], classes: Sequence[str], paths: Sequence[Path], out: TextIO) -> None:
-    wide, label = max(4, *(len(shown(path)) for path in paths)), max(5, *(len(printable(name)) for name in classes))
+    wide, label = max(4, *(len(printable(path)) for path in paths)), max(5, *(len(printable(name)) for name in classes))
     print(f"{'path':<{wide}}  {'label':<{label}}  confidence", file=out)
     for row in rows:
         unlike = "  unlike the training images" if row.unlike_training else ""
-        print(f"{shown(row.path):<{wide}}  {printable(row.label):<{label}}  {row.confidence:10.4f}{unlike}", file=out)
+        print(
+            f"{printable(row.path):<{wide}}  {printable(row.label):<{label}}  {row.confidence:10.4f}{unlike}", file=out
+        )
 
 
 def _print_json(rows: Iterable[Prediction], classes: Sequence[str], out: TextIO) -> None:
@@ -242,7 +141,7 @@ def _to_file(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
         if len(left) < len(paths):
             bar.advance(len(paths) - len(left))
             bar.say("of an earlier attempt are reused")
-        for row in _readable(predictor.predict(left, arguments.batch, ticker(bar)), failed):
+        for row in _readable(predictor.predict(left, arguments.batch, bar.tick), failed):
             file.write(row)
 
 
@@ -267,12 +166,10 @@ def main(argv: list[str]) -> int:
     announce()
     paths = find_images(arguments.images)
     from patchgen.common.threads import use_threads
-    from patchgen.predict.predictor import load_predictor
 
-    predictor = load_predictor(arguments.run, arguments.checkpoint)
     if arguments.alone:
         use_threads(arguments.threads)
-    choose_pass(predictor, arguments.runtime)
+    predictor = arguments.load(arguments.run)
     if not arguments.alone:
         from patchgen.commands.predict_parts import predict_parts
 
@@ -297,7 +194,7 @@ def _predict(arguments: PredictArguments, predictor: Predictor, paths: Sequence[
 
     with Progress("predicting", len(paths), quiet=out.isatty() and to_stream) as bar:
         if to_stream:
-            results = predictor.predict(paths, arguments.batch, ticker(bar))
+            results = predictor.predict(paths, arguments.batch, bar.tick)
             _to_stream(arguments, predictor, paths, _readable(results, failed), out)
         else:
             _to_file(arguments, predictor, paths, bar, failed)

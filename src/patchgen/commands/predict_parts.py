@@ -11,16 +11,15 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from patchgen.commands.predict import PredictArguments, choose_pass, lines_of, report_unreadable, settled
+from patchgen.commands.inputs import report_unreadable
+from patchgen.commands.predict import PredictArguments, lines_of
 from patchgen.common.files import replacing, write_text
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
-    from patchgen.predict.runtime import RuntimeName
 
 IMAGES = 512  # approximate size of a part
 
@@ -43,7 +42,7 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
     model = f"{identity(arguments.run, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}"
     work = target.absolute().with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.parts")
     needs = Needs(arguments.threads, predictor.config.accelerator)
-    given = {**asdict(arguments), "images": [], "runtime": settled(arguments.runtime, predictor)}
+    given = {**asdict(arguments), "images": [], "runtime": arguments.resolved_runtime(predictor)}
     units = []
     for number, start in enumerate(range(0, len(paths), size)):
         result, images = work / f"{number:06}.json", [str(path) for path in paths[start : start + size]]
@@ -67,22 +66,12 @@ def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequ
     return report_unreadable(failed, len(paths), arguments.strict)
 
 
-@lru_cache(1)
-def _model(run: str, checkpoint: Literal["selected", "swad"], runtime: RuntimeName) -> Predictor:
-    """The model, loaded once for all parts of this process."""
-    from patchgen.predict.predictor import load_predictor
-
-    predictor = load_predictor(run, checkpoint)
-    choose_pass(predictor, runtime)
-    return predictor
-
-
 def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
     """Write the lines of one part, and its unreadable images."""
     from patchgen.predict.predictor import Unreadable
 
     given = PredictArguments(**arguments)
-    predictor = _model(given.run, given.checkpoint, given.runtime)
+    predictor = given.load_once(given.run)
     line = lines_of(given, predictor).line
     found = list(predictor.predict([Path(image) for image in images], given.batch))
     unreadable = [(str(one.path), one.reason) for one in found if isinstance(one, Unreadable)]

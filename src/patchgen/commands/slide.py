@@ -11,24 +11,23 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.engine import EngineArguments
-from patchgen.commands.predict import choose_pass, report_unreadable, settled, shown, ticker
+from patchgen.commands.inputs import report_unreadable
+from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import refuse_links, write_text
 from patchgen.common.reading import read_json, shortly
-from patchgen.common.text import json_text
+from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
     import numpy as np
 
     from patchgen.predict.predictor import Predictor
-    from patchgen.predict.runtime import RuntimeName
     from patchgen.slides.slide import Slide
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
@@ -40,7 +39,7 @@ WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder 
 
 
 @dataclass(frozen=True)
-class SlideArguments(EngineArguments):
+class SlideArguments(RuntimeOptions, EngineArguments):
     """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
     See `patchgen slide tiles --help` for cutting slides into labelled tiles for training.
@@ -60,14 +59,10 @@ class SlideArguments(EngineArguments):
     """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
-    checkpoint: Literal["selected", "swad"] = "selected"
-    """Of a run: the checkpoint chosen on source validation, or the weight average of --swad."""
     strict: bool = False
     """Exit with code 1 if any slide could not be used, not only if none could."""
     batch: int = 64
     """Tiles per forward pass."""
-    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
-    """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
 
 
 def _check(arguments: SlideArguments) -> None:
@@ -120,14 +115,12 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
     write_text(file, json_text(content) + "\n")
 
 
-@lru_cache(1)
-def _model(model: str, checkpoint: Literal["selected", "swad"], runtime: RuntimeName) -> tuple[Predictor, str]:
+def _model(arguments: SlideArguments) -> tuple[Predictor, str]:
     """The predictor and its digest, loaded once for all slides of this process."""
-    from patchgen.predict.predictor import identity, load_predictor
+    from patchgen.predict.predictor import identity
 
-    predictor = load_predictor(model, checkpoint)
-    choose_pass(predictor, runtime)
-    return predictor, " ".join([identity(model, checkpoint)[:16], predictor.variant]).strip()
+    predictor = arguments.load_once(arguments.model)
+    return predictor, " ".join([identity(arguments.model, arguments.checkpoint)[:16], predictor.variant]).strip()
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
@@ -147,7 +140,7 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     from patchgen.slides.tissue import tissue_mask, tissue_share
 
     given, path, part = SlideArguments(**arguments), Path(slide), folder / PART
-    predictor, digest = _model(given.model, given.checkpoint, given.runtime)
+    predictor, digest = _model(given)
     with open_slide(path, given.mpp_slide) as opened:
         grid = make_grid(opened, given.mpp, given.tile)
         small = thumbnail(opened, grid)
@@ -164,8 +157,8 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
         save_png(part / "tissue.png", Image.fromarray(mask))
         save_thumbnail(part, small, grid)
         opened.handle.allow(len(places))
-        with Progress(shown(path.name), len(places), quiet=quiet) as bar:
-            scan(predictor, opened, grid, places, part / TILES, given.batch, ticker(bar))
+        with Progress(printable(path.name), len(places), quiet=quiet) as bar:
+            scan(predictor, opened, grid, places, part / TILES, given.batch, bar.tick)
         files = _write_results(part, predictor.classes, grid, small, opened.mpp)
         facts = {"tiles": len(places), "origin": list(opened.origin), "files": files}
     _write_json(part / DESCRIPTION, settings | facts)
@@ -195,10 +188,10 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
     from patchgen.sweep.unit import Needs, Unit
 
     a = arguments
-    predictor, digest = _model(a.model, a.checkpoint, a.runtime)
+    predictor, digest = _model(a)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
-    runtime = a.runtime if a.alone else settled(a.runtime, predictor)
+    runtime = a.runtime if a.alone else a.resolved_runtime(predictor)
     for path in slides:
         result, claim = out / path.stem, out / WORK / path.stem
         call = {

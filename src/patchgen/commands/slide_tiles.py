@@ -14,8 +14,8 @@ import tyro
 
 from patchgen.commands import parse, print_table
 from patchgen.commands.engine import EngineArguments
-from patchgen.commands.predict import shown
 from patchgen.common.reading import read_json
+from patchgen.common.text import printable
 
 if TYPE_CHECKING:
     from patchgen.slides.cut import CutSettings
@@ -197,7 +197,7 @@ def main(argv: list[str]) -> int:
             file=sys.stderr,
         )
     for why, number in plan.left_aside.items():
-        print(f"annotations ignored: {number} x {shown(why)}", file=sys.stderr)
+        print(f"annotations ignored: {number} x {printable(why)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
     if count:
         print(out / MANIFEST)

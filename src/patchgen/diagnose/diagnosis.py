@@ -102,18 +102,19 @@ class Diagnosis(NamedTuple):
         return write_page(folder / "index.html", render_page(self.found, judged, self.figures))
 
 
-def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None) -> Opened:
+def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None, **device: Any) -> Opened:
     """Open the runs and choose images and rankings; raises for runs that cannot be diagnosed.
 
     Args:
         runs: The run to diagnose, then those to compare it with.
         data: Current path of the data, if it has changed.
+        device: `accelerator` and `precision` of the predictors.
 
     Raises:
         ValueError: runs that are not finished, do not belong together, or do not support the options.
     """
     options = options or Options()
-    subjects = open_subjects(runs, data, options.checkpoint)
+    subjects = open_subjects(runs, data, options.checkpoint, **device)
     fold = subjects[0].fold
     rows = unseen_rows(fold, options.images, options.seed)
     around = geometry_rows(fold, options.images, options.seed)

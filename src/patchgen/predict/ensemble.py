@@ -69,11 +69,15 @@ def score_ensemble(
 
 
 def score_members(
-    folders: Sequence[RunFolder], fold: Fold, checkpoint: Checkpoint, tick: Callable[[int], None] | None = None
+    folders: Sequence[RunFolder],
+    fold: Fold,
+    checkpoint: Checkpoint,
+    tick: Callable[[int], None] | None = None,
+    **device: Any,
 ) -> Ensemble:
     """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
     rows = np.concatenate(list(fold.test.values()))
-    each = [_probabilities(folder, fold, rows, checkpoint, tick) for folder in folders]
+    each = [_probabilities(folder, fold, rows, checkpoint, tick, **device) for folder in folders]
     members = [
         Scored(folder.config.method, folder.path.resolve().name, *score(values, rows, fold))
         for folder, values in zip(folders, each, strict=True)
@@ -109,10 +113,15 @@ def score(probabilities: np.ndarray, rows: np.ndarray, fold: Fold) -> tuple[dict
 
 
 def _probabilities(
-    folder: RunFolder, fold: Fold, rows: np.ndarray, checkpoint: Checkpoint, tick: Callable[[int], None] | None
+    folder: RunFolder,
+    fold: Fold,
+    rows: np.ndarray,
+    checkpoint: Checkpoint,
+    tick: Callable[[int], None] | None,
+    **device: Any,
 ) -> np.ndarray:
     """(N, C) float64, part after part."""
-    predictor = load_run(folder.path, checkpoint)
+    predictor = load_run(folder.path, checkpoint, **device)
     check_classes(folder, predictor, fold)
     subject = Subject(
         folder.config.method, folder.path.resolve().name, predictor, fold, predictor.store(fold.table.files)

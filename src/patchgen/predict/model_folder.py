@@ -170,7 +170,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
 # Reading
 
 
-def read_model(path: str | Path) -> Model:
+def read_model(path: str | Path, **device: Any) -> Model:
     """The model of a folder.
 
     Raises:
@@ -192,7 +192,7 @@ def read_model(path: str | Path) -> Model:
         ) from error
     known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
     stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
-    predictor = Predictor(model, classes, config, confidence, stain)
+    predictor = Predictor(model, classes, config, confidence, stain, **device)
     return Model(predictor, {name: facts[name] for name in known if name in facts})
 
 

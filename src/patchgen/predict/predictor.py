@@ -98,12 +98,13 @@ def finite_rows(*values: np.ndarray | None) -> np.ndarray:
     return np.all([np.isfinite(v).reshape(len(v), -1).all(1) for v in values if v is not None], axis=0)
 
 
-def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
+def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **device: Any) -> Predictor:
     """The classifier of a model folder or a run folder, ready for images.
 
     Args:
         path: What `patchgen fit` or `PatchGenClassifier.save` wrote, or a run folder of `patchgen train`.
         checkpoint: Of a run folder: which of its checkpoints. A model folder has one model.
+        device: `accelerator` and `precision` of the `Predictor`.
 
     Raises:
         ValueError: neither of the two, or one that is damaged.
@@ -112,7 +113,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Pre
     from patchgen.runs.folder import is_model_folder
 
     if is_model_folder(path):
-        return read_model(path).predictor
+        return read_model(path, **device).predictor
     if not Path(path).exists():
         raise ValueError(f"there is no model or run folder {path}; `patchgen fit` and `patchgen train` print theirs")
     if not (Path(path) / "config.yaml").is_file():
@@ -120,7 +121,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected") -> Pre
             f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
             "ours); `patchgen train` prints the first, `patchgen fit` the second"
         )
-    return load_run(path, checkpoint)
+    return load_run(path, checkpoint, **device)
 
 
 def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
@@ -134,7 +135,7 @@ def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
     return digest.hexdigest()
 
 
-def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
+def load_run(run: str | Path, checkpoint: Checkpoint = "selected", **device: Any) -> Predictor:
     """The classifier of a run folder, ready for images.
 
     Raises:
@@ -156,7 +157,7 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected") -> Predictor:
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
     stain = read_macenko(facts.get("stain"), str(file)) if config.stain != "none" else None
-    return Predictor(model, classes, config, stain=stain)
+    return Predictor(model, classes, config, stain=stain, **device)
 
 
 def _checkpoint_file(folder: RunFolder, name: str) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,9 @@ class Subject:
         return (mask >= 0.5).float().mean(1).cpu().numpy()
 
 
-def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected") -> list[Subject]:
+def open_subjects(
+    runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected", **device: Any
+) -> list[Subject]:
     """The runs in the given order; all must belong to the fold of the first.
 
     Args:
@@ -86,7 +89,7 @@ def open_subjects(runs: Sequence[str], data: str | None, checkpoint: Checkpoint 
     folders, fold = open_runs(runs, data)
     subjects = []
     for folder, name in zip(folders, _names(folders), strict=True):
-        predictor = load_run(folder.path, checkpoint)
+        predictor = load_run(folder.path, checkpoint, **device)
         check_classes(folder, predictor, fold)
         store = predictor.store(fold.table.files)
         subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store, folder))

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
@@ -113,8 +113,8 @@ def _longer(item: Item) -> str:
 class Library:
     """Items by id, with the models that were used last, each on the runtime that was asked for."""
 
-    def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch") -> None:
-        self.items, self.runtime = {item.id: item for item in items}, runtime
+    def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **device: Any) -> None:
+        self.items, self.runtime, self.device = {item.id: item for item in items}, runtime, device
         self._loaded: OrderedDict[str, Predictor] = OrderedDict()
         self._examples: dict[str, list[Example]] = {}
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class Library:
                 while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                     self._loaded.popitem(last=False)
                 try:
-                    self._loaded[name] = load_predictor(item.path).use(self.runtime, say=_say)
+                    self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=_say)
                 except UNREADABLE as error:
                     raise ValueError(without_paths(error, item.path)) from error
             self._loaded.move_to_end(name)

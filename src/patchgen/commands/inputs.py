@@ -1,0 +1,91 @@
+"""Images that are named on the command line, and the report of those that could not be read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from patchgen.common.files import expanded, regular
+from patchgen.common.text import printable
+
+if TYPE_CHECKING:
+    from patchgen.predict.predictor import Unreadable
+    from patchgen.slides.slide import UnreadableSlide
+
+
+def find_images(words: Sequence[str]) -> list[Path]:
+    """Files as they are, images below folders, matches of patterns: each once, in the order of the words.
+
+    Files of a folder or pattern that are not images are counted and named on stderr.
+
+    Raises:
+        ValueError: an argument that matches no image.
+    """
+    from patchgen.data.listing import skipped_line
+
+    found: dict[Path, None] = {}
+    for word in words:
+        images, skipped = _images_of(word)
+        if not images:
+            more = f"; {skipped_line(skipped)}" if skipped else ""
+            raise ValueError(_nothing_at(word) + more)
+        if skipped:
+            print(f"{printable(word)}: {printable(skipped_line(skipped))}", file=sys.stderr)
+        found.update(dict.fromkeys(images))
+    if not found:
+        raise ValueError("no image given; name files, folders or patterns such as 'photos/**/*.jpg' after the model")
+    return list(found)
+
+
+def _images_of(word: str) -> tuple[list[Path], list[str]]:
+    """The images that an argument matches, and the names of other files there."""
+    from patchgen.data.listing import is_image, list_files, list_matching
+
+    path = expanded(word)
+    if not word.strip():
+        return [], []  # Path("") would be the current folder
+    if path.is_dir():
+        files = list_files(path)
+        return [path / name for name in files.images], files.skipped
+    if path.exists():
+        if not regular(path):
+            raise ValueError(f"{printable(word)} is a pipe or device, and an image is a file; save it to one first")
+        return [path], []
+    if not has_magic(word):
+        return [], []
+    if "**" in path.parts:
+        files = list_matching(path)
+        return sorted(map(Path, files.images)), [os.path.basename(name) for name in files.skipped]
+    matches = [path for path in sorted(map(Path, glob(str(path)))) if path.is_file()]
+    images = [match for match in matches if is_image(match.name)]
+    once = {os.path.realpath(image): image for image in reversed(images)}  # a link may lead to a parent folder
+    return sorted(once.values()), [match.name for match in matches if not is_image(match.name)]
+
+
+def _nothing_at(word: str) -> str:
+    from patchgen.data.listing import IMAGE_EXTENSIONS
+
+    path, endings = expanded(word), " ".join(IMAGE_EXTENSIONS)
+    if not word.strip():
+        return "no image found: a word is empty (an unset variable?)"
+    if path.is_dir():
+        return f"no image found: the folder {printable(word)} and its sub-folders hold none ({endings})"
+    if has_magic(word):
+        return f"no image found: no file with a known ending ({endings}) matches the pattern {printable(word)}"
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    return f"no image found: {printable(word)} does not exist (the path exists up to {printable(there)})"
+
+
+def report_unreadable(
+    failed: Sequence[Unreadable | UnreadableSlide], total: int, strict: bool, what: str = "images could not be read"
+) -> int:
+    """List unreadable images on stderr; the exit code is 1 if all are unreadable or, with `strict`, any."""
+    if failed:
+        print(f"{len(failed)} of {total} {what}:", file=sys.stderr)
+        for one in failed:
+            print(f"  {printable(one.path)}: {printable(one.reason)}", file=sys.stderr)
+    return 1 if failed and (strict or len(failed) == total) else 0
