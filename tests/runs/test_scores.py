@@ -15,7 +15,7 @@ import pytest
 from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
 from patchgen.report.write import write_report
-from patchgen.runs.scores import Run, data_name, label_of, paper_backbone, read_run, read_runs
+from patchgen.runs.scores import Run, data_name, label_of, paper_backbone, read_run, read_runs, recorded_mask
 
 Make = Callable[..., Path]
 
@@ -38,6 +38,12 @@ def test_a_runs_numbers_and_facts(fold: Make) -> None:
     }  # fmt: skip
     assert (run.dataset, run.validation, run.label) == ("PACS", 0.95, "lp-ln")
     assert run.domains == ("art_painting", "cartoon", "photo", "sketch")
+
+
+def test_a_runs_mask_stands_beside_the_untrained_one(fold: Make, tmp_path: Path) -> None:
+    run = fold(0.8, method="patchgen", mask={"auroc": 0.9, "untrained_auroc": 0.4, "mean": 0.5})
+    assert recorded_mask(run) == {"auroc": {"trained": 0.9, "untrained": 0.4}}
+    assert recorded_mask(fold(0.8)) == recorded_mask(tmp_path) == {}
 
 
 def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Make, tmp_path: Path) -> None:

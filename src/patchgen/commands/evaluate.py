@@ -126,6 +126,7 @@ def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
 def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]:
     """The model and the data that were evaluated."""
     from patchgen.runs.folder import MODEL_CONFIG, is_model_folder
+    from patchgen.runs.scores import recorded_mask
 
     checkpoint = arguments.checkpoint
     if is_model_folder(arguments.run):  # it has a single model, and records which one
@@ -135,6 +136,7 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
         "method": predictor.config.method,
         "checkpoint": checkpoint,
         "runtime": predictor.variant or "torch",
+        "mask": recorded_mask(arguments.run),
         "data": arguments.targets[0],
     }
 

@@ -60,6 +60,7 @@ def render_page(found: Mapping[str, Any], figures: Mapping[str, Drawn], pictures
         patients=_patients(found) if found["patients"] else None,
         wrong=_wrong(found["most_wrong"], pictures),
         notice=NOTICE,
+        masks=[(name, *map(shown, pair.values())) for name, pair in found["mask"].items()],
         has_maps=any(one["selection"] for one in found["most_wrong"]),
         unreadable=[(one["path"], one["reason"]) for one in found["unreadable"][:MOST_LINES]],
         most_lines=MOST_LINES,

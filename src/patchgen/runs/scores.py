@@ -154,6 +154,16 @@ def _score_record(run: RunFolder, records: Iterable[dict[str, Any]], checkpoint:
     raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
 
 
+def recorded_mask(run: str | Path) -> dict[str, dict[str, float]]:
+    """Statistic -> the mask, trained and untrained, on the unseen domain; {} for a model folder or an older run."""
+    folder = RunFolder(Path(run))
+    if not folder.done or not (folder.path / "config.yaml").is_file():
+        return {}
+    mask = score_record(folder).get("mask", {}) if folder.config.task != "ccd" else {}
+    pairs = {name: (mask[name], mask.get(f"untrained_{name}")) for name in mask if not name.startswith("untrained_")}
+    return {name: {"trained": a, "untrained": b} for name, (a, b) in pairs.items() if b is not None}
+
+
 def chosen_evaluation(run: RunFolder) -> dict[str, Any]:
     """The evaluation whose checkpoint was selected."""
     records = run.records()
