@@ -34,24 +34,24 @@ STATED = {
 }
 
 
-def claims(found: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Finding]:
-    """Verdicts on the run `main`; `found` is the whole diagnosis, `records` each run's images."""
+def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Finding]:
+    """Verdicts on the run `main`; `diagnosis` is the whole diagnosis, `records` each run's images."""
     verdicts = {
-        "A": _perturbation(found["runs"][main], records[main]),
-        "B": _curves(found["runs"], records[main], main),
-        "C": _geometry(found["runs"], main),
-        "D": _maps(found["runs"], main),
-        "E": _cost(found["cost"]),
+        "A": _perturbation(diagnosis["runs"][main], records[main]),
+        "B": _curves(diagnosis["runs"], records[main], main),
+        "C": _geometry(diagnosis["runs"], main),
+        "D": _maps(diagnosis["runs"], main),
+        "E": _cost(diagnosis["cost"]),
     }
-    reason = _no_better_than_chance(found, main)
+    reason = _no_better_than_chance(diagnosis, main)
     if reason:
         verdicts |= {part: ("not tested", reason) for part in "ABCD" if verdicts[part][0] != "not tested"}
     return [Finding(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
 
 
-def _no_better_than_chance(found: Mapping[str, Any], main: str) -> str:
+def _no_better_than_chance(diagnosis: Mapping[str, Any], main: str) -> str:
     """Why there is no decision to explain, or an empty string: a mask cannot explain guesses."""
-    accuracy, chance = found["runs"][main]["accuracy"], 1 / found["classes"]
+    accuracy, chance = diagnosis["runs"][main]["accuracy"], 1 / diagnosis["classes"]
     if accuracy["mean"] - 2 * accuracy["error"] > chance:
         return ""
     return (

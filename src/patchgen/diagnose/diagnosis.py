@@ -22,7 +22,7 @@ from patchgen.diagnose import figures, geometry
 from patchgen.diagnose.claims import Finding, claims
 from patchgen.diagnose.cost import count_step
 from patchgen.diagnose.faithfulness import OPERATORS
-from patchgen.diagnose.measure import Plan, Record, measure, rank_all
+from patchgen.diagnose.measure import Measurements, Record, measure, rank_all
 from patchgen.diagnose.summary import summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
@@ -67,7 +67,7 @@ class Opened(NamedTuple):
     """Opened runs with their plans; nothing is measured yet."""
 
     subjects: list[Subject]  # the first is the run to diagnose
-    plans: list[Plan]  # one per subject
+    plans: list[Measurements]  # one per subject
     rows: np.ndarray  # (N,) unseen images that are perturbed
     around: np.ndarray  # (M,) images of all domains for the geometry
     options: Options
@@ -122,7 +122,7 @@ def prepare(runs: Sequence[str], data: str | None = None, options: Options | Non
     return Opened(subjects, plans, rows, around, options)
 
 
-def _plan(subject: Subject, options: Options, asked: bool) -> Plan:
+def _plan(subject: Subject, options: Options, asked: bool) -> Measurements:
     """All rankings of the run, or the requested ones; a run to compare with uses those that it supports."""
     if options.steps > subject.patches:
         raise ValueError(f"--steps must be at most the {subject.patches} patches of an image, not {options.steps}")
@@ -130,7 +130,7 @@ def _plan(subject: Subject, options: Options, asked: bool) -> Plan:
     if asked:
         check_rankings(subject.model, options.rankings, f"{subject.name} ({subject.run})")
     names = tuple(name for name in has if name in options.rankings) if options.rankings else has
-    return Plan(names or ("random",), tuple(dict.fromkeys(options.operators)), options.steps, options.seed)
+    return Measurements(names or ("random",), tuple(dict.fromkeys(options.operators)), options.steps, options.seed)
 
 
 def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda count: None) -> Diagnosis:
@@ -184,7 +184,7 @@ def _charts(opened: Opened, found: dict[str, Any]) -> list[Drawn]:
     ]
 
 
-def shown_images(subjects: Sequence[Subject], plans: Sequence[Plan], rows: np.ndarray) -> list[figures.Shown]:
+def shown_images(subjects: Sequence[Subject], plans: Sequence[Measurements], rows: np.ndarray) -> list[figures.Shown]:
     """Part D: the images of these rows with the maps of every run, as far as its plan has them."""
     maps: list[dict[str, Any]] = [{} for _ in rows]
     said: list[dict[str, str]] = [{} for _ in rows]

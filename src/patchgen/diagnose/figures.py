@@ -33,9 +33,9 @@ STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
 # A
 
 
-def perturbation(run: str, found: Mapping[str, Any], name: str) -> Drawn:
+def perturbation(run: str, summary: Mapping[str, Any], name: str) -> Drawn:
     """Accuracy with the selection kept (filled) and perturbed (hollow), one panel an operator, one line a ranking."""
-    operators = found["perturbation"]
+    operators = summary["perturbation"]
     rankings = list(next(iter(operators.values()))["rankings"])
     figure = new_figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
     panels = figure.subplots(1, len(operators), sharey=True, squeeze=False)[0]
@@ -86,12 +86,12 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
     figure = new_figure(9.2, 2.9 * len(runs) + 0.5)
     panels = figure.subplots(len(runs), 2, sharex=True, sharey=True, squeeze=False)
     rows: list[Row] = []
-    for line, (run, found) in zip(panels, runs.items(), strict=True):
+    for line, (run, summary) in zip(panels, runs.items(), strict=True):
         for axes, way, better in zip(line, ("insertion", "deletion"), ("higher", "lower"), strict=True):
-            for ranking, values in found["curves"].items():
+            for ranking, values in summary["curves"].items():
                 colour, dash, marker = STYLES[ranking]
                 curve = values[way]["predicted"]
-                share = shares(found["patches"], len(curve) - 1)
+                share = shares(summary["patches"], len(curve) - 1)
                 area = values[f"{way}_auc"]["predicted"]["mean"]
                 axes.plot(100 * share, curve, color=colour, linestyle=dash, marker=marker, markersize=4,
                           label=f"{ranking}  {area:.3f}")  # fmt: skip
@@ -216,7 +216,7 @@ def _cells(title: str, column: str, values: np.ndarray) -> Iterable[Row]:
 # E
 
 
-def costs(found: Mapping[str, Any]) -> Drawn:
+def costs(cost: Mapping[str, Any]) -> Drawn:
     """Trained parameters, arithmetic and peak memory of LP+LN and of the method with a mask."""
     kinds = {
         "trainable_parameters": ("trained parameters (thousands)", 1e3),
@@ -226,11 +226,11 @@ def costs(found: Mapping[str, Any]) -> Drawn:
     figure = new_figure(9.2, 1.75)
     rows: list[Row] = []
     for axes, (key, (title, unit)) in zip(figure.subplots(1, 3, sharey=True), kinds.items(), strict=True):
-        values = [method[key] / unit for method in found["methods"].values()]
-        bars = axes.barh(list(found["methods"]), values, color=("#999999", "#0072b2"), height=0.6)
+        values = [method[key] / unit for method in cost["methods"].values()]
+        bars = axes.barh(list(cost["methods"]), values, color=("#999999", "#0072b2"), height=0.6)
         axes.bar_label(bars, fmt="%.4g", padding=3, fontsize=8.5)
         axes.set(xlim=(0, 1.3 * max(values)), ylim=(1.5, -0.5))
         axes.set_title(title, fontsize=10)
         plain(axes)
-        rows += [(name, key, method[key]) for name, method in found["methods"].items()]
+        rows += [(name, key, method[key]) for name, method in cost["methods"].items()]
     return Drawn("cost", "Cost of a training step with and without the mask", figure, ("method", "what", "value"), rows)

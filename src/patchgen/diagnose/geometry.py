@@ -66,8 +66,8 @@ def domain_separability(features: np.ndarray, domain: np.ndarray, seed: int = 0)
         return None
     linear = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=500, class_weight="balanced"))
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=seed)
-    found = cross_val_score(linear, features, domain, cv=folds, scoring="balanced_accuracy")
-    return {"accuracy": float(found.mean()), "chance": 1 / len(names)}
+    scores = cross_val_score(linear, features, domain, cv=folds, scoring="balanced_accuracy")
+    return {"accuracy": float(scores.mean()), "chance": 1 / len(names)}
 
 
 def knn_across_domains(

@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Measurements:
     """The measurements for every image."""
 
     rankings: tuple[str, ...]
@@ -31,7 +31,7 @@ class Plan:
 
 
 def measure(
-    subject: Subject, rows: np.ndarray, plan: Plan, share: np.ndarray, tick: Callable[[int], None]
+    subject: Subject, rows: np.ndarray, plan: Measurements, share: np.ndarray, tick: Callable[[int], None]
 ) -> Iterator[Record]:
     """One record per image.
 
@@ -47,7 +47,9 @@ def measure(
         tick(len(rows[part]))
 
 
-def _chunk(subject: Subject, rows: np.ndarray, others: np.ndarray, plan: Plan, share: np.ndarray) -> Iterator[Record]:
+def _chunk(
+    subject: Subject, rows: np.ndarray, others: np.ndarray, plan: Measurements, share: np.ndarray
+) -> Iterator[Record]:
     pixels, other = subject.pixels(rows), subject.pixels(others)
     probabilities = subject.probabilities(pixels)
     truth = torch.from_numpy(subject.fold.truth[rows]).to(pixels.device)
@@ -71,7 +73,7 @@ def _chunk(subject: Subject, rows: np.ndarray, others: np.ndarray, plan: Plan, s
             **_about(subject, row, probabilities[i], asked[i]),
             "selected": round(float(count[i]) / subject.patches, DIGITS),
             **_mask_facts(scores, known, i),
-            "perturbation": {operator: _perturbed(found, i, chosen) for operator, found in answered.items()},
+            "perturbation": {operator: _perturbed(values, i, chosen) for operator, values in answered.items()},
             "curves": _curves(answered[plan.operators[0]], i, curves),
         }
 
@@ -87,16 +89,16 @@ def rank_all(
     return scores
 
 
-def _answers(subject: Subject, pixels: Tensor, other: Tensor, plan: Plan) -> dict[str, faith.Answers]:
+def _answers(subject: Subject, pixels: Tensor, other: Tensor, plan: Measurements) -> dict[str, faith.Answers]:
     patch, grid = subject.model.backbone.patch_size, subject.model.grid
-    found = {
+    answers = {
         name: faith.pixel_answers(subject.probabilities, pixels, faith.OPERATORS[name](pixels, other, patch), grid)
         for name in plan.operators
     }
     if subject.has_mask:
         with torch.no_grad():
-            found |= faith.token_answers(subject.model, subject.normalised(pixels))
-    return found
+            answers |= faith.token_answers(subject.model, subject.normalised(pixels))
+    return answers
 
 
 def _ask(
@@ -112,9 +114,11 @@ def _ask(
         sets[f"{name}/keep"], sets[f"{name}/perturb"] = keep[:, None], ~keep[:, None]
     for name, (inserted, deleted) in curves.items():
         sets[f"{name}/insertion"], sets[f"{name}/deletion"] = inserted, deleted
-    found = faith.ask(answers, torch.cat(list(sets.values()), 1))  # (B,K,C)
-    right = found.argmax(2) == asked[:, :1]
-    values = torch.cat([found.gather(2, asked[:, None].expand(-1, found.shape[1], -1)), right[..., None]], 2)
+    probabilities = faith.ask(answers, torch.cat(list(sets.values()), 1))  # (B,K,C)
+    right = probabilities.argmax(2) == asked[:, :1]
+    values = torch.cat(
+        [probabilities.gather(2, asked[:, None].expand(-1, probabilities.shape[1], -1)), right[..., None]], 2
+    )
     return dict(zip(sets, values.split([keep.shape[1] for keep in sets.values()], 1), strict=True))
 
 
@@ -142,25 +146,25 @@ def _mask_facts(scores: Mapping[str, Tensor], known: np.ndarray | None, i: int) 
         facts["mask"] = {name: _number(getattr(mask, name)()) for name in ("min", "mean", "max")}
     if known is not None:
         one = {name: score[i : i + 1].detach().cpu().numpy() for name, score in scores.items() if name != "truth"}
-        found = {name: mask_recovery(score, known[i : i + 1]) for name, score in one.items()}
-        facts["auroc"] = {name: _number(each["auroc"][0]) for name, each in found.items()}
-        if "mask" in found:
-            facts["mask"] |= {name: _number(found["mask"][name][0]) for name in ("iou", "error", "kept")}
+        recovery = {name: mask_recovery(score, known[i : i + 1]) for name, score in one.items()}
+        facts["auroc"] = {name: _number(each["auroc"][0]) for name, each in recovery.items()}
+        if "mask" in recovery:
+            facts["mask"] |= {name: _number(recovery["mask"][name][0]) for name in ("iou", "error", "kept")}
     return facts
 
 
-def _perturbed(found: Mapping[str, Tensor], i: int, chosen: Mapping[str, Tensor]) -> Record:
-    record: Record = {name: _values(found[name][i, 0]) for name in ("nothing", "everything")}
+def _perturbed(answered: Mapping[str, Tensor], i: int, chosen: Mapping[str, Tensor]) -> Record:
+    record: Record = {name: _values(answered[name][i, 0]) for name in ("nothing", "everything")}
     for name in chosen:
-        record[name] = {side: _values(found[f"{name}/{side}"][i, 0]) for side in ("keep", "perturb")}
+        record[name] = {side: _values(answered[f"{name}/{side}"][i, 0]) for side in ("keep", "perturb")}
     return record
 
 
-def _curves(found: Mapping[str, Tensor], i: int, names: Mapping[str, Any]) -> Record:
+def _curves(answered: Mapping[str, Tensor], i: int, names: Mapping[str, Any]) -> Record:
     def lists(values: Tensor) -> Record:
         return {which: [_number(v) for v in values[:, n]] for n, which in enumerate(("true", "predicted"))}
 
-    return {name: {way: lists(found[f"{name}/{way}"][i]) for way in ("insertion", "deletion")} for name in names}
+    return {name: {way: lists(answered[f"{name}/{way}"][i]) for way in ("insertion", "deletion")} for name in names}
 
 
 def _values(three: Tensor) -> Record:

@@ -61,10 +61,10 @@ def mask_verdict(full: int, empty: int, images: int) -> str:
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Record:
     """Mean difference over the same images, its error, and whether it exceeds two of them."""
-    found = mean_and_error(np.subtract(first, second, dtype=float).tolist())
-    if found is None:
+    difference = mean_and_error(np.subtract(first, second, dtype=float).tolist())
+    if difference is None:
         raise ValueError("a difference needs at least one image")
-    return {**found, "clear": abs(found["mean"]) > 2 * found["error"]}
+    return {**difference, "clear": abs(difference["mean"]) > 2 * difference["error"]}
 
 
 def _auroc(records: Sequence[Record]) -> Record | None:
@@ -74,19 +74,19 @@ def _auroc(records: Sequence[Record]) -> Record | None:
 
 
 def _perturbation(records: Sequence[Record], operator: str) -> Record:
-    found = [r["perturbation"][operator] for r in records]
-    ends = {name: _answer(r[name] for r in found) for name in ("nothing", "everything")}
-    rankings = [name for name in found[0] if name not in ends]
+    perturbed = [r["perturbation"][operator] for r in records]
+    ends = {name: _answer(r[name] for r in perturbed) for name in ("nothing", "everything")}
+    rankings = [name for name in perturbed[0] if name not in ends]
     return {
         **ends,
         "rankings": {
-            name: {side: _answer(r[name][side] for r in found) for side in ("keep", "perturb")} for name in rankings
+            name: {side: _answer(r[name][side] for r in perturbed) for side in ("keep", "perturb")} for name in rankings
         },
     }
 
 
-def _answer(found: Iterable[Record]) -> Record:
-    rows = list(found)
+def _answer(answers: Iterable[Record]) -> Record:
+    rows = list(answers)
     return {
         "accuracy": mean_and_error(r["correct"] for r in rows),
         **{f"p_{which}": mean_and_error(r[which] for r in rows) for which in CLASSES},

@@ -20,33 +20,33 @@ LIMITS = (
 )
 
 
-def render_page(found: Mapping[str, Any], verdicts: Sequence[Finding], figures: Mapping[str, Drawn]) -> str:
-    """The whole page; `found` is the content of diagnosis.json."""
-    names = " against ".join([found["main"], ", ".join(list(found["runs"])[1:])]).removesuffix(" against ")
+def render_page(diagnosis: Mapping[str, Any], verdicts: Sequence[Finding], figures: Mapping[str, Drawn]) -> str:
+    """The whole page; `diagnosis` is the content of diagnosis.json."""
+    names = " against ".join([diagnosis["main"], ", ".join(list(diagnosis["runs"])[1:])]).removesuffix(" against ")
     lead = (
-        f"{found['images']} images of {found['unseen']!r}, which training did not see; checkpoint "
-        f"{found['checkpoint']}, seed {found['seed']}. Figures with their data (PNG, SVG, CSV), records.jsonl and "
+        f"{diagnosis['images']} images of {diagnosis['unseen']!r}, which training did not see; checkpoint "
+        f"{diagnosis['checkpoint']}, seed {diagnosis['seed']}. Figures with their data (PNG, SVG, CSV), records.jsonl and "
         "diagnosis.json are in the folder of this page."
     )
     return render(
         "diagnosis.html",
         title=f"Does the mask decide? {names}",
         lead=lead,
-        found=found,
+        diagnosis=diagnosis,
         figures=figures,
         claims=[(one.part, one.claim, Cell(one.verdict, f"whole {VERDICTS.get(one.verdict, '')}"), one.measured)
                 for one in verdicts],
-        masks=_masks(found)[1],
-        mask_head=_masks(found)[0],
+        masks=_masks(diagnosis)[1],
+        mask_head=_masks(diagnosis)[0],
         verdicts=[f"{name}: {run['mask']['verdict']}." if run["mask"] else f"{name} has no mask."
-                  for name, run in found["runs"].items()],
+                  for name, run in diagnosis["runs"].items()],
         perturbations=[drawn for name, drawn in figures.items() if name.startswith("perturbation")],
-        with_truth=any(run["auroc"] for run in found["runs"].values()),
-        areas=_areas(found),
-        geometry=_geometry(found),
+        with_truth=any(run["auroc"] for run in diagnosis["runs"].values()),
+        areas=_areas(diagnosis),
+        geometry=_geometry(diagnosis),
         notice=NOTICE.capitalize(),
         overlays=picture_address(figures["overlays"]),
-        cost=_cost(found["cost"]),
+        cost=_cost(diagnosis["cost"]),
         limits=LIMITS,
     )  # fmt: skip
 
@@ -62,9 +62,9 @@ MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", 
          "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
 
 
-def _masks(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _masks(diagnosis: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows; what is recorded of the untrained masks stands beside the trained ones."""
-    runs = found["runs"]
+    runs = diagnosis["runs"]
     control = {name for run in runs.values() for name in run["untrained"]}
     head = [(name, text, mark) for name, text in MASKS.items()
             for mark in ("", ", untrained") if not mark or name in control]  # fmt: skip
@@ -84,19 +84,19 @@ def _masks(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["run", *(text + mark for _, text, mark in head)], rows
 
 
-def _areas(found: Mapping[str, Any]) -> list[list[str]]:
+def _areas(diagnosis: Mapping[str, Any]) -> list[list[str]]:
     """Areas under the insertion and deletion curves, a row per run and ranking."""
     rows = []
-    for name, run in found["runs"].items():
+    for name, run in diagnosis["runs"].items():
         for ranking, curve in run["curves"].items():
             areas = [curve[f"{way}_auc"][which] for which in ("predicted", "true") for way in ("insertion", "deletion")]
             rows.append([name, ranking, *map(_with_error, areas)])
     return rows
 
 
-def _geometry(found: Mapping[str, Any]) -> list[list[str]]:
+def _geometry(diagnosis: Mapping[str, Any]) -> list[list[str]]:
     rows = []
-    for name, run in found["runs"].items():
+    for name, run in diagnosis["runs"].items():
         numbers = run["geometry"]
         apart, knn = numbers["domain_separability"], numbers["knn_across_domains"]
         rows.append([

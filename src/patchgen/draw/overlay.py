@@ -113,26 +113,28 @@ def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.NEAREST))
 
 
-def _draw(found: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:
+def _draw(explanation: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    photo = original(found.path) if found.path else found.image
+    photo = original(explanation.path) if explanation.path else explanation.image
     height, width = photo.shape[:2]
-    mask = upsample(found.mask, height, width)
+    mask = upsample(explanation.mask, height, width)
     shape = min(max(height / width, 0.4), 2.5)  # limits the aspect of very long images
     layout = ConstrainedLayoutEngine(h_pad=0.09)  # inches between title and edge
     figure = Figure(figsize=(9.4, 4.1 * shape + 0.95), dpi=110, facecolor="white", layout=layout)
     left, right = figure.subplots(1, 2)
     left.imshow(photo)
     right.imshow(np.asarray(Image.fromarray(photo).convert("L")), cmap="gray", vmin=0, vmax=255)
-    low, high, label = _scale(found.mask, relative) if found.kind == MASK else (0.0, 1.0, f"{found.kind}, RELATIVE")
+    low, high, label = (
+        _scale(explanation.mask, relative) if explanation.kind == MASK else (0.0, 1.0, f"{explanation.kind}, RELATIVE")
+    )
     colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
-    if threshold is not None and found.mask.min() < threshold < found.mask.max():
+    if threshold is not None and explanation.mask.min() < threshold < explanation.mask.max():
         for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
             right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
     _colour_bar(figure, right, colours, label)
-    _caption(figure, left, right, found, threshold)
+    _caption(figure, left, right, explanation, threshold)
     return figure
 
 
@@ -157,17 +159,19 @@ def _colour_bar(figure: Figure, axes: Axes, colours: AxesImage, label: str) -> N
     bar.set_label(label, fontsize=8.5)
 
 
-def _caption(figure: Figure, left: Axes, right: Axes, found: Explanation, threshold: float | None) -> None:
+def _caption(figure: Figure, left: Axes, right: Axes, explanation: Explanation, threshold: float | None) -> None:
     """Title, panel names and notice; names are never interpreted as formulas."""
-    label, confidence = found.top[0]
+    label, confidence = explanation.top[0]
     figure.suptitle(f"{_short(label)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
-    m = found.mask_statistics
+    m = explanation.mask_statistics
     crossed = threshold is not None and m["min"] < threshold < m["max"]
     outline = f", outline at {threshold:g}" if crossed else f", none crosses {threshold:g}" if threshold else ""
-    left.set_title(_short(found.path.name if found.path else ""), fontsize=9, color="0.35", parse_math=False)
-    numbers = f"{found.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
+    left.set_title(
+        _short(explanation.path.name if explanation.path else ""), fontsize=9, color="0.35", parse_math=False
+    )
+    numbers = f"{explanation.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
     right.set_title(numbers, fontsize=9, color="0.35")
-    right.set_xlabel(f"{found.reading}\n{found.notice}", fontsize=8, color="0.35", style="italic")
+    right.set_xlabel(f"{explanation.reading}\n{explanation.notice}", fontsize=8, color="0.35", style="italic")
     for axes in (left, right):
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)

@@ -51,7 +51,7 @@ def ablation_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         rows = {row: [run for run in group if _row(run) == row] for row in ROWS}
         if not any(rows[row] for row in ROWS if row not in ("1.1", "1.2", "3.1", "3.5")):
             continue
-        used = [run for found in rows.values() for run in found]
+        used = [run for of_row in rows.values() for run in of_row]
         columns = _both_checkpoints(used)
         columns += [Column(f"paper, {name}", {}, checkpoint=c, group=SWAD[c], key=(name, "average"), paper=True)
                     for c in SWAD for name in (*(d for d in folds_of(used) if d in NATURAL), "average")]  # fmt: skip
@@ -75,8 +75,8 @@ def _row(run: Run) -> str | None:
 
 def _both_checkpoints(runs: Sequence[Run]) -> list[Column]:
     """The data sets' columns without SWAD, and with it if any run has it."""
-    found = {score.checkpoint for run in runs for score in run.scores}
-    return [column for c in SWAD if c in found for column in dataset_columns(runs, c, SWAD[c])]
+    checkpoints = {score.checkpoint for run in runs for score in run.scores}
+    return [column for c in SWAD if c in checkpoints for column in dataset_columns(runs, c, SWAD[c])]
 
 
 def _with_paper(entries: Sequence[Entry], columns: Sequence[Column], printed: Sequence[Row]) -> tuple[Entry, ...]:
@@ -127,9 +127,9 @@ def _pad(entries: Sequence[Entry], columns: Sequence[Column]) -> tuple[Entry, ..
 
 def _fold_columns(runs: Sequence[Run]) -> list[Column]:
     """Every fold, their average, and the paper's average over TerraIncognita."""
-    found = {score.checkpoint for run in runs for score in run.scores}
+    checkpoints = {score.checkpoint for run in runs for score in run.scores}
     columns = []
-    for c in (c for c in SWAD if c in found):
+    for c in (c for c in SWAD if c in checkpoints):
         for dataset, domains in folds_of(runs).items():
             short = dataset if dataset.startswith("oracle-") else ""
             columns += [Column(short or f"{dataset}: {d}", {dataset: [d]}, checkpoint=c, group=SWAD[c])

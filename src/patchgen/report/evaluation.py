@@ -35,34 +35,34 @@ LIMITS = (
 )
 
 
-def render_page(found: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:
+def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pictures: Mapping[str, str]) -> str:
     """The whole page.
 
     Args:
-        found: The content of metrics.json.
+        evaluation: The content of metrics.json.
         figures: The confusion matrix and the reliability plot by name.
         pictures: Path of a wrong image -> its picture as a data address.
     """
-    sites, scored = list(found["sites"]), found["images"]["scored"]
+    sites, scored = list(evaluation["sites"]), evaluation["images"]["scored"]
     return render(
         "evaluation.html",
-        title=f"How good is {found['model']}?",
-        lead=f"{scored:,} labelled images of {_few(sites)}, predicted by {found['method']} ({found['checkpoint']}).",
-        found=found,
+        title=f"How good is {evaluation['model']}?",
+        lead=f"{scored:,} labelled images of {_few(sites)}, predicted by {evaluation['method']} ({evaluation['checkpoint']}).",
+        evaluation=evaluation,
         figures=figures,
         limits=LIMITS,
-        headline=_headline(found),
-        binary=[(text, shown(found["binary"][name]), span(found["binary_intervals"].get(name)))
-                for name, text in BINARY.items()] if found["binary"] else [],
-        classes=_classes(found["per_class"]),
-        calibration=_calibration(found),
-        sites=_sites(found),
-        patients=_patients(found) if found["patients"] else None,
-        wrong=_wrong(found["most_wrong"], pictures),
+        headline=_headline(evaluation),
+        binary=[(text, shown(evaluation["binary"][name]), span(evaluation["binary_intervals"].get(name)))
+                for name, text in BINARY.items()] if evaluation["binary"] else [],
+        classes=_classes(evaluation["per_class"]),
+        calibration=_calibration(evaluation),
+        sites=_sites(evaluation),
+        patients=_patients(evaluation) if evaluation["patients"] else None,
+        wrong=_wrong(evaluation["most_wrong"], pictures),
         notice=NOTICE,
-        masks=[(name, *map(shown, pair.values())) for name, pair in found["mask"].items()],
-        has_maps=any(one["selection"] for one in found["most_wrong"]),
-        unreadable=[(one["path"], one["reason"]) for one in found["unreadable"][:MOST_LINES]],
+        masks=[(name, *map(shown, pair.values())) for name, pair in evaluation["mask"].items()],
+        has_maps=any(one["selection"] for one in evaluation["most_wrong"]),
+        unreadable=[(one["path"], one["reason"]) for one in evaluation["unreadable"][:MOST_LINES]],
         most_lines=MOST_LINES,
     )  # fmt: skip
 
@@ -95,11 +95,11 @@ def _few(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more sites" if len(names) > most else "")
 
 
-def _headline(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [(METRICS[name], shown(value), span(found["intervals"].get(name)))
-            for name, value in found["metrics"].items()]  # fmt: skip
-    if found["patients"]:
-        own = shown(found["patients"]["accuracy"]), span(found["intervals"].get("patient_accuracy"))
+def _headline(evaluation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    rows = [(METRICS[name], shown(value), span(evaluation["intervals"].get(name)))
+            for name, value in evaluation["metrics"].items()]  # fmt: skip
+    if evaluation["patients"]:
+        own = shown(evaluation["patients"]["accuracy"]), span(evaluation["intervals"].get("patient_accuracy"))
         rows.insert(1, ("accuracy, each patient counting once", *own))
     return rows
 
@@ -109,34 +109,36 @@ def _classes(per_class: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]
     return [(name, f"{one['images']:,}", *(shown(one[key]) for key in names)) for name, one in per_class.items()]
 
 
-def _calibration(found: Mapping[str, Any]) -> str:
-    error, sure, accuracy = (found["metrics"][name] for name in ("calibration_error", "mean_confidence", "accuracy"))
+def _calibration(evaluation: Mapping[str, Any]) -> str:
+    error, sure, accuracy = (
+        evaluation["metrics"][name] for name in ("calibration_error", "mean_confidence", "accuracy")
+    )
     way = "above" if sure > accuracy else "below"
     return (
         f"The mean confidence is {abs(sure - accuracy):.3f} {way} the accuracy; the expected calibration error over "
-        f"{len(found['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above it "
+        f"{len(evaluation['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above it "
         "underconfident."
     )
 
 
-def _sites(found: Mapping[str, Any]) -> dict[str, Any]:
+def _sites(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Heading, rows and whether a site has the name of one of training."""
-    unit = found["bootstrap"]["unit"]
+    unit = evaluation["bootstrap"]["unit"]
     names = ("balanced_accuracy", "macro_f1", "auroc", "calibration_error", "unlike_training")
     head = ["site", "images", *([unit] if unit == "patients" else []), "accuracy", "95 % interval", "balanced accuracy"]
     head += ["macro F1", "AUROC", "calibration error", "unlike training"]
     rows = []
-    for name, one in found["sites"].items():
+    for name, one in evaluation["sites"].items():
         patients = [f"{one['units']:,}"] if unit == "patients" else []
         first = [name + " *" * one["in_training"], f"{one['images']:,}", *patients]
         rows.append([*first, shown(one["accuracy"]), span(one["accuracy_interval"]), *(shown(one[n]) for n in names)])
-    starred = any(one["in_training"] for one in found["sites"].values())
+    starred = any(one["in_training"] for one in evaluation["sites"].values())
     return {"unit": unit, "head": head, "rows": rows, "starred": starred}
 
 
-def _patients(found: Mapping[str, Any]) -> dict[str, Any]:
+def _patients(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """A summary of all patients, and a row for each, the worst first."""
-    patients = found["patients"]
+    patients = evaluation["patients"]
     text = f"Mean accuracy over {patients['patients']:,} patients {patients['accuracy']:.3f}, "
     text += f"worst {patients['worst']:.3f}."
     if "one_label" in patients:

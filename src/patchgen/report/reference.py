@@ -201,7 +201,7 @@ def paper_lines(reference: str, label: str, backbone: str, columns: Sequence[Col
     printed: dict[tuple[str, ...], list[Row]] = {}  # the sessions of a stream are several lines of the paper's table
     for row in same or rows:
         printed.setdefault((row.method, row.backbone, row.pretraining, row.tuning), []).append(row)
-    lines = (_line(found, columns, swad) for found in printed.values())
+    lines = (_line(group, columns, swad) for group in printed.values())
     return [line for line in lines if any(entry.paper for entry in line.entries)]
 
 

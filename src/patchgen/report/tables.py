@@ -56,13 +56,13 @@ def plain_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> tu
 
 def folds_of(runs: Iterable[Run]) -> dict[str, list[str]]:
     """Data set -> its unseen domains that were run, in the data's order."""
-    found: dict[str, tuple[tuple[str, ...], set[str]]] = {}
+    domains: dict[str, tuple[tuple[str, ...], set[str]]] = {}
     for run in runs:
-        _, seen = found.setdefault(run.dataset, (run.domains, set()))
+        _, seen = domains.setdefault(run.dataset, (run.domains, set()))
         seen |= {score.domain for score in run.scores}
-    known = [name for name in (*NATURAL, *ORACLE) if name in found]
-    names = [*known, *(name for name in found if name not in known)]
-    return {name: [d for d in found[name][0] if d in found[name][1]] for name in names}
+    known = [name for name in (*NATURAL, *ORACLE) if name in domains]
+    names = [*known, *(name for name in domains if name not in known)]
+    return {name: [d for d in domains[name][0] if d in domains[name][1]] for name in names}
 
 
 def training_command(
@@ -173,7 +173,7 @@ def _causal_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> 
     """Ours, then every line of the paper's table."""
     rivals = [paper_lines("mdg_causal", name, "", columns, False) for name in ("CI-DGA", "SMIDG", "BFMix", "CauRDG")]
     own = method_lines(runs, columns, part, "mdg_causal", "configs/causal.yaml", ["patchgen@full"])
-    return (*(line for found in rivals for line in found), *own)
+    return (*(line for group in rivals for line in group), *own)
 
 
 def dataset_columns(runs: Sequence[Run], checkpoint: str = "selected", group: str = "") -> list[Column]:

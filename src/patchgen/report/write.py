@@ -65,13 +65,13 @@ class Report:
 
 def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
     """All tables of the runs, each with a unique name."""
-    found = [
+    grids = [
         *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
         *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs),
     ]  # fmt: skip
     counts: dict[str, int] = {}
     named = []
-    for grid in found:
+    for grid in grids:
         counts[grid.name] = counts.get(grid.name, 0) + 1
         again = counts[grid.name]
         named.append(replace(grid, name=f"{grid.name}-{again}") if again > 1 else grid)
@@ -104,15 +104,15 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
 
 def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
     """(description, commands) of the tables without runs; any of the commands makes them."""
-    found = []
+    missing = []
     for start, (what, paper, small) in RECIPES.items():
         own = (grid.name for grid in grids)
         if start == "mdg":
             own = (name for name in own if not name.startswith("mdg-gcd"))
         if not any(name.startswith(start) for name in own):
             ways = [f"patchgen sweep configs/{recipe}.yaml" for recipe in (small, paper) if recipe]
-            found.append((what, ways))
-    return found
+            missing.append((what, ways))
+    return missing
 
 
 def _lead(runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:

@@ -202,20 +202,20 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
 
     Raises:
         FileNotFoundError: a folder does not exist.
-        ValueError: no run folder is found at all.
+        ValueError: there is no run folder at all.
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
     given = [Path(folder) for folder in folders]
     first: dict[tuple[str, str], Path] = {}
     for path in run_folders(given):
-        found = read_run(path)
-        if isinstance(found, Skipped):
-            skipped.append(found)
-        elif (same := first.setdefault((path.name, str(found.config.deciding())), path)) is not path:
+        run = read_run(path)
+        if isinstance(run, Skipped):
+            skipped.append(run)
+        elif (same := first.setdefault((path.name, str(run.config.deciding())), path)) is not path:
             skipped.append(Skipped(path, f"the same run as {same}"))
         else:
-            runs.append(found)
+            runs.append(run)
     if not runs and not skipped:
         named = ", ".join(map(str, given)) or "nothing was given"
         raise ValueError(f"no run folder (with a config.yaml) below {named}; `patchgen train` makes one")
@@ -280,8 +280,8 @@ def _read_stream(run: RunFolder, config: Any) -> Run:
         raise ValueError("no stage of the stream is recorded")
     stages = run.path / "stages.csv"
     rows = _data_rows(stages)[1] if stages.is_file() else _digest([])
-    found = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
-    return Run(run.path, config, *found, data=_fingerprint(run))
+    about = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
+    return Run(run.path, config, *about, data=_fingerprint(run))
 
 
 def _fingerprint(run: RunFolder) -> str:
@@ -327,8 +327,8 @@ def data_name(config: Any) -> str:
 
 def paper_backbone(resolved: str) -> tuple[str, str]:
     """The paper's names of a backbone and its pretraining; two empty strings for other backbones."""
-    found = ((name, way) for part, name, way in BACKBONES if part in resolved)
-    return next(found, ("", ""))
+    names = ((name, way) for part, name, way in BACKBONES if part in resolved)
+    return next(names, ("", ""))
 
 
 def label_of(config: Any) -> str:

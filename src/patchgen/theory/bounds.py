@@ -106,10 +106,10 @@ def complexity_bound(norm: float, bound: float, size: int, n: int) -> float:
 
 def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str, seed: int) -> BoundCheck:
     """[3.1] The empirical Rademacher complexity against its bound; `size` is s for C* and P for all patches."""
-    found, error = rademacher(phi, norm, seed)
+    measured, error = rademacher(phi, norm, seed)
     note = f"Lambda = {norm:g}, B = {bound:.4g}, n = {len(phi)}; standard error {error:.2g}"
     limit = complexity_bound(norm, bound, size, len(phi))
-    return judge("Prop. 3.1", "Rademacher complexity", case, found, limit, note=note)
+    return judge("Prop. 3.1", "Rademacher complexity", case, measured, limit, note=note)
 
 
 def scaling(sizes: list[int], complexities: list[float]) -> BoundCheck:
@@ -257,8 +257,8 @@ def separation(
     shape = Geometry.of(oracle, label)
     note = f"gamma {shape.gamma:.3g}, r {shape.radius:.3g}, {error} {eta:.3g}"
     limit = shape.gamma - 2 * (shape.radius + eta)
-    found = class_distance(learned, label)
-    return judge(result, "distance between classes", case, found, limit, "at least", trivial=0.0, note=note)
+    measured = class_distance(learned, label)
+    return judge(result, "distance between classes", case, measured, limit, "at least", trivial=0.0, note=note)
 
 
 def labelled(rows: list[BoundCheck], size: int | None, premises: str = "hold") -> list[BoundCheck]:

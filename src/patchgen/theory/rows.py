@@ -124,12 +124,12 @@ def largest_move(chosen: Selection) -> float:
 def domain_risks(test: Patches, chosen: Selection, head: Head) -> dict[str, DomainRisk]:
     """R_d with the mask and with C*, and epsilon_d, of every domain."""
     learned, true = (head.loss(u, test.label) for u in (chosen.learned, chosen.oracle))
-    found = {}
+    risks = {}
     for name in test.domains:
         rows = test.rows(name)
         error = bounds.mask_error(chosen.mask[rows], test.truth[rows])
-        found[name] = DomainRisk(float(learned[rows].mean()), float(true[rows].mean()), error)
-    return found
+        risks[name] = DomainRisk(float(learned[rows].mean()), float(true[rows].mean()), error)
+    return risks
 
 
 # Fitted rules

@@ -103,8 +103,8 @@ def _read(predictor: Any, table: Any, truth: np.ndarray, rows: np.ndarray, tick:
             tokens = model.read(image)
             own, u = _context(model, tokens)
             given = model.classify(tokens, torch.from_numpy(truth[some]).to(tokens))
-        found = {"u": u, "mask": own.mask, "learned": own.features, "oracle": given.features}
-        for name, value in found.items():
+        outputs = {"u": u, "mask": own.mask, "learned": own.features, "oracle": given.features}
+        for name, value in outputs.items():
             parts[name].append(value.double().cpu().numpy())
         tick(len(some))
     u, mask, learned, true = (np.concatenate(parts[name]) for name in ("u", "mask", "learned", "oracle"))
