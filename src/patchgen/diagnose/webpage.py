@@ -25,8 +25,8 @@ def render_page(diagnosis: Mapping[str, Any], verdicts: Sequence[Finding], figur
     names = " against ".join([diagnosis["main"], ", ".join(list(diagnosis["runs"])[1:])]).removesuffix(" against ")
     lead = (
         f"{diagnosis['images']} images of {diagnosis['unseen']!r}, which training did not see; checkpoint "
-        f"{diagnosis['checkpoint']}, seed {diagnosis['seed']}. Figures with their data (PNG, SVG, CSV), records.jsonl and "
-        "diagnosis.json are in the folder of this page."
+        f"{diagnosis['checkpoint']}, seed {diagnosis['seed']}. Figures with their data (PNG, SVG, CSV), records.jsonl "
+        "and diagnosis.json are in the folder of this page."
     )
     return render(
         "diagnosis.html",

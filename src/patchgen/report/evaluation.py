@@ -47,7 +47,8 @@ def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pic
     return render(
         "evaluation.html",
         title=f"How good is {evaluation['model']}?",
-        lead=f"{scored:,} labelled images of {_few(sites)}, predicted by {evaluation['method']} ({evaluation['checkpoint']}).",
+        lead=f"{scored:,} labelled images of {_few(sites)}, predicted by {evaluation['method']} "
+        f"({evaluation['checkpoint']}).",
         evaluation=evaluation,
         figures=figures,
         limits=LIMITS,
@@ -116,8 +117,8 @@ def _calibration(evaluation: Mapping[str, Any]) -> str:
     way = "above" if sure > accuracy else "below"
     return (
         f"The mean confidence is {abs(sure - accuracy):.3f} {way} the accuracy; the expected calibration error over "
-        f"{len(evaluation['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above it "
-        "underconfident."
+        f"{len(evaluation['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above "
+        "it underconfident."
     )
 
 
