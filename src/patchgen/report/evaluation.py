@@ -117,8 +117,8 @@ def _calibration(evaluation: Mapping[str, Any]) -> str:
     way = "above" if sure > accuracy else "below"
     return (
         f"The mean confidence is {abs(sure - accuracy):.3f} {way} the accuracy; the expected calibration error over "
-        f"{len(evaluation['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, above "
-        "it underconfident."
+        f"{len(evaluation['reliability'])} bins is {error:.3f}. Below the dashed line the model is overconfident, "
+        "above it underconfident."
     )
 
 
