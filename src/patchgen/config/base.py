@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
 
-Tune = Literal["head", "layernorm", "last_block", "full", "lora"]
+Tune = Literal["head", "layernorm", "upper-layernorm", "last_block", "full", "lora"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
 RhoStart = Literal["mean", "conv"]
 S = TypeVar("S", bound="Settings")

@@ -28,7 +28,7 @@ from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.attention import add_lora, plain_name
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
-from patchgen.model.generic import last_hidden, on_tensor
+from patchgen.model.generic import last_hidden, on_input, on_tensor
 from patchgen.model.local import content
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
@@ -69,6 +69,7 @@ class Backbone(nn.Module):
         self.family, self.dim, self.patch_size, self.num_prefix_tokens = traits_of(loaded.model)
         # the "early" block, a third of the way up: its patch tokens still describe mostly their own patch
         self.early_block = max(1, len(self.blocks) // 3)
+        self.tuned_from = 0  # blocks below this are frozen, and their tokens can be stored: `lower`, `upper`
         self.requires_grad_(False).eval()
 
     @property
@@ -148,8 +149,33 @@ class Backbone(nn.Module):
             if early:
                 early(patches)
             return Tokens(patches, patches.mean(1), grid)
+        return self._tokens(hidden, grid)
+
+    def _tokens(self, hidden: Tensor, grid: tuple[int, int]) -> Tokens:
         patches = hidden[:, self.num_prefix_tokens :]
         return Tokens(patches, hidden[:, 0] if self.num_prefix_tokens else patches.mean(1), grid)
+
+    def lower(self, images: Tensor) -> Tensor:
+        """Normalised images (B,3,H,W) -> the input (B,T,D) of block `tuned_from`, prefix tokens included."""
+        with on_input(self.blocks[self.tuned_from], _stop):
+            try:
+                self._hidden(images)
+            except _Reached as reached:
+                return reached.hidden
+        raise ValueError(f"{self.resolved}: block {self.tuned_from} was not run")
+
+    def upper(self, hidden: Tensor, image_size: int) -> Tokens:
+        """The result of `lower` -> tokens, by the blocks from `tuned_from` on."""
+        path, _, name = self.family.blocks.rpartition(".")
+        parent, grid = self.model.get_submodule(path), self.grid(image_size)
+        blocks = getattr(parent, name)
+        blank = hidden.new_zeros(1, 3, image_size, image_size)  # embedded, so that each family's own loop can be used
+        setattr(parent, name, blocks[self.tuned_from :])
+        try:
+            with on_input(blocks[self.tuned_from], lambda embedded: hidden):
+                return self._tokens(self._hidden(blank), grid)
+        finally:
+            setattr(parent, name, blocks)
 
     def _showing(self, early: Callable[[Tensor], None] | None, grid: tuple[int, int]) -> AbstractContextManager[Any]:
         """Calls ``early`` with the last P tokens of the early block; prefix tokens and prompts come before them."""
@@ -182,10 +208,30 @@ class Backbone(nn.Module):
         return sha.hexdigest()
 
 
-def _tune_layernorm(backbone: Backbone) -> list[nn.Module]:
+class _Reached(Exception):
+    """Ends a pass before its last blocks."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+def _stop(hidden: Tensor) -> Tensor:
+    raise _Reached(hidden)
+
+
+def _tune_layernorm(backbone: nn.Module) -> list[nn.Module]:
     # each family of transformers and timm has its own RMSNorm class, without a common base
     kinds, own = (nn.LayerNorm, nn.BatchNorm2d), "rmsnorm"
     return [part for part in backbone.modules() if isinstance(part, kinds) or type(part).__name__.lower().endswith(own)]
+
+
+def _tune_upper_layernorm(backbone: Backbone) -> list[nn.Module]:
+    if backbone.family.convolutional:
+        raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
+    backbone.tuned_from = len(backbone.blocks) * 2 // 3
+    norm = backbone.family.final_norm
+    tuned = [*backbone.blocks[backbone.tuned_from :], *([backbone.model.get_submodule(norm)] if norm else [])]
+    return [norm for part in tuned for norm in _tune_layernorm(part)]
 
 
 def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
@@ -196,6 +242,7 @@ def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
 TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
     "head": lambda backbone: [],
     "layernorm": _tune_layernorm,
+    "upper-layernorm": _tune_upper_layernorm,
     "full": lambda backbone: [backbone.model],
     "last_block": _tune_last_block,
 }
@@ -206,13 +253,14 @@ def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
 
     Args:
         mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
-            convolutional nets); `last_block` the last transformer block (last stage) and the final norm; `full` all;
+            convolutional nets); `upper-layernorm` those of the last third of the blocks; `last_block` the last transformer block (last stage) and the final norm; `full` all;
             `lora` updates of rank `lora_rank`, added to the attention layers and initialised at random (extra `lora`).
     """
     known = [*TUNING, "lora"]
     if mode not in known:
         raise ValueError(f"tuning must be one of {sorted(known)}, got {mode!r}{did_you_mean(mode, known)}")
     backbone.requires_grad_(False)
+    backbone.tuned_from = 0
     for module in add_lora(backbone, lora_rank) if mode == "lora" else TUNING[mode](backbone):
         module.requires_grad_(True)
     return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]

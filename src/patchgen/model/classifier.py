@@ -83,7 +83,7 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.pool = pool
         self.context = False
-        self.grid = backbone.grid(image_size)
+        self.size, self.grid = image_size, backbone.grid(image_size)
         self.select: PatchGen | Selector | None = None
         if pool in ("patchgen", "patchgen-cls"):
             patches = self.grid[0] * self.grid[1]
@@ -103,6 +103,11 @@ class Classifier(nn.Module):
         """Whether nothing before ``classify`` is trained, so that the result of ``read`` can be cached."""
         return self.backbone.frozen and self.pool != "select"
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the lower blocks of the backbone are frozen, so that their tokens (B, T, D) can be stored."""
+        return self.backbone.tuned_from > 0 and self.pool != "select" and not self.context
+
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
         """Initialise the mask on normalised source images (B, 3, H, W), before the first step."""
@@ -114,10 +119,12 @@ class Classifier(nn.Module):
     def read(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) -> (B, D) for one vector, (B, 2, D) for cls-mean, (B, P, D) for PatchGen.
 
+        With ``reads_hidden`` also from the stored tokens of the lower blocks (B, T, D).
+
         ``patchgen-cls`` has the class token first: (B, 1 + P, D). With ``context`` the mean early token is appended.
         """
         if not self.context:
-            return self._pooled(self.backbone(images))
+            return self._pooled(self.backbone(images) if images.ndim == 4 else self.backbone.upper(images, self.size))
         early: list[Tensor] = []
         read = self._pooled(self.backbone(images, early.append))
         return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
@@ -163,13 +170,17 @@ class Classifier(nn.Module):
         return first, second
 
     def forward(self, inputs: Tensor, mask: Tensor | None = None) -> Output:
-        """Images (four dimensions), or their cached ``read`` (two or three); ``mask`` replaces the learned one."""
+        """Images (four dimensions), or what is cached of them: the tokens of ``reads_hidden``, else their ``read``.
+
+        ``mask`` (B, P) replaces the learned one.
+        """
         if isinstance(self.select, Selector):
             (_, cls, _), own, shown, early = self.select(self.backbone, inputs, mask)
             context = early.detach().mean(1) if self.context else None
             features = self.drop(cls)
             return Output(self.head(features), features, shown, own_mask=own, context=context)
-        return self.classify(self.read(inputs) if inputs.ndim == 4 else inputs, mask)
+        whole = inputs.ndim == 4 or self.reads_hidden
+        return self.classify(self.read(inputs) if whole else inputs, mask)
 
 
 def _context(early: Tensor) -> Tensor:

@@ -68,6 +68,18 @@ class Traits(NamedTuple):
     num_prefix_tokens: int
 
 
+def on_input(module: nn.Module, act: Callable[[Tensor], Tensor]) -> RemovableHandle:
+    """Replace a module's first argument by ``act`` of it in every pass."""
+
+    def hook(module: nn.Module, inputs: Any, named: Any) -> Any:
+        if inputs:
+            return (act(inputs[0]), *inputs[1:]), named
+        first = next(iter(named))
+        return inputs, {**named, first: act(named[first])}
+
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
 def on_tensor(module: nn.Module, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
     """Call ``act`` with a module's output in every pass; a tensor that it returns replaces the output.
 
