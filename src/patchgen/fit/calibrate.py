@@ -45,14 +45,18 @@ class Calibration:
 
 
 def calibrate(
-    predictor: Predictor, fold: Fold, store: ImageStore, tick: Callable[[int], None] | None = None
+    predictor: Predictor,
+    fold: Fold,
+    store: ImageStore,
+    tick: Callable[[int], None] | None = None,
+    tokens: np.ndarray | None = None,
 ) -> tuple[Confidence, Calibration]:
-    """Fit temperature and familiarity of a trained model on its fold's source images."""
+    """Fit temperature and familiarity of a trained model on its fold's source images, or on their stored tokens."""
     seed = predictor.config.seed
     train = spread([fold.train[d] for d in fold.train], IMAGES, seed)
     held_out = spread(list(fold.validation.values()), IMAGES, seed)
-    _, features = read(predictor, store, train, tick)
-    logits, others = read(predictor, store, held_out, tick)
+    _, features = read(predictor, store, train, tick, tokens)
+    logits, others = read(predictor, store, held_out, tick, tokens)
     label = torch.from_numpy(fold.target[held_out])
     temperature = fit_temperature(logits, label)
     familiar = fit_familiar(features, torch.from_numpy(fold.target[train]), others)
@@ -80,12 +84,22 @@ def spread(parts: list[np.ndarray], limit: int, seed: int) -> np.ndarray:
 
 @torch.inference_mode()
 def read(
-    predictor: Predictor, store: ImageStore, rows: np.ndarray, tick: Callable[[int], None] | None = None
+    predictor: Predictor,
+    store: ImageStore,
+    rows: np.ndarray,
+    tick: Callable[[int], None] | None = None,
+    tokens: np.ndarray | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits (N, C) and features (N, D) of rows of the store, in double precision."""
     backbone, logits, features = predictor.model.backbone, [], []
-    for _, pixels in batches(rows, store.load, tick=tick):
-        out = predictor.model(normalize(pixels.to(predictor.device).float() / 255, backbone.mean, backbone.std))
+
+    def inputs(some: np.ndarray) -> Tensor:
+        if tokens is not None:
+            return torch.from_numpy(tokens[some]).to(predictor.device).float()
+        return normalize(store.load(some).to(predictor.device).float() / 255, backbone.mean, backbone.std)
+
+    for _, part in batches(rows, inputs, tick=tick):
+        out = predictor.model(part)
         logits.append(out.logits.double().cpu())
         features.append(out.features.double().cpu())
     return torch.cat(logits), torch.cat(features)

@@ -1,42 +1,50 @@
-"""Which images of its left-out site a run classifies correctly, for comparing methods image by image.
-
-A run records only its accuracy there. The images are predicted again, and the result is stored in the run folder for
-repeated fits.
-"""
+"""What each run predicted at the site that it left out: for comparing methods, and for calibrating "unknown"."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from patchgen.common.files import replacing
 from patchgen.common.progress import Progress
 from patchgen.fit.calibrate import read
-from patchgen.predict.predictor import load_run
+from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import Predictions, read_predictions, save_predictions
 from patchgen.tasks import Fold
 
-if TYPE_CHECKING:
-    from patchgen.predict.predictor import Checkpoint
-
-NAME = "left_out.npy"
+QUANTILES = tuple(i / 20 for i in range(21))
 
 
-def right_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint, bar: Progress) -> np.ndarray:
-    """(n,) bool: whether each image of the unseen site got its class, in the order of `rows_of`."""
-    rows, file = rows_of(fold), run.path / f"{checkpoint}_{NAME}"
-    known = _load(file, len(rows))
-    if known is not None:
-        bar.advance(len(rows))
-        return known
+def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Predictions:
+    """The predictions for the unseen site, in the order of `rows_of`.
+
+    Runs save them; those of earlier versions are loaded, predict once more, and save them too.
+    """
+    rows = rows_of(fold)
+    saved = read_predictions(run.path, checkpoint)
+    if saved is not None and np.array_equal(saved.rows, rows) and np.array_equal(saved.label, fold.truth[rows]):
+        return saved
     predictor = load_run(run.path, checkpoint)
-    logits, _ = read(predictor, predictor.store(fold.table.files), rows, bar.tick)
-    right: np.ndarray = logits.argmax(1).numpy() == fold.truth[rows]
-    with replacing(file) as temporary, open(temporary, "wb") as stream:
-        np.save(stream, right)
-    return right
+    with Progress(f"predicting {fold.unseen}", len(rows)) as bar:
+        logits, _ = read(predictor, predictor.store(fold.table.files), rows, bar.tick)
+    predictions = Predictions(rows, fold.truth[rows], logits.softmax(1).float().numpy())
+    save_predictions(run.path, checkpoint, predictions, fold.classes)
+    return predictions
+
+
+def right(predictions: Predictions) -> np.ndarray:
+    """(n,) bool: whether each image got its class."""
+    correct: np.ndarray = predictions.probabilities.argmax(1) == predictions.label
+    return correct
+
+
+def confidence_quantiles(predictions: Predictions) -> list[float]:
+    """The largest probability of each image, before calibration, at 21 evenly spaced quantiles.
+
+    An image of a known class at a new site is this confident; what is less so may be of an unknown class.
+    """
+    return [round(float(q), 6) for q in np.quantile(predictions.probabilities.max(1), QUANTILES)]
 
 
 def rows_of(fold: Fold) -> np.ndarray:
@@ -48,11 +56,3 @@ def groups_of(folds: Sequence[Fold]) -> list[np.ndarray] | None:
     """The patient of each row of `rows_of`, for each fold; None if the data has none."""
     group = folds[0].table.group
     return [np.array(group)[rows_of(fold)] for fold in folds] if group else None
-
-
-def _load(file: object, count: int) -> np.ndarray | None:
-    try:
-        found: np.ndarray = np.load(str(file), allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError):  # missing or damaged
-        return None
-    return found if found.shape == (count,) and found.dtype == np.bool_ else None

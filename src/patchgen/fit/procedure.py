@@ -12,22 +12,25 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
 from patchgen.common.kept import keeping
 from patchgen.common.progress import Progress, saying_once
-from patchgen.config import NO_DOMAIN, Config
+from patchgen.common.text import duration
+from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import Table, fingerprint, read_table
-from patchgen.fit.before import Plan, check_models, check_readable, first_look, label_of
+from patchgen.fit.budget import estimate, measure, within
 from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
-from patchgen.fit.left_out import groups_of, right_at
+from patchgen.fit.left_out import confidence_quantiles, groups_of, predictions_at, right
+from patchgen.fit.plan import Plan, check_models, check_readable, label_of
+from patchgen.methods import method_class
 from patchgen.predict.card import comparison_sentence
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
@@ -38,7 +41,11 @@ from patchgen.runs.selection import best
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
+from patchgen.train.tokens import stored_tokens
 from patchgen.train.track import make_tracker
+
+QUICK_FROM = 5 * 60  # seconds: longer fits begin with a quick model
+LONG = 15 * 60  # seconds: longer ones name the ways to shorten them
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,7 @@ class SiteFold:
     uncovered: list[str]  # classes that only this site has, which cannot be learned from the others
     run: str
     method: str = ""
+    confidence: list[float] = field(default_factory=list)  # quantiles of the largest probability there
 
 
 class Clock:
@@ -86,6 +94,9 @@ def fit(
     split_given: bool = True,
     quiet: bool = False,
     track: str | bool = False,
+    minutes: float | None = None,
+    fixed: Iterable[str] = (),
+    stop_at_quick: Callable[[str], bool] = lambda offer: False,
 ) -> Model:
     """Train a deployable model.
 
@@ -96,6 +107,9 @@ def fit(
         runs: Parent of the run folders.
         split_given: False if the user did not set `config.split`: it then depends on the groups of a manifest.
         track: Log every training to `tensorboard` (or True), `wandb` or `mlflow`.
+        minutes: Choose methods, steps and image size such that the fit ends in this time.
+        fixed: Names of settings that `minutes` must not change.
+        stop_at_quick: Called with a sentence when a long fit has its quick model; True returns that one.
 
     Raises:
         ValueError: invalid settings or data, detected before the first training if possible.
@@ -104,26 +118,81 @@ def fit(
         make_tracker(track)  # raises now if the extra is missing
     with saying_once(), keeping():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
-        plan.announce()
-        if not plan.all_finished:
+        if minutes is None:
+            plan.announce()
+        if minutes is not None or not plan.all_finished:
             check_models(plan)
+            plan, seconds = _budget(plan, minutes, frozenset(fixed))
             check_readable(plan)
-            first_look(plan)
-        work = [len(fold.train) for _ in plan.candidates for fold in plan.sites.values()] + [len(plan.final.train)]
-        clock = Clock(work, plan.say)
-        scored = {label: _leave_out(plan, config, clock, track) for label, config in plan.candidates.items()}
-        choice = _choose(plan, scored) if len(scored) > 1 else None
-        chosen = choice.chosen if choice else next(iter(scored))
-        config, final = plan.candidates[chosen], plan.final
-        title = f"without {final.unseen}, to be scored on it" if final.test else "on all sites"
-        with clock.training(plan.title(config, title), plan.is_finished(config)):
-            run = train(config, runs, plan.table, quiet=quiet, track=track)
-        if final.test:
-            folds = [_site_fold(run, final)]
-        else:
-            labels = choice.counted if choice else [chosen] * len(plan.sites)
-            folds = [scored[label][i] for i, label in enumerate(labels)]
-        return finish(run, final, folds, quiet, choice)
+            if minutes is None and seconds > QUICK_FROM and not quiet and (quick := _quick_plan(plan)):
+                model = _quick_look(quick, plan, seconds, stop_at_quick, track)
+                if model is not None:
+                    return model
+        return _run(plan, track)
+
+
+def _budget(plan: Plan, minutes: float | None, fixed: frozenset[str]) -> tuple[Plan, float]:
+    """Say what the plan costs; with `minutes`, change it to end in time."""
+    if plan.quiet and minutes is None:
+        return plan, 0.0
+    rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
+    if minutes is not None:
+        plan, note = within(plan, rates, minutes, fixed)
+        rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
+        plan.say(f"to end within {minutes:g} min: {note}")
+        plan.announce()
+    seconds = estimate(plan, rates)
+    plan.say(f"this will take about {duration(seconds)}, measured on a few steps")
+    if minutes is None and seconds > LONG:
+        plan.say("shorter: --quick for a first model in some minutes, --minutes 20 for what fits into that time")
+    return plan, seconds
+
+
+def _quick_plan(plan: Plan) -> Plan | None:
+    """The last method with the quick settings; None if the plan is quick already, or cannot be."""
+    config = next((c for c in reversed(plan.candidates.values()) if method_class(c.method).pool != "select"), None)
+    if config is None or not plan.sites or "upper-layernorm" in (config.tune, method_class(config.method).tune):
+        return None
+    try:
+        quick = replace(config, **{**PRESETS["quick"], "precision": config.precision, "swad": False})
+        candidates = {label_of(quick): quick}
+        check_models(plan.with_candidates(candidates))
+    except ValueError:  # such as a convolutional network, or another patch size
+        return None
+    return plan.with_candidates(candidates)
+
+
+def _quick_look(
+    quick: Plan, plan: Plan, seconds: float, stop: Callable[[str], bool], track: str | bool
+) -> Model | None:
+    """Train the quick model at left-out sites, and finish it if the user wants no more than that."""
+    plan.say("a quick model first")
+    folds = _leave_out(quick, quick.first, Clock([len(fold.train) for fold in quick.sites.values()], plan.say), track)
+    offer = (
+        f"quick model: {_expected(folds).mean:.2f} expected at a new site; "
+        f"the full training takes about {duration(seconds)}"
+    )
+    plan.say(offer)
+    return _run(quick, track) if stop(offer) else None
+
+
+def _run(plan: Plan, track: str | bool) -> Model:
+    """All trainings of a plan, and its model."""
+    work = [len(fold.train) for _ in plan.candidates for fold in plan.sites.values()] + [len(plan.final.train)]
+    clock = Clock(work, plan.say)
+    scored = {label: _leave_out(plan, config, clock, track) for label, config in plan.candidates.items()}
+    choice = _choose(plan, scored) if len(scored) > 1 else None
+    selected = choice.chosen if choice else next(iter(scored))
+    config, final = plan.candidates[selected], plan.final
+    title = f"without {final.unseen}, to be scored on it" if final.test else "on all sites"
+    with clock.training(plan.title(config, title), plan.is_finished(config)):
+        run = train(config, plan.runs, plan.table, quiet=plan.quiet, track=track)
+    if final.test:
+        folds = [_site_fold(run, final)]
+    else:
+        labels = choice.counted if choice else [selected] * len(plan.sites)
+        folds = [scored[label][i] for i, label in enumerate(labels)]
+    return finish(run, final, folds, plan.quiet, choice)
 
 
 def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_given: bool, quiet: bool) -> Plan:
@@ -143,6 +212,9 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
     for note in final.notes:
         say(f"data: {note}")
     left_out = list(table.domains) if expecting and not final.test else []
+    if len(table.domains) == 1:
+        say(f"one site, {table.domains[0]}: no accuracy at a new site can be estimated without a second one")
+        left_out, candidates = [], candidates[-1:]
     if len(candidates) > 1 and not left_out:
         raise ValueError(
             f"methods are compared at sites that are left out in turn, and here none is (--unseen or --no-expect): "
@@ -171,16 +243,14 @@ def _leave_out(plan: Plan, config: Config, clock: Clock, track: str | bool) -> l
 
 def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
     """Compare the methods image by image, at the sites that were left out."""
-    total = sum(one.images for folds in scored.values() for one in folds)
-    with Progress("comparing the methods", total, quiet=plan.quiet) as bar:
-        right = {
-            label: [
-                right_at(RunFolder.open(plan.runs / one.run), fold, reported(plan.candidates[label]), bar)
-                for one, fold in zip(folds, plan.sites.values(), strict=True)
-            ]
-            for label, folds in scored.items()
-        }
-    choice = choose(right, groups_of(list(plan.sites.values())))
+    answers = {
+        label: [
+            right(predictions_at(RunFolder.open(plan.runs / result.run), fold, reported(plan.candidates[label])))
+            for result, fold in zip(folds, plan.sites.values(), strict=True)
+        ]
+        for label, folds in scored.items()
+    }
+    choice = choose(answers, groups_of(list(plan.sites.values())))
     for one in choice.comparisons:
         plan.say(comparison_sentence({**asdict(one), "shown": one.shown}, choice.images))
     return choice
@@ -193,10 +263,13 @@ def finish(
     checkpoint = reported(run.config)
     predictor = load_run(run.path, checkpoint)
     whole = make_fold(replace(run.config, val_images=None), fold.table)  # every held-out image, not a sample of them
-    store = predictor.store(fold.table.files)
+    store, model = predictor.store(fold.table.files), predictor.model
+    tokens = None
+    if model.reads_hidden and not run.config.augment:
+        tokens = stored_tokens(model, run.config, fold.table, store, predictor.device, quiet)
     _say(quiet)(f"calibrating confidence on {calibration_images(whole):,} images of the training sites")
     with Progress("calibrating", calibration_images(whole), quiet=quiet) as bar:
-        predictor.confidence, report = calibrate(predictor, whole, store, bar.tick)
+        predictor.confidence, report = calibrate(predictor, whole, store, bar.tick, tokens)
     header = load_tensors(run.checkpoint(checkpoint))[1]
     scores = _expected(folds) if folds else None
     about: dict[str, Any] = {
@@ -245,8 +318,10 @@ def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
     test = score_record(run, wanted)["all"]
     chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
     validation = sum(site["accuracy"] for site in chosen) / len(chosen)
+    quantiles = confidence_quantiles(predictions_at(run, fold, wanted))
+    method = label_of(run.config)
     return SiteFold(
-        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name, label_of(run.config)
+        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name, method, quantiles
     )
 
 

@@ -253,8 +253,9 @@ def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
 
     Args:
         mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
-            convolutional nets); `upper-layernorm` those of the last third of the blocks; `last_block` the last transformer block (last stage) and the final norm; `full` all;
-            `lora` updates of rank `lora_rank`, added to the attention layers and initialised at random (extra `lora`).
+            convolutional nets); `upper-layernorm` those of the last third of the blocks; `last_block` the last
+            transformer block (last stage) and the final norm; `full` all; `lora` updates of rank `lora_rank`, added to
+            the attention layers and initialised at random (extra `lora`).
     """
     known = [*TUNING, "lora"]
     if mode not in known:

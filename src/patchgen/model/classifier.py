@@ -110,9 +110,9 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def start(self, images: Tensor) -> None:
-        """Initialise the mask on normalised source images (B, 3, H, W), before the first step."""
+        """Initialise the mask on normalised source images (B, 3, H, W), before the first step; or on their tokens."""
         if isinstance(self.select, PatchGen):
-            self.select.calibrate(self.backbone(images).patches.float())
+            self.select.calibrate(self._tokens(images).patches.float())
         elif self.select is not None:
             self.select.start(self.select(self.backbone, images).early)
 
@@ -124,10 +124,14 @@ class Classifier(nn.Module):
         ``patchgen-cls`` has the class token first: (B, 1 + P, D). With ``context`` the mean early token is appended.
         """
         if not self.context:
-            return self._pooled(self.backbone(images) if images.ndim == 4 else self.backbone.upper(images, self.size))
+            return self._pooled(self._tokens(images))
         early: list[Tensor] = []
         read = self._pooled(self.backbone(images, early.append))
         return torch.cat([read if read.ndim == 3 else read.unsqueeze(1), _context(early[0]).unsqueeze(1)], 1)
+
+    def _tokens(self, inputs: Tensor) -> Tokens:
+        """Images (B, 3, H, W), or the stored tokens of their lower blocks (B, T, D) -> tokens."""
+        return self.backbone(inputs) if inputs.ndim == 4 else self.backbone.upper(inputs, self.size)
 
     def _pooled(self, tokens: Tokens) -> Tensor:
         if self.pool == "cls":

@@ -55,14 +55,26 @@ class FeatureCache(dict[int, Tensor]):
 
 
 class Reader:
-    """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen."""
+    """Rows of the table -> input of the classifier, without augmentation; cached if the backbone is frozen.
 
-    def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore) -> None:
-        self.fabric, self.model, self.store = fabric, model, store
+    Args:
+        tokens: The stored tokens of the lower blocks (N, T, D), if only the upper ones are tuned.
+    """
+
+    def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore, tokens: np.ndarray | None = None) -> None:
+        self.fabric, self.model, self.store, self.tokens = fabric, model, store, tokens
         self.memory = FeatureCache(MEMORY if model.reads_frozen else 0)
+
+    @property
+    def caches(self) -> bool:
+        """Whether pixels are read once: nothing is trained before the stored tokens, or before the head."""
+        return self.tokens is not None or self.model.reads_frozen
 
     @torch.no_grad()
     def __call__(self, rows: np.ndarray) -> Tensor:
+        if self.tokens is not None:
+            with torch.inference_mode(False):
+                return cast(Tensor, self.fabric.to_device(torch.from_numpy(self.tokens[rows]).float()))
         if not self.model.reads_frozen:
             return self.images(rows)
         new = np.array([row for row in np.unique(rows) if int(row) not in self.memory], dtype=np.int64)

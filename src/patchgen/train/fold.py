@@ -48,6 +48,7 @@ from patchgen.train.optim import make_optimizer
 from patchgen.train.step import Step
 from patchgen.train.summary import progress_line
 from patchgen.train.swad import Swad
+from patchgen.train.tokens import stored_tokens
 from patchgen.train.values import StepValues, diverged, not_finite
 
 SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID")
@@ -134,7 +135,7 @@ class FoldTrainer(Trainer):
             config.seed,
             AUGMENTATIONS[config.augmentation]() if config.augment else None,
         )
-        self.reader = Reader(fabric, self.model, store)
+        self.reader = Reader(fabric, self.model, store, self._tokens(store))
         if not run.checkpoint("state").exists():
             self._calibrate()
         if config.compile:
@@ -162,6 +163,15 @@ class FoldTrainer(Trainer):
         self.about["stain"] = reference.facts()
         return reference
 
+    def _tokens(self, store: ImageStore) -> np.ndarray | None:
+        """The stored tokens of the lower blocks, if they are frozen and images are not augmented."""
+        if not self.model.reads_hidden or self.batches.augment is not None:
+            return None
+        if self.writes:
+            stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
+        self.fabric.barrier()  # the other processes read what the first has written
+        return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
+
     def _compile(self) -> None:
         """Compile for the shape of a micro-batch, in the run's precision."""
         if self._keeps_features:
@@ -176,7 +186,7 @@ class FoldTrainer(Trainer):
     @property
     def _keeps_features(self) -> bool:
         """Whether features are cached: nothing before them can change."""
-        return self.model.reads_frozen and self.batches.augment is None
+        return self.reader.caches and self.batches.augment is None
 
     def _set_up_method(self) -> None:
         """Create the method's parameters, from the seed alone; the mask has been calibrated by now."""
@@ -350,7 +360,8 @@ class FoldTrainer(Trainer):
     def _calibrate(self) -> None:
         """Calibrate the mask on the source images of the first step; the same on every rank."""
         if self.model.has_mask:
-            self.model.start(self.reader.images(np.unique(self.batches.rows_at(0)[0])[:64]))
+            rows = np.unique(self.batches.rows_at(0)[0])[:64]
+            self.model.start(self.reader.images(rows) if self.reader.tokens is None else self.reader(rows))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The steps of a fit before its first training: announce the plan, read every image, give a quick estimate."""
+"""What a fit is going to do: its trainings, which of them are finished, and the checks before the first one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from patchgen.common.files import cache_dir, expanded
 from patchgen.common.progress import Progress
-from patchgen.common.text import duration
 from patchgen.config import Config
+from patchgen.data.doctor import TINY_CLASS
 from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.shared import shared_store
 from patchgen.data.table import Table, fingerprint
-from patchgen.fit.quick import quick_look
-from patchgen.methods import make_method, method_class
+from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.tasks import Fold
 
 LISTED = 50  # unreadable files that are named
+NAMED = 5  # classes with few images that are named
 
 
 @dataclass(eq=False)
@@ -65,8 +65,15 @@ class Plan:
     @property
     def left_out(self) -> list[tuple[Config, Fold]]:
         """The trainings that leave a site out."""
-        return [(replace(config, unseen=site), fold) for config in self.candidates.values()
-                for site, fold in self.sites.items()]  # fmt: skip
+        return [job for label in self.candidates for job in self.left_out_with(label)]
+
+    def left_out_with(self, label: str) -> list[tuple[Config, Fold]]:
+        """Those of one method."""
+        return [(replace(self.candidates[label], unseen=site), fold) for site, fold in self.sites.items()]
+
+    def with_candidates(self, candidates: dict[str, Config]) -> Plan:
+        """The same plan with other methods or settings."""
+        return replace(self, candidates=candidates)
 
     @property
     def all_finished(self) -> bool:
@@ -93,6 +100,20 @@ class Plan:
         self.say(f"{total} training{'s' * (total > 1)}: {', then '.join(parts)}; {done or 'none'} finished in {where}")
         if skipped := list_files(self.table.root).skipped if self.is_folder else []:
             self.say(f"data: {skipped_line(skipped)}")
+        for warning in warnings_of(self.table):
+            self.say(f"data: {warning}")
+
+
+def warnings_of(table: Table) -> list[str]:
+    """What makes an estimate uncertain: sites with a handful of images of a class, classes missing at a site."""
+    counts = table.counts()
+    missing = [f"{site} lacks {', '.join(names)}" for site, names in table.missing().items()]
+    tiny = [f"{site}/{name} ({n})" for site, row in counts.items() for name, n in row.items() if 0 < n < TINY_CLASS]
+    few = ", ".join([*tiny[:NAMED], *(["..."] if len(tiny) > NAMED else [])])
+    return [
+        *([f"{'; '.join(missing)}: a class that only one site has cannot be learned without it"] if missing else []),
+        *([f"fewer than {TINY_CLASS} images: {few}; their scores will say little"] if tiny else []),
+    ]
 
 
 def label_of(config: Config) -> str:
@@ -126,24 +147,3 @@ def check_readable(plan: Plan) -> None:
             f"{count} of {len(rows):,} cannot be read; repair, replace or remove (also from a manifest), then repeat:"
         )
         raise ValueError("\n".join([head, *lines, *more]))
-
-
-def first_look(plan: Plan) -> None:
-    """Report the accuracy of a linear probe on frozen features at each left-out site, and the expected cost."""
-    left_out = list(plan.sites) or [plan.final.unseen] * bool(plan.final.test)
-    if plan.quiet or not left_out:
-        return
-    config = plan.first
-    look = quick_look(config, plan.table, left_out, plan.store)
-    plan.say(str(look))
-    jobs = [*plan.left_out, (list(plan.candidates.values())[-1], plan.final)]
-    seconds = sum(forecast(*job, look.per_image) for job in jobs if not plan.is_finished(job[0]))
-    plan.say(f"the trainings will take about {duration(seconds)}, estimated from the quick look")
-
-
-def forecast(config: Config, fold: Fold, per_image: float) -> float:
-    """Seconds of a training: a step that tunes the backbone costs three forward passes, two of them for backward."""
-    passes = 1 if (config.tune or method_class(config.method).tune) == "head" else 3
-    steps = config.steps * config.batch_per_domain * len(fold.train) * passes
-    evaluations = (config.steps // config.eval_every + 1) * sum(len(rows) for rows in fold.validation.values())
-    return per_image * (steps + evaluations + sum(len(rows) for rows in fold.test.values()))

@@ -1,0 +1,148 @@
+"""What a fit will cost, from a measured rate, and settings that fit into a given time.
+
+rate = measure(config, plan)                     # seconds per image of a training step and of a forward pass
+seconds = estimate(plan, rates)                  # trainings that are not finished, start-up and calibration
+plan, note = within(plan, rates, minutes=20)     # fewer methods, fewer steps, smaller images, or quick settings
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from patchgen.common.threads import use_threads
+from patchgen.config import PRESETS, Config
+from patchgen.data.loaders import Batch
+from patchgen.fit import BEST
+from patchgen.fit.calibrate import calibration_images
+from patchgen.methods import make_method, method_class
+from patchgen.methods.build import build_model
+from patchgen.train.optim import make_optimizer
+from patchgen.train.step import PlainStep
+
+if TYPE_CHECKING:
+    from patchgen.fit.plan import Plan
+    from patchgen.tasks import Fold
+
+T = TypeVar("T")
+FEWEST_STEPS = 60  # fewer train nothing useful: then the quick settings
+LOADING = 1.5  # seconds of a training besides building the model: checkpoints, the records, the first batch
+AUGMENTED = 1.1  # crops, flips and colours, relative to a step without them
+SMALL_SIDE = 112  # larger images are scaled down to this; both 14 and 16 divide it
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Measured seconds."""
+
+    step: float  # per training image
+    forward: float  # per image
+    build: float  # per training
+    lower: float = 0.0  # per image, once: tokens that are stored
+
+
+def measure(config: Config, classes: tuple[str, ...]) -> Rate:
+    """Time some training steps and forward passes on random pixels, as a training would run them."""
+    use_threads(config.threads)
+    method = make_method(config)
+    method.class_names = classes
+    start = time.monotonic()
+    model = build_model(config, method, len(classes))
+    method.setup(model)
+    build = time.monotonic() - start
+    images = torch.randn(8, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(0))
+    half = config.precision == "bf16-mixed"
+    lower = 0.0
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        if model.reads_hidden and not config.augment:
+            with torch.no_grad():
+                model.backbone.lower(images)
+                lower, images = _seconds(lambda: model.backbone.lower(images))
+        if model.has_mask:
+            model.start(images)
+        step = PlainStep(method, model, make_optimizer(model, config, method), _batch(images, len(classes)))
+        step.take()  # the first of a shape prepares kernels
+        training = min(_seconds(step.take)[0] for _ in range(2))
+        with torch.no_grad():
+            forward, _ = _seconds(lambda: model(images))
+    return Rate(training / 8 * (AUGMENTED if config.augment else 1), forward / 8, build + LOADING, lower / 8)
+
+
+def _seconds(work: Callable[[], T]) -> tuple[float, T]:
+    start = time.monotonic()
+    result = work()
+    return time.monotonic() - start, result
+
+
+def _batch(images: torch.Tensor, classes: int) -> Batch:
+    number = torch.arange(len(images))
+    return Batch(images, number % classes, number // 4, number, num_domains=2)
+
+
+def estimate(plan: Plan, rates: Mapping[str, Rate]) -> float:
+    """Seconds until the model is written, if nothing else runs on this machine."""
+    total, last = 0.0, list(plan.candidates)[-1]
+    jobs = [(label, *job) for label in plan.candidates for job in plan.left_out_with(label)]
+    for label, config, fold in [*jobs, (last, plan.candidates[last], plan.final)]:
+        if not plan.is_finished(config):
+            total += _training(config, fold, rates[label])
+    stored = sum(len(rows) for part in (plan.final.train, plan.final.test) for rows in part.values())
+    return total + calibration_images(plan.final) * rates[last].forward + stored * rates[last].lower
+
+
+def _training(config: Config, fold: Fold, rate: Rate) -> float:
+    steps = config.steps * config.batch_per_domain * len(fold.train)
+    evaluations = ((config.steps - 1) // config.eval_every + 2) * sum(len(rows) for rows in fold.validation.values())
+    masks = 2 if method_class(config.method).pool in ("patchgen", "patchgen-cls", "select") else 1  # the untrained too
+    checkpoints = 2 if config.swad else 1
+    tests = (masks + checkpoints - 1) * sum(len(rows) for rows in fold.test.values())
+    return rate.build + steps * rate.step + (evaluations + tests) * rate.forward
+
+
+def within(plan: Plan, rates: Mapping[str, Rate], minutes: float, fixed: frozenset[str]) -> tuple[Plan, str]:
+    """A plan that ends in time, as near to the one that was asked for as possible, and what was changed.
+
+    Args:
+        fixed: Settings that the user has named; they stay.
+    """
+    seconds, notes = 60 * minutes, list[str]()
+    if estimate(plan, rates) <= seconds:
+        return plan, "nothing had to be changed"
+    if len(plan.candidates) > 1 and "methods" not in fixed:
+        label = BEST if BEST in plan.candidates else list(plan.candidates)[-1]
+        plan = plan.with_candidates({label: plan.candidates[label]})
+        notes.append(f"{label} alone, nothing is compared")
+        if estimate(plan, rates) <= seconds:
+            return plan, "; ".join(notes)
+    side = plan.first.image_size
+    if side > SMALL_SIDE and "image_size" not in fixed:
+        share = (SMALL_SIDE / side) ** 2
+        rates = {name: replace(r, step=r.step * share, forward=r.forward * share) for name, r in rates.items()}
+        plan = _with(plan, image_size=SMALL_SIDE)
+        notes.append(f"{SMALL_SIDE} px")
+    if "steps" not in fixed:
+        shorter = _steps_within(plan, rates, seconds)
+        if shorter >= FEWEST_STEPS:
+            return _with(plan, steps=shorter, eval_every=max(1, shorter // 6)), "; ".join([*notes, f"{shorter} steps"])
+    quick = {name: value for name, value in PRESETS["quick"].items() if name not in fixed}
+    if "tune" in fixed or any(config.pool == "select" for config in plan.candidates.values()):
+        notes.append("even so it will take longer")
+        return plan, "; ".join(notes)
+    return _with(plan, **quick), "; ".join([*notes, "the quick settings"])
+
+
+def _steps_within(plan: Plan, rates: Mapping[str, Rate], seconds: float) -> int:
+    """The largest number of steps that fits."""
+    steps = plan.first.steps
+    while steps >= FEWEST_STEPS and estimate(_with(plan, steps=steps), rates) > seconds:
+        steps = int(steps * 0.9)
+    return steps
+
+
+def _with(plan: Plan, **changes: object) -> Plan:
+    configs = {label: replace(config, **changes) for label, config in plan.candidates.items()}  # type: ignore[arg-type]
+    return plan.with_candidates(configs)
