@@ -96,9 +96,8 @@ def stained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_and_use_see_the_same_pixels(
     stained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from patchgen.common.progress import Progress
     from patchgen.data.images import ImageStore, decode
-    from patchgen.fit.left_out import right_at
+    from patchgen.fit.left_out import predictions_at
     from patchgen.fit.procedure import fit
     from patchgen.predict.export import export
     from patchgen.predict.model_folder import read_model, write_model
@@ -141,8 +140,8 @@ def test_training_and_use_see_the_same_pixels(
     with pytest.raises(ValueError, match="normalises the stains"):
         export_wsinfer(read, tmp_path / "wsinfer", [decode(files[0], 28)], spacing=0.5, patch=28)
     trained.clear()  # methods are compared on the images that their runs were trained to read
-    with Progress("", 12, quiet=True) as bar:
-        right_at(RunFolder.open(run), make_fold(config), "selected", bar)
+    (run / "selected_predictions.safetensors").unlink()  # as an earlier version left it
+    predictions_at(RunFolder.open(run), make_fold(config), "selected")
     own = [one for one, file in zip(in_use, files, strict=True) if file.parent.parent.name == "unseen"]
     assert {one.tobytes() for one in trained} == {one.tobytes() for one in own}
 

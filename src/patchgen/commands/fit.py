@@ -18,11 +18,12 @@ from patchgen.commands.settings import (
     expand_track,
     help_layers,
     parse_settings,
+    preset_layers,
     settings_of,
     settings_schema,
 )
 from patchgen.config import NO_DOMAIN, Config
-from patchgen.fit import ALONE, COMPARED
+from patchgen.fit import BEST, COMPARED
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
@@ -40,11 +41,15 @@ class FitOptions(StartOptions):
     """The model folder to write; an older model there is replaced."""
     methods: Maybe[tuple[str, ...]] = None
     """Methods to compare at left-out sites, simplest first: a later one must be better by more than chance; by default
-    lp-ln and patchgen-select."""
+    lp-ln, patchgen and patchgen-cls."""
     expect: bool = True
     """Leave each site out in turn first, to estimate the accuracy at a new site; --no-expect skips it."""
     with_backbone: bool = True
     """Put the backbone's weights into the folder, so that it works offline elsewhere."""
+    quick: bool = False
+    """A first model in some minutes: one method, on stored tokens of the lower two thirds of the backbone."""
+    minutes: Maybe[float] = None
+    """Choose methods, steps and image size to end in about this time; settings that you name are kept."""
     runs: str = "runs"
     """Parent of the run folders."""
     track: Maybe[Tracking] = None
@@ -54,11 +59,19 @@ class FitOptions(StartOptions):
     json: bool = False
     """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
+    def layers(self, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
+        if not self.quick:
+            return super().layers(given, of)
+        if self.preset or self.config:
+            raise ValueError("--quick excludes --preset and --config: it is a preset of its own")
+        return (of or preset_layers)("quick", given)
+
 
 HIDDEN = ("task", "known", "unlabelled", "labelled_share", "num_classes")
-USUAL = ("fit", {"unseen": NO_DOMAIN, "method": ALONE})
+USUAL = ("fit", {"unseen": NO_DOMAIN, "method": BEST})
 TEXTS = {
-    "data": "Folder `site/class/*.jpg` or CSV manifest (path, domain, label, optional group).",
+    "data": "Folder `site/class/*.jpg` (`class/*.jpg` is one site), or CSV manifest (path, domain, label, optional "
+    "group).",
     "unseen": "Leave out only this site, score it, and keep the model that was trained without it.",
     "method": "Train only this method: a name of `patchgen methods`; `+` adds the terms of another. Also used with "
     "--unseen and --no-expect, which do not compare methods.",
@@ -84,6 +97,8 @@ def main(argv: list[str]) -> int:
     options, given = parsed(expand_track(argv))
     require_data(given.get("data", "."))
     announce(options.quiet)
+    if options.minutes is not None and not 0 < options.minutes < 1e6:
+        raise ValueError(f"--minutes must be a number above 0, not {options.minutes:g}")
     configs = _configs(options, given)
     from patchgen.common.files import check_writable
     from patchgen.common.progress import is_news, saying_once
@@ -99,7 +114,8 @@ def main(argv: list[str]) -> int:
         check_method(config.method, options.with_backbone)
     with saying_once():
         model = fit(configs, options.runs, expecting=options.expect, split_given="split" in given,
-                    quiet=options.quiet, track=options.track or False)  # fmt: skip
+                    quiet=options.quiet, track=options.track or False, minutes=options.minutes,
+                    fixed=[*given, *(["methods"] if options.methods else [])], stop_at_quick=_stops)  # fmt: skip
         folder = write_model(options.out, model, with_backbone=options.with_backbone)
         if is_news(model.predictor.model.backbone.description) and not options.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
@@ -111,6 +127,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _stops(offer: str) -> bool:
+    """Ask whether the quick model is enough; not where nobody can answer."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    print("Stop here and write the quick model? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
     """The settings of each method to compare, or of the single one."""
     from patchgen.methods import compared_methods
@@ -118,14 +142,14 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
 
     if "method" in given and options.methods is not None:
         raise ValueError("--method and --methods exclude each other: one method, or several to compare")
-    alone = given.get("unseen", NO_DOMAIN) != NO_DOMAIN or not options.expect
+    alone = given.get("unseen", NO_DOMAIN) != NO_DOMAIN or not options.expect or options.quick
     single = "method" in given or (alone and options.methods is None)
     methods = COMPARED if options.methods is None else options.methods
-    labels = (given.get("method", ALONE),) if single else compared_methods(methods)
+    labels = (given.get("method", BEST),) if single else compared_methods(methods)
     if not labels:
-        raise ValueError(f"--methods needs at least one name, such as {ALONE} (`patchgen methods` lists them)")
+        raise ValueError(f"--methods needs at least one name, such as {BEST} (`patchgen methods` lists them)")
     if single and "method" not in given and not options.quiet:
-        print(f"method: {ALONE}; to compare several, let each site be left out in turn", file=sys.stderr)
+        print(f"method: {BEST}; name several with --methods to compare them at left-out sites", file=sys.stderr)
     hparams = given.get("hparams", {})
     configs, unknown = [], set(hparams)
     for label in labels:
@@ -166,7 +190,8 @@ def _print(model: Model) -> None:
         what = "expected accuracy at a new site" if len(about["folds"]) > 1 else "accuracy at the one site left out"
         print(f"{what}: {Expected(**about['expected'])}")
     else:
-        print("expected accuracy at a new site: not known (--no-expect)")
+        why = "only one site" if len(about["data"]["sites"]) == 1 else "--no-expect"
+        print(f"expected accuracy at a new site: not known ({why})")
     print(
         f"confidence: temperature {model.predictor.confidence.temperature:.3f}, calibration error "
         f"{found['ece_before']:.4f} -> {found['ece_after']:.4f} on {found['images']} source validation images"

@@ -26,7 +26,8 @@ def read_lines(path: Path) -> list[Line]:
     """
     header, raw = read_csv(path)
     _check_columns(path, header)
-    lines = [(line, {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
+    one = {} if "domain" in header else {"domain": path.stem}  # without the column, all rows are of one site
+    lines = [(line, one | {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
     tags = {cells.get("benchmark", "") for _, cells in lines}
     if len(tags) != 1:
         raise ValueError(f"'{path}' has no rows, or several values in the column benchmark: {sorted(tags)[:3]}.")
@@ -35,7 +36,8 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def _check_columns(path: Path, header: Sequence[str]) -> None:
-    for column in ("path", "domain", "label"):
+    near = [name for name in header if name.lower() in ("site", "domains", "domian", "center", "centre", "hospital")]
+    for column in ("path", *(["domain"] if near else []), "label"):
         if column not in header:
             separator = next((s for s in (";", "\t", "|") if s in "".join(header)), None)
             hint = f"; separate cells with commas, not {separator!r}" if separator else did_you_mean(column, header)

@@ -116,7 +116,7 @@ def read_table(
             With `benchmark`, also the parent of its folder.
         benchmark: a registered name; otherwise a folder with the name of a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
-        for_scoring: one domain and one class suffice, and a folder `class/image` is one domain named after it.
+        for_scoring: one class suffices. A folder `class/image` is one domain named after it.
         disjoint: allow folders of domains that share no class (`check_shared`).
     """
     least = 1 if for_scoring else 2
@@ -153,8 +153,8 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     else:
         if (root / "oracle.json").is_file() and (root / "images").is_dir():
             raise ValueError(f"'{root}' is a generated data set with its masks; give its images, '{root / 'images'}'")
-        folders = visible_folders(root)
-        flat = least == 1 and folders and all(_is_flat(folder) for folder in folders)
+        folders = [folder for folder in visible_folders(root) if not is_result(folder)]
+        flat = folders and all(_is_flat(folder) for folder in folders)
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
@@ -164,6 +164,12 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
         if (other := first.setdefault(find(path)[0], path)) != path:
             raise ValueError(f"'{other}' and '{path}' in '{root}' are one file, reached through a link; remove one")
     return _build(root, rows, None, entry, used, least)
+
+
+def is_result(folder: Path) -> bool:
+    """Whether a folder holds runs, or a model, rather than the images of a site."""
+    runs = any((inner / "config.yaml").is_file() and (inner / "checkpoints").is_dir() for inner in folder.iterdir())
+    return runs or (folder / "model.safetensors").is_file()
 
 
 def _is_flat(folder: Path) -> bool:
@@ -178,7 +184,7 @@ def check_shared(table: Table) -> Table:
         ValueError: suggests the intended folder, if there is one. A registered benchmark is never rejected.
     """
     cells = np.unique(np.stack([table.label, table.domain])[:, table.label >= 0], axis=1)
-    if table.benchmark or len(np.unique(cells[0])) < cells.shape[1]:
+    if table.benchmark or len(table.domains) == 1 or len(np.unique(cells[0])) < cells.shape[1]:
         return table
     first, second = ([c for c, n in row.items() if n][:3] for row in list(table.counts().values())[:2])
     raise ValueError(
@@ -271,7 +277,7 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     entry = entry or (get_benchmark(tag) if tag else None)
     rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
-    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least)
+    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
 
 
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
@@ -291,27 +297,28 @@ def _build(
     entry: Benchmark | None,
     options: dict[str, str],
     least: int = 2,
+    source: Path | None = None,
 ) -> Table:
-    """Names to ids, with the checks common to folders and manifests; at least `least` domains and classes."""
+    """Names to ids, with the checks common to folders and manifests; at least `least` classes.
+
+    Args:
+        source: The manifest, for messages; by default the folder `root`.
+    """
     paths, domain_names, labels = zip(*rows, strict=True)
     for names in (paths, set(domain_names), set(labels)):
         if odd := [name for name in names if not _is_utf8(name)]:
-            raise ValueError(f"'{root}': the name '{printable(odd[0])}' is not UTF-8; rename it")
+            raise ValueError(f"'{source or root}': the name '{printable(odd[0])}' is not UTF-8; rename it")
     present, named = set(domain_names), set(labels) - {""}
     domains = tuple(d for d in entry.domains if d in present) if entry else tuple(sorted(present))
     classes = entry.classes if entry and entry.classes else tuple(sorted(named))
     if len(domains) > MOST_DOMAINS or len(domains) * len(classes) > MOST_CELLS:
         raise ValueError(
-            f"'{root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} domains and "
-            f"{MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
-        )
-    if len(domains) < least:
-        raise ValueError(
-            f"'{root}' holds only one domain, '{domains[0]}', and at least two are needed. {LAYOUT}{_deeper(root)}"
+            f"'{source or root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} "
+            f"domains and {MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
         )
     if len(named) < least:
         few = "fewer than two classes" if least == 2 else "no labelled image"
-        raise ValueError(f"'{root}' has {few} ({', '.join(named) or 'no labels'}). {LAYOUT}.")
+        raise ValueError(f"'{source or root}' has {few} ({', '.join(named) or 'no labels'}). {LAYOUT}.")
     domain_id, class_id = {d: i for i, d in enumerate(domains)}, {c: i for i, c in enumerate(classes)}
     domain = np.array([domain_id[d] for d in domain_names], dtype=np.int64)
     label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)

@@ -24,9 +24,9 @@ from patchgen.common.text import did_you_mean
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.inputs import squares
 from patchgen.draw.overlay import Explanation
-from patchgen.fit import ALONE, COMPARED
+from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
-from patchgen.fit.source import as_data
+from patchgen.fit.inputs import as_data
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import chosen_rows, collect
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
@@ -105,7 +105,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """The settings of a training of `method`: the preset's, overridden by the given ones."""
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
-        own: dict[str, Any] = {**method_settings(method or self.method or ALONE)}
+        own: dict[str, Any] = {**method_settings(method or self.method or BEST)}
         given = {name: getattr(self, name) for name in ("backbone", *self._settings)}
         if method and "hparams" in given:
             given["hparams"] = own_hparams(given["hparams"], own["method"])

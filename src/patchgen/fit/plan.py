@@ -12,11 +12,12 @@ import numpy as np
 from patchgen.common.files import cache_dir, expanded
 from patchgen.common.progress import Progress
 from patchgen.config import Config
+from patchgen.data.benchmarks import visible_folders
 from patchgen.data.doctor import TINY_CLASS
 from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.shared import shared_store
-from patchgen.data.table import Table, fingerprint
+from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.runs.folder import RunFolder, run_name
@@ -100,6 +101,8 @@ class Plan:
         self.say(f"{total} training{'s' * (total > 1)}: {', then '.join(parts)}; {done or 'none'} finished in {where}")
         if skipped := list_files(self.table.root).skipped if self.is_folder else []:
             self.say(f"data: {skipped_line(skipped)}")
+        if results := [f.name for f in visible_folders(self.table.root) if is_result(f)] if self.is_folder else []:
+            self.say(f"data: ignored {', '.join(results)}: runs and models, not images of a site")
         for warning in warnings_of(self.table):
             self.say(f"data: {warning}")
 

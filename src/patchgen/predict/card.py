@@ -12,6 +12,11 @@ from patchgen.methods import method_class
 # names that hubs know; everything else is "other"
 LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
 
+QUICK = (
+    "\n\n**A quick model**: only the last third of the backbone was tuned, on images without augmentation. A full fit "
+    "usually does better at a new site."
+)
+
 
 def card(facts: dict[str, Any]) -> str:
     """The text of README.md: a header that hubs read, then the card."""
@@ -39,6 +44,7 @@ def _title(facts: dict[str, Any]) -> str:
         f"# Image classifier: {_list(facts['classes'])}\n\n"
         f"Method `{settings['method']}` on {facts['backbone']['resolved']}, {facts['image_size']} px, "
         f"{most}{settings['steps']} steps, trained on {data['trained_on']} images of {_list(trained)}."
+        f"{QUICK if settings.get('tune') == 'upper-layernorm' else ''}"
     )
 
 
@@ -56,6 +62,12 @@ model.predict(["image.png"]), model.predict_proba(["image.png"]){explain}
 
 def _expected(facts: dict[str, Any]) -> str:
     expected, head = facts["expected"], "## What to expect at a new site\n\n"
+    if expected is None and len(facts["data"]["sites"]) == 1:
+        return head + (
+            "Not known, and the accuracy on held-out images below does not tell: all images come from one site, "
+            f"{facts['data']['sites'][0]}. Score the model at a second site before use "
+            "(`patchgen evaluate`)."
+        )
     if expected is None:
         return head + "Not known: no site was left out when this model was made."
     rows = [

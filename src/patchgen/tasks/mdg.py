@@ -22,6 +22,11 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
     table = table or read_table(config.data, benchmark=config.benchmark, options=config.options)
     check_shared(table)
     scores = leaves_out(config, table.domains)
+    if scores and len(table.domains) == 1:
+        raise ValueError(
+            f"the data has one domain, {table.domains[0]}, and without it nothing is left to train on; use --unseen "
+            "none, or add a second domain"
+        )
     splits = make_splits(table, rule=config.split, seed=config.seed, holdout=config.holdout)
     labelled = table.label >= 0
     train, validation = {}, {}
