@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import shlex
 import shutil
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from patchgen.cli import main
+from patchgen.commands import fit as commands_fit
 from patchgen.config import Config
+from patchgen.fit import BEST, procedure
+from patchgen.fit.budget import Rate, estimate, within
+from patchgen.fit.left_out import predictions_at, right, rows_of
+from patchgen.fit.plan import Plan
 from patchgen.fit.procedure import Clock
+from patchgen.model.backbone import load_backbone
 from patchgen.predict.model_folder import FILES
 from patchgen.predict.predictor import load_predictor, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.runs.tensors import read_predictions, save_predictions
 from patchgen.tasks import make_fold
 
 CHEAP = shlex.split(
     "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --lr 0.01 --swad"
 )
 ALONE = ["--method", "patchgen-select"]
+QUICK = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 2 --batch-per-domain 4 --val-images 4")
+CLASSES = ("circle", "cross", "square")
 Captured = pytest.CaptureFixture[str]
 
 
@@ -54,7 +67,7 @@ def test_the_same_command_only_looks_up_what_is_done(
     assert "training 4 of 4: on all sites; finished earlier" in err
     assert "training 1 of 4: without clinic, to be scored on it; finished earlier" in err
     assert f"4 finished in {home / 'runs'}" in err and "calibrating confidence on" in err
-    assert "calibrating [" in err and "quick look" not in err  # signs of life, and nothing that is known already
+    assert "calibrating [" in err and "will take" not in err  # signs of life, and nothing that is known already
     for site in ("clinic", "field", "studio"):
         assert sum(site in line for line in out.splitlines()) == 1
     assert (model / "model.safetensors").read_bytes() == (home / "again/model.safetensors").read_bytes()
@@ -108,14 +121,17 @@ def left_out_runs(home: Path, method: str) -> list[RunFolder]:
 def plant(home: Path, method: str, right: float) -> None:
     """Let this share of the images of every left-out site be right."""
     for run in left_out_runs(home, method):
-        assert (run.path / "swad_left_out.npy").exists()
-        np.save(run.path / "swad_left_out.npy", np.arange(30) < 30 * right)
+        saved = read_predictions(run.path, "swad")
+        assert saved is not None and len(saved.label) == 30
+        wrong = np.where(np.arange(30) < 30 * right, saved.label, (saved.label + 1) % 3)
+        save_predictions(run.path, "swad", saved._replace(probabilities=np.eye(3, dtype=np.float32)[wrong]), CLASSES)
 
 
 def test_two_methods_are_compared_and_the_better_one_is_kept(
     model: Path, image_folder: Path, home: Path, capsys: Captured
 ) -> None:
     words = ["fit", str(image_folder), "--out", str(home / "two"), "--runs", str(home / "runs"), *CHEAP]
+    words += ["--methods", "lp-ln", "patchgen-select"]
     capsys.readouterr()
     assert main(words) == 0
     err = capsys.readouterr().err
@@ -123,36 +139,166 @@ def test_two_methods_are_compared_and_the_better_one_is_kept(
         "7 trainings: 3 sites left out in turn with each of 2 methods (lp-ln, patchgen-select), then the better one on "
         f"all sites; 4 finished in {home / 'runs'}"  # those of one method are found again
     ) in err
-    assert err.index("quick look (linear probe on frozen features, 90 of 90 images") < err.index("training 1 of 7")
-    assert "the trainings will take about" in err and err.count("backbone: ") == 1
+    assert err.index("this will take about") < err.index("training 1 of 7") and err.count("backbone: ") == 1
     assert "training 4 of 7: patchgen-select without clinic, to be scored on it; finished earlier" in err
     choice = json.loads((home / "two/config.json").read_text())["choice"]
     for method in ("lp-ln", "patchgen-select"):  # image by image as it was recorded
         for run in left_out_runs(home, method):
             accuracy = next(r for r in run.records("test") if r["checkpoint"] == "swad")["all"]["accuracy"]
-            assert np.load(run.path / "swad_left_out.npy").mean() == pytest.approx(accuracy)
             assert choice["accuracy"][method][run.config.unseen] == pytest.approx(accuracy)
 
     plant(home, "lp-ln", 0.2)
     plant(home, "patchgen-select", 0.9)
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (
-        found["method"] == found["choice"]["chosen"] == "patchgen-select" and found["choice"]["comparisons"][0]["shown"]
-    )
-    assert {fold["method"] for fold in found["folds"]} == {"patchgen-select"}
+    result = json.loads(capsys.readouterr().out)
+    assert result["method"] == result["choice"]["chosen"] == "patchgen-select"
+    assert result["choice"]["comparisons"][0]["shown"] and result["folds"][0]["confidence"] == [1.0] * 21
+    assert {fold["method"] for fold in result["folds"]} == {"patchgen-select"}
     card = (home / "two/README.md").read_text()
-    for words_of_it in (
+    for text in (
         "## How the method was chosen", "2 methods were compared, simplest first: `lp-ln` and `patchgen-select`",
         "| clinic | 0.200 | 0.900 | patchgen-select |", "patchgen-select is better.", "corrected for this choice",
     ):  # fmt: skip
-        assert words_of_it in card
+        assert text in card
 
     plant(home, "patchgen-select", 0.2)  # the very same images: no advantage
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert "kept: lp-ln" in out and "no advantage shown" in out and "+0.0 points" in err
     assert json.loads((home / "two/config.json").read_text())["settings"]["method"] == "lp-ln"
+
+
+def test_runs_without_predictions_predict_again(model: Path, image_folder: Path, home: Path) -> None:
+    run = left_out_runs(home, "patchgen-select")[0]
+    fold = make_fold(run.config)
+    (run.path / "swad_predictions.safetensors").unlink()
+    again = predictions_at(run, fold, "swad")
+    accuracy = next(r for r in run.records("test") if r["checkpoint"] == "swad")["all"]["accuracy"]
+    assert right(again).mean() == pytest.approx(accuracy)
+    saved = read_predictions(run.path, "swad")
+    assert saved is not None and np.array_equal(saved.rows, rows_of(fold))
+
+
+# Less time
+
+
+def test_a_quick_model_is_a_model(image_folder: Path, home: Path, tmp_path: Path, capsys: Captured) -> None:
+    words = ["fit", str(image_folder), "--out", str(tmp_path / "quick"), "--runs", str(home / "runs"), *QUICK]
+    assert main([*words, "--quick"]) == 0
+    out, err = capsys.readouterr()
+    assert "expected accuracy at a new site: 0." in out and "4 trainings" in err and err.count("tokens of") == 10
+    settings = json.loads((tmp_path / "quick/config.json").read_text())["settings"]
+    assert (settings["method"], settings["tune"], settings["augment"]) == (BEST, "upper-layernorm", False)
+    assert "**A quick model**" in (tmp_path / "quick/README.md").read_text()
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path / "quick"), str(image_folder / "field/cross/00.png")]) == 0
+    assert main(["explain", str(tmp_path / "quick"), str(image_folder / "field/cross/00.png"), "--out",
+                 str(tmp_path / "maps")]) == 0  # fmt: skip
+    file = image_folder / "field/cross/00.png"
+    (whole,) = load_predictor(tmp_path / "quick").predict([file])
+    (trained,) = load_run(left_out_runs(home, BEST)[0].path).predict([file])
+    assert whole.probabilities.shape == trained.probabilities.shape == (3,)  # type: ignore[union-attr]
+    assert main([*words, "--quick", "--preset", "paper"]) == 2 and "exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_long_fit_offers_its_quick_model(
+    stops: bool, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(procedure, "QUICK_FROM", 0)
+    monkeypatch.setattr(procedure, "LONG", 0)
+    monkeypatch.setitem(procedure.PRESETS, "quick", {**procedure.PRESETS["quick"], "steps": 2, "image_size": 56})
+    offers: list[str] = []
+    config = Config(str(image_folder), "none", method="lp", backbone="tiny", image_size=56, steps=3, augment=False)
+    model = procedure.fit(config, tmp_path, stop_at_quick=lambda offer: offers.append(offer) or stops)
+    err = capsys.readouterr().err
+    assert len(offers) == 1 and offers[0].startswith("quick model: 0.") and offers[0] in err
+    assert "--quick for a first model" in err and "--minutes 20" in err
+    assert model.predictor.config.tune == ("upper-layernorm" if stops else None)
+    assert len(list(tmp_path.glob("*/done"))) == (4 if stops else 7)
+
+
+def test_nobody_is_asked_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert not commands_fit._stops("quick model")
+
+
+def make_plan(image_folder: Path, **changes: object) -> Plan:
+    names = ("lp-ln", "patchgen", BEST)
+    usual = {"backbone": "tiny", "image_size": 112, "steps": 150, "batch_per_domain": 12, "val_images": 4, **changes}
+    configs = [Config(str(image_folder), "none", method=name, **usual) for name in names]  # type: ignore[arg-type]
+    return procedure._plan(configs, image_folder.parent / "no-runs", True, True, True)
+
+
+def test_a_budget_gives_up_methods_then_steps_then_all_but_quick(image_folder: Path) -> None:
+    plan = make_plan(image_folder)
+    rates = dict.fromkeys(plan.candidates, Rate(step=0.01, forward=0.002, build=2.0))
+    # by hand: 3 x (150 steps x 24 images + final 150 x 36), evaluations and tests on 8 or 12 images, calibration on 90
+    counted = plan.with_candidates({"lp-ln": plan.candidates["lp-ln"]})
+    steps, evaluations = 150 * 12 * (3 * 2 + 3), 2 * (3 * 8 + 12)
+    by_hand = 4 * 2.0 + 0.01 * steps + 0.002 * (evaluations + 3 * 30 + 90)
+    assert estimate(counted, rates) == pytest.approx(by_hand, rel=0.01)
+    whole = estimate(plan, rates)
+    assert within(plan, rates, whole / 60 + 0.1, frozenset())[0] is plan
+    alone, note = within(plan, rates, whole / 120, frozenset())
+    assert list(alone.candidates) == [BEST] and note == f"{BEST} alone, nothing is compared"
+    shorter, note = within(plan, rates, estimate(alone, rates) / 60 * 0.6, frozenset())
+    assert 60 <= shorter.first.steps < 150 and estimate(shorter, rates) <= estimate(alone, rates) * 0.6
+    assert f"{shorter.first.steps} steps" in note
+    assert within(plan, rates, 0.1, frozenset())[0].first.tune == "upper-layernorm"
+    kept, note = within(plan, rates, 0.1, frozenset({"methods", "steps", "tune"}))
+    assert list(kept.candidates) == list(plan.candidates) and kept.first.steps == 150 and "longer" in note
+    large, note = within(make_plan(image_folder, image_size=224), rates, whole / 140, frozenset())
+    assert large.first.image_size == 112 and "112 px" in note
+
+
+def test_minutes_are_said(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    words = ["fit", str(image_folder), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *QUICK]
+    assert main([*words, "--minutes", "0.001"]) == 0
+    assert f"to end within 0.001 min: {BEST} alone, nothing is compared" in capsys.readouterr().err
+    assert main([*words, "--minutes", "0"]) == 2 and "--minutes must be" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_estimate_is_the_time_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from conftest import write_images
+
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
+    photos, said = write_images(tmp_path / "photos", 20), list[float]()
+    monkeypatch.setattr(procedure, "duration", lambda seconds: said.append(seconds) or "x")
+    config = Config(str(photos), "none", method=BEST, backbone="dinov2-small", image_size=112, steps=20,
+                    batch_per_domain=6, eval_every=10)  # fmt: skip
+    monkeypatch.setattr("patchgen.methods.build.load_backbone", partial(load_backbone, pretrained=False))
+    start = time.monotonic()
+    procedure.fit(config, tmp_path / "runs")
+    assert said[0] / 1.5 < time.monotonic() - start < said[0] * 1.5
+
+
+# One site, and folders that are none
+
+
+def test_one_site(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    words = ["fit", str(image_folder / "field"), "--out", str(tmp_path / "m"), "--runs", str(tmp_path / "runs"), *QUICK]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "expected accuracy at a new site: not known (only one site)" in out and "1 training: " in err
+    assert "one site, field: no accuracy at a new site can be estimated" in err
+    assert "all images come from one site, field" in (tmp_path / "m/README.md").read_text()
+    assert main([*words, "--unseen", "field"]) == 2 and "--unseen none" in capsys.readouterr().err
+
+
+def test_what_doctor_would_say(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = shutil.copytree(image_folder, tmp_path / "photos")
+    shutil.rmtree(photos / "field/cross")
+    for file in sorted((photos / "studio/circle").iterdir())[3:]:
+        file.unlink()
+    (photos / "runs/4f2a/checkpoints").mkdir(parents=True)
+    (photos / "runs/4f2a/config.yaml").touch()
+    lines: list[str] = []
+    replace(make_plan(photos), say=lines.append).announce()
+    text = "\n".join(lines)
+    assert "data: field lacks cross" in text and "fewer than 5 images: studio/circle (3)" in text
+    assert "data: ignored runs: runs and models, not images of a site" in text
 
 
 def test_a_tracker_is_named_and_must_be_installed(

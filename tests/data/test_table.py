@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from patchgen.config import Config
 from patchgen.data.listing import list_images
 from patchgen.data.table import Table, read_table
+from patchgen.tasks.mdg import make_fold
 
 
 def fill(root: Path, *files: str) -> Path:
@@ -121,9 +123,7 @@ def test_failed_write_leaves_the_old_manifest(tmp_path: Path) -> None:
 FOLDER_ERRORS = {
     "no images": ((), "No images"),
     "only text": (("a/cat/readme.txt", "b/cat/1.jpg"), "class folder 'a/cat'.*holds no image.*remove it"),
-    "one domain": (("a/cat/1.jpg", "a/dog/1.jpg"), "only one domain, 'a'"),
     "one class": (("a/cat/1.jpg", "b/cat/1.jpg"), "fewer than two classes \\(cat\\)"),
-    "no domains": (("cat/1.jpg", "dog/1.jpg"), "looks like <class>/<image> without domains \\('cat'"),
     "flat domain": (("a/cat/1.jpg", "b/dog/1.jpg", "c/1.jpg"), "'c'.*has images but no class folders"),
     "images at the root": (("1.jpg",), "No images in the folders"),
     "a folder of sets": (("PACS/photo/dog/1.jpg", "PACS/sketch/dog/1.jpg", "x/y/1.jpg"), "contains the data set pacs"),
@@ -178,8 +178,11 @@ MANIFEST_ERRORS = {
     "two domains": ("path,domain,label\n" + ROW + "a/dog/0.tiff,b,dog\n", "domain 'a'.* in line 2, but domain 'b'"),
     "too many cells": ("path,domain,label\n" + ROW + "a,b,c,d\n", "line 3: 4 cells where the header has 3"),
     "no image": ("path,domain,label\nm.csv,a,dog\n", "line 2: 'm.csv' is no image"),
-    "one domain": ("path,domain,label\n" + ROW + "b/cat/2.jpg,a,cat\n", "only one domain"),
-    "no labels": ("path,domain,label\na/dog/0.tiff,a,\nb/cat/2.jpg,b,\n", "fewer than two classes \\(no labels\\)"),
+    "another name": ("path,site,label\n" + ROW, "no column 'domain'"),
+    "no labels": (
+        "path,domain,label\na/dog/0.tiff,a,\nb/cat/2.jpg,b,\n",
+        "m.csv' has fewer than two classes \\(no labels\\)",
+    ),
     "bad quotes": ('path,domain,label\n"a"b,c,d\n', "cannot be read as CSV"),
     "benchmark": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,pasc\n", "Unknown benchmark 'pasc'.*'pacs'"),
     "two benchmarks": ("path,domain,label,benchmark\na/dog/0.tiff,a,dog,x\nb/cat/2.jpg,b,cat,y\n", "several values"),
@@ -258,6 +261,26 @@ def test_the_parent_of_two_data_sets_is_refused(tmp_path: Path) -> None:
         read_table(tmp_path)
     assert read_table(office).domains == ("amazon", "webcam")
     assert len(read_table(tmp_path, disjoint=True)) == 24
+
+
+def test_one_domain(tmp_path: Path) -> None:
+    make_set(tmp_path / "all", ("amazon",), ("bike", "mug"))
+    nested, flat = read_table(tmp_path / "all"), read_table(tmp_path / "all/amazon")
+    assert nested.domains == flat.domains == ("amazon",) and nested.classes == flat.classes == ("bike", "mug")
+    rows = "".join(f"all/{path},{nested.label_name(i)}\n" for i, path in enumerate(nested.paths))
+    (tmp_path / "clinic.csv").write_text("path,label\n" + rows)
+    assert read_table(tmp_path / "clinic.csv").domains == ("clinic",)
+    with pytest.raises(ValueError, match="one domain, clinic, .*--unseen none"):
+        make_fold(Config(str(tmp_path / "clinic.csv"), "clinic"))
+
+
+def test_folders_of_runs_and_models_are_not_domains(tmp_path: Path) -> None:
+    make_set(tmp_path, ("amazon", "webcam"), ("bike", "mug"))
+    (tmp_path / "runs/4f2a/checkpoints").mkdir(parents=True)
+    (tmp_path / "runs/4f2a/config.yaml").touch()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").touch()
+    assert read_table(tmp_path).domains == ("amazon", "webcam")
 
 
 def test_the_parent_of_one_data_set_is_told_which_was_meant(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -18,9 +19,9 @@ from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 
 from patchgen.data.table import read_table
-from patchgen.fit import procedure
-from patchgen.fit.estimator import PatchGenClassifier
-from patchgen.fit.source import as_data
+from patchgen.fit import BEST, COMPARED, procedure
+from patchgen.fit.estimator import SETTINGS, PatchGenClassifier
+from patchgen.fit.inputs import as_data
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.convert import Loaded, build
 from patchgen.predict.model_folder import FILES, backbone_facts
@@ -55,6 +56,19 @@ def files(image_folder: Path) -> list[Path]:
     return [table.file(i) for i in range(len(table))]
 
 
+class Photos(torch.utils.data.Dataset[Any]):
+    """A Dataset of (image, label)."""
+
+    def __init__(self, images: Any, labels: Any) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self.images[i], self.labels[i]
+
+
 @pytest.fixture
 def saved(fitted: PatchGenClassifier, tmp_path: Path) -> Path:
     return fitted.save(tmp_path / "model")
@@ -67,37 +81,42 @@ def test_parameters_are_those_of_scikit_learn() -> None:
     model = PatchGenClassifier(steps=7, hparams={"miro": 0.1}, method="lp")
     copy = clone(model)
     assert copy is not model and copy.get_params() == model.get_params() and is_classifier(model)
-    assert model.get_params() == {
-        "method": "lp", "methods": ("lp-ln", "patchgen-select"), "backbone": "auto", "preset": "small",
-        "runs": "runs", "expect": True,
+    assert {name: value for name, value in model.get_params().items() if value is not None} == {
+        "method": "lp", "methods": COMPARED, "backbone": "auto", "preset": "small", "runs": "runs", "expect": True,
         "track": False, "quiet": False, "runtime": "torch", "steps": 7, "hparams": {"miro": 0.1},
     }  # fmt: skip
     assert model.set_params(seed=3, method="lp-ln").get_params()["seed"] == 3
-    assert (model.method, model.steps) == ("lp-ln", 7) and "seed" not in copy.get_params()
-    assert "steps=7" in repr(model)
+    assert (model.method, model.steps) == ("lp-ln", 7) and copy.get_params()["seed"] is None
+    assert repr(model) == "PatchGenClassifier(hparams={'miro': 0.1}, method='lp-ln', seed=3, steps=7)"
+    assert set(SETTINGS) < set(model.get_params())  # a setting added to Config is a parameter
 
 
 def test_settings_are_those_of_a_training() -> None:
     config = PatchGenClassifier(steps=7, split="group").config("tiles", "x")
     assert (config.steps, config.split, config.unseen, config.image_size, config.lr) == (7, "group", "x", 112, 3e-3)
-    assert (config.method, config.lr_module) == ("patchgen-select", 1e-3)
+    assert (config.method, config.lr_module) == (BEST, 1e-3)
+    assert PatchGenClassifier(random_state=4).config("tiles").seed == 4
+    with pytest.raises(ValueError, match="seed 3 and random_state 4 differ"):
+        PatchGenClassifier(random_state=4, seed=3).config("tiles")
     assert PatchGenClassifier(preset="paper").config("tiles").normalization == "imagenet"
     assert PatchGenClassifier().config("tiles").unseen == "none"
-    for wrong, message in (({"stpes": 3}, "did you mean 'steps'"), ({"data": "x"}, "no setting 'data'")):
-        with pytest.raises(ValueError, match=message):
-            PatchGenClassifier(**wrong)
-        with pytest.raises(ValueError, match=message):
-            PatchGenClassifier().set_params(**wrong)
+    with pytest.raises(TypeError, match="stpes"):
+        PatchGenClassifier(stpes=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="stpes"):
+        PatchGenClassifier().set_params(stpes=3)
     with pytest.raises(ValueError, match="preset must be one of"):
         PatchGenClassifier(preset="smal").config("x")
 
 
 def test_methods_that_are_compared_have_their_own_settings() -> None:
-    simple, other = PatchGenClassifier(hparams={"share": 0.2})._configs("tiles", None)
+    methods = ("lp-ln", "patchgen-select")
+    simple, other = PatchGenClassifier(methods=methods, hparams={"share": 0.2})._configs("tiles", None)
     assert (simple.method, simple.hparams, other.method, other.hparams) == (
         "lp-ln", {}, "patchgen-select", {"share": 0.2})  # fmt: skip
-    assert [one.method for one in PatchGenClassifier()._configs("tiles", "x")] == ["patchgen-select"]
-    assert [one.method for one in PatchGenClassifier(expect=False)._configs("tiles", None)] == ["patchgen-select"]
+    assert [config.method for config in PatchGenClassifier()._configs("tiles", None)] == list(COMPARED)
+    for alone in (PatchGenClassifier(expect=False), PatchGenClassifier(preset="quick")):
+        assert [config.method for config in alone._configs("tiles", None)] == [BEST]
+    assert [config.method for config in PatchGenClassifier()._configs("tiles", "x")] == [BEST]
     with pytest.raises(ValueError, match="hparams odd: none of the methods"):
         PatchGenClassifier(hparams={"odd": 1})._configs("tiles", None)
 
@@ -201,6 +220,66 @@ def test_whole_numbers_stay_whole_numbers(files: list[Path], tmp_path: Path) -> 
         assert one.score(files, y) == pytest.approx((one.predict(files) == np.array(y)).mean())
 
 
+def test_images_in_every_form_are_the_same_image(fitted: PatchGenClassifier, files: list[Path]) -> None:
+    stack = np.stack([np.asarray(Image.open(file)) for file in files[:4]])
+    expected, tensor = fitted.predict_proba(files[:4]), torch.from_numpy(stack)
+    frame = pd.DataFrame({"path": [str(file) for file in files[:4]], "label": [f.parent.name for f in files[:4]]})
+    for form in (
+        stack, stack / 255, (stack / 255).astype(np.float32), stack.transpose(0, 3, 1, 2), tensor,
+        tensor.permute(0, 3, 1, 2) / 255, list(tensor), list(stack), Photos(tensor, [0] * 4), frame,
+    ):  # fmt: skip
+        np.testing.assert_allclose(fitted.predict_proba(form), expected, atol=1e-6)
+    for single in (stack[0], stack[0].transpose(2, 0, 1)[None], tensor[0].permute(2, 0, 1), Image.open(files[0])):
+        np.testing.assert_allclose(fitted.predict_proba(single), expected[:1], atol=1e-6)
+    gray = np.array(Image.open(files[0]).convert("L"))
+    of_gray = fitted.predict_proba(np.repeat(gray[:, :, None], 3, 2))
+    for form in (gray, gray[None], gray[None, :, :, None], torch.from_numpy(gray)[None]):
+        np.testing.assert_allclose(fitted.predict_proba(form), of_gray, atol=1e-6)
+    assert fitted.score(frame) == pytest.approx((fitted.predict(files[:4]) == frame["label"].to_numpy()).mean())
+
+
+def test_features_and_decisions_are_those_of_the_head(fitted: PatchGenClassifier, files: list[Path]) -> None:
+    features, head = fitted.transform(files[:5]), fitted.predictor.model.head
+    with torch.no_grad():
+        plain = (head(torch.from_numpy(features).float()) / fitted.temperature_).log_softmax(1)
+    np.testing.assert_allclose(fitted.decision_function(files[:5]), plain, atol=1e-4)
+
+
+def test_data_in_memory_is_the_same_data(files: list[Path], tmp_path: Path) -> None:
+    y, sites = [file.parent.name for file in files], [file.parts[-3] for file in files]
+    groups = [f"{site}-{i % 5}" for i, site in enumerate(sites)]
+    frame = pd.DataFrame({"path": list(map(str, files)), "label": y, "site": sites, "group": groups})
+    listed = as_data(files, y, sites, groups, tmp_path)
+    assert as_data(frame, None, None, None, tmp_path) == listed
+    assert as_data(frame.rename(columns={"site": "domain"}), None, None, None, tmp_path) == listed
+    images = [np.asarray(Image.open(file)) for file in files]
+    table = read_table(as_data(Photos(images, y), None, sites, None, tmp_path))
+    assert [table.label_name(i) for i in range(90)] == y and table.domains == ("clinic", "field", "studio")
+    np.testing.assert_array_equal(np.asarray(Image.open(table.file(89))), images[89])
+    assert read_table(as_data(frame.drop(columns="site"), None, None, None, tmp_path)).domains == ("images",)
+
+
+def test_booleans_and_one_site(files: list[Path], tmp_path: Path) -> None:
+    round_ones = [file.parent.name == "circle" for file in files]
+    model = PatchGenClassifier(**CHEAP, method="lp", runs=str(tmp_path / "runs"), augment=False).fit(files, round_ones)
+    loaded = PatchGenClassifier.load(model.save(tmp_path / "model"))
+    for estimator in (model, loaded):
+        assert estimator.classes_.tolist() == [False, True] and estimator.predict(files[:3]).dtype == bool
+        assert estimator.expected_accuracy_ is None and estimator.folds_ == []
+        odds = np.log(estimator.predict_proba(files[:3]))
+        np.testing.assert_allclose(estimator.decision_function(files[:3]), odds[:, 1] - odds[:, 0], atol=1e-5)
+    assert "all images come from one site, images" in (tmp_path / "model/README.md").read_text()
+
+
+@pytest.mark.slow  # type checking the package takes a minute
+def test_a_type_checker_finds_a_misspelt_setting(tmp_path: Path) -> None:
+    from mypy import api
+
+    (tmp_path / "user.py").write_text("from patchgen import PatchGenClassifier\nPatchGenClassifier(stepz=4)\n")
+    out, _, code = api.run(["--follow-imports=silent", "--cache-dir", str(tmp_path), str(tmp_path / "user.py")])
+    assert code == 1 and 'Unexpected keyword argument "stepz" for "PatchGenClassifier"' in out
+
+
 def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
     names = [f"p{i % 7}-{file.parts[-3]}" for i, file in enumerate(files)]
     y, domains = [file.parent.name for file in files], [file.parts[-3] for file in files]
@@ -217,9 +296,15 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [
-        (np.zeros((4, 8, 8), np.uint8), {"y": [0] * 4, "domains": [0] * 4}, r"\(N, H, W, 3\) uint8"),
-        (np.zeros((4, 8, 8, 3)), {"y": [0] * 4, "domains": [0] * 4}, "float64"),
-        (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 4}, "domains="),
+        (np.zeros((4, 8, 8, 3), np.int64), {"y": [0] * 4, "domains": [0] * 4}, r"\(N, 3, H, W\).*got int64"),
+        (np.full((4, 8, 8, 3), 7.5), {"y": [0] * 4, "domains": [0] * 4}, "floats from 7.5 to 7.5.*divide by 255"),
+        (np.zeros((4, 8, 8, 5), np.uint8), {"y": [0] * 4, "domains": [0] * 4}, r"got \(8, 8, 5\) uint8"),
+        (np.zeros((4, 8, 8, 3), np.uint8), {}, "need y="),
+        (pd.DataFrame({"path": ["a"], "class": ["b"]}), {}, r"has no label \(it has path, class\)"),
+        (pd.DataFrame({"path": ["a"], "label": ["b"]}), {"y": ["b"]}, "leave y, domains and groups out"),
+        (Photos([], []), {}, "empty"),
+        (Photos([np.zeros((8, 8))] * 2, [0.5, 0.5]), {}, "whole numbers"),
+        (np.zeros((4, 8, 8), np.uint8), {"y": [0] * 4, "sample_weight": [1] * 4}, "fit takes no sample_weight"),
         (
             np.zeros((4, 8, 8, 3), np.uint8),
             {"y": [0] * 3, "domains": [0] * 4},
@@ -228,9 +313,9 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
         (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0.5] * 4, "domains": [0] * 4}, "whole numbers"),
         (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 4, "domains": ["a", "b", " ", "a"]}, "none empty"),
         ([], {"y": [], "domains": []}, "empty"),
-        ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "a path, a PIL image or an array"),
+        ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "images are paths, PIL images, or arrays.*got int"),
         ("photos", {"y": [0]}, "leave y, domains and groups out"),
-        (7, {"y": [0], "domains": [0]}, "must be an array"),
+        (7, {"y": [0], "domains": [0]}, "images are paths, .* or a Dataset of such images; got int"),
     ],
 )
 def test_wrong_data_is_one_sentence(data: Any, more: dict[str, Any], message: str, tmp_path: Path) -> None:

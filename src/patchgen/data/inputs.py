@@ -1,8 +1,9 @@
-"""Images as passed by users (arrays, open images, paths, a folder) -> the square inputs of a model."""
+"""Images as passed by users (arrays, tensors, open images, paths, a folder, a Dataset) -> the inputs of a model."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,78 @@ from PIL import Image
 from patchgen.data.images import BILINEAR, decode, square
 from patchgen.data.listing import list_images
 
+FORMS = (
+    "images are paths, PIL images, or arrays and tensors (H, W, 3), (3, H, W) or (H, W) of uint8 or of floats from 0 "
+    "to 1; one of these, a list, a batch (N, H, W, 3), (N, 3, H, W) or (N, H, W), or a Dataset of such images"
+)
+PATHS = (str, os.PathLike)
 
-def check_images(images: Any) -> Sequence[Any]:
-    """Raise ValueError unless the input is (N, H, W, 3) uint8 or a list of paths or images."""
+
+def as_images(images: Any) -> Sequence[Any]:
+    """A list of paths, PIL images and arrays from any accepted form; a folder is all of its images.
+
+    Raises:
+        ValueError: names the accepted forms.
+    """
+    if isinstance(images, PATHS):
+        return image_paths(images)
+    if isinstance(images, Image.Image):
+        return [images]
+    if _is_tensor(images) and images.ndim == 3 and images.shape[0] in (1, 3):
+        return [images]  # (C, H, W), the layout of torch
+    images = _as_array(images)
     if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
-        if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
-            raise ValueError(f"an array of images must be (N, H, W, 3) uint8, got {images.shape} {images.dtype}")
-    elif not isinstance(images, Sequence | np.ndarray):
-        raise ValueError(f"images must be an array (N, H, W, 3) or a list, got {type(images).__name__}")
+        if images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3):
+            return [images]
+        if images.ndim not in (3, 4):
+            raise ValueError(f"{FORMS}; got an array {images.shape} {images.dtype}")
+    elif not isinstance(images, Sequence | np.ndarray) and not is_dataset(images):
+        raise ValueError(f"{FORMS}; got {type(images).__name__}")
     if not len(images):
         raise ValueError("there is no image: the array or list is empty")
-    return images
+    return ImagesOf(images) if is_dataset(images) else images
+
+
+class ImagesOf(Sequence[Any]):
+    """The images of a Dataset, whose items are (image, ...) or the image itself."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        item = self.items[i]
+        return item[0] if isinstance(item, tuple | list) else item
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether the data is a torch `Dataset`, or behaves as one: items by number, and a length."""
+    known = (Sequence, np.ndarray, Image.Image, dict, *PATHS)
+    plain = isinstance(data, known) or _is_tensor(data) or hasattr(data, "columns")
+    return not plain and hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
+
+
+def _is_tensor(data: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(data, torch.Tensor)
+
+
+def _as_array(data: Any) -> Any:
+    return data.detach().cpu().numpy() if _is_tensor(data) else data
 
 
 def squares(images: Any, size: int, interpolation: str = BILINEAR) -> Iterator[np.ndarray]:
-    """(size, size, 3) uint8 of each image: arrays, paths, open images, or all files below a folder.
+    """(size, size, 3) uint8 of each image, in any form that `as_images` accepts.
 
     Raises:
         UnreadableImage: a file is not an image.
     """
-    if isinstance(images, (str, os.PathLike)):
-        images = image_paths(images)
-    for image in check_images(images):
-        if isinstance(image, (str, os.PathLike)):
+    for image in as_images(images):
+        if isinstance(image, PATHS):
             yield decode(os.fspath(image), size, interpolation)
         else:
             yield square(opened(image), size, interpolation)
@@ -45,17 +95,35 @@ def image_paths(path: str | os.PathLike[str]) -> list[Path]:
     """The images below a folder in a fixed order, or the one file."""
     if not Path(path).is_dir():
         return [Path(path)]
-    found = [Path(path) / name for name in list_images(Path(path))]
-    if not found:
+    paths = [Path(path) / name for name in list_images(Path(path))]
+    if not paths:
         raise ValueError(f"the folder {path} and its sub-folders hold no image")
-    return found
+    return paths
 
 
 def opened(image: Any) -> Image.Image:
     """A PIL image from an input that is not a file."""
     if isinstance(image, Image.Image):
         return image
-    if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
-        return Image.fromarray(image)
-    kind = f"{image.shape} {image.dtype}" if isinstance(image, np.ndarray) else type(image).__name__
-    raise ValueError(f"an image must be a path, a PIL image or an array (H, W, 3) uint8, got {kind}")
+    pixels = _as_array(image)
+    if not isinstance(pixels, np.ndarray):
+        raise ValueError(f"{FORMS}; got {type(image).__name__}")
+    shape = pixels.shape
+    if pixels.ndim == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3):
+        pixels = pixels.transpose(1, 2, 0)  # (C, H, W)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3) or not pixels.size:
+        raise ValueError(f"{FORMS}; got {shape} {pixels.dtype}")
+    return Image.fromarray(_as_bytes(pixels))
+
+
+def _as_bytes(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype == np.uint8:
+        return np.ascontiguousarray(pixels)
+    if pixels.dtype.kind != "f":
+        raise ValueError(f"{FORMS}; got {pixels.dtype}")
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= 1):  # also NaN
+        raise ValueError(f"{FORMS}; got floats from {low:g} to {high:g}: undo the normalisation, or divide by 255")
+    return (255 * pixels).round().astype(np.uint8)

@@ -314,8 +314,11 @@ def _build(
     if len(domains) > MOST_DOMAINS or len(domains) * len(classes) > MOST_CELLS:
         raise ValueError(
             f"'{source or root}' has {len(domains):,} domains and {len(classes):,} classes, at most {MOST_DOMAINS:,} "
-            f"domains and {MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own name"
+            f"domains and {MOST_CELLS:,} pairs of both; a domain is a site or style of many images, not an image's own "
+            "name"
         )
+    if len(domains) < least and source is None and (inner := _deeper(root)) != ".":
+        raise ValueError(f"'{root}' holds only one domain, '{domains[0]}'. {LAYOUT}{inner}")
     if len(named) < least:
         few = "fewer than two classes" if least == 2 else "no labelled image"
         raise ValueError(f"'{source or root}' has {few} ({', '.join(named) or 'no labels'}). {LAYOUT}.")

@@ -15,18 +15,18 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from patchgen.common.text import did_you_mean
-from patchgen.config import NO_DOMAIN, PRESETS, Config
+from patchgen.config import NO_DOMAIN, PRESETS, Config, Pool, Refine, Selection, SplitRule, Tune
+from patchgen.config.base import RhoStart
 from patchgen.data.inputs import squares
 from patchgen.draw.overlay import Explanation
 from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
-from patchgen.fit.inputs import as_data
+from patchgen.fit.inputs import as_data, kind_of_labels
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
 from patchgen.predict.answers import chosen_rows, collect
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
@@ -35,26 +35,29 @@ from patchgen.predict.predictor import Predictor, Scores
 from patchgen.predict.runtime import RuntimeName
 
 BATCH = 64
-OWN = ("method", "methods", "backbone", "preset", "runs", "expect", "track", "quiet", "runtime")
-SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in ("data", "unseen", "task", *OWN))
+NO_PARAMETERS = ("data", "unseen", "task", "method", "backbone", "known", "unlabelled", "labelled_share", "num_classes")
+SETTINGS = tuple(f.name for f in dataclasses.fields(Config) if f.name not in NO_PARAMETERS)
 
 
 class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     """An image classifier with the interface of scikit-learn, and an estimate of its accuracy at the next site.
 
     Args:
-        method: A name of `patchgen methods`, to train only this one. None compares `methods`, or trains patchgen-select
+        method: A name of `patchgen methods`, to train only this one. None compares `methods`, or trains patchgen-cls
             with `unseen` or `expect=False`.
         methods: Names to compare at left-out sites, simplest first: a later one is selected if it is better by more
             than chance (results in ``choice_``).
         backbone: Alias, hub id, local folder, .safetensors file, or `auto`.
-        preset: `small` (minutes on two cores) or `paper` (the usual 5001 steps at 224 px).
+        preset: `small` (minutes on two cores), `paper` (the usual 5001 steps at 224 px) or `quick` (a first model).
         runs: Folder of the trainings. A stopped fit is resumed from there when it is called again.
         expect: Leave each site out in turn first; False trains once, without an estimate for a new site.
         track: Log every training to `tensorboard` (or True), `wandb` or `mlflow`.
         quiet: No progress.
         runtime: Inference runtime after `fit` or `load`: `torch`, `onnx`, `openvino` or `auto`.
-        settings: Any further field of `patchgen.config.Config`, such as steps, seed, image_size, lr, split or swad.
+        minutes: Choose methods, steps and image size such that `fit` ends in about this time.
+        random_state: The same as `seed`.
+
+    All further parameters are the settings of a training, `patchgen.config.Config`; None takes the preset's.
 
     After `fit` or `load`: ``classes_``, ``domains_`` (those it was trained on), ``expected_accuracy_`` (`Expected`, or
     None), ``folds_`` (a dict per site), ``choice_`` (the comparison of methods, or None), ``temperature_``,
@@ -73,40 +76,77 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         track: str | bool = False,
         quiet: bool = False,
         runtime: RuntimeName = "torch",
-        **settings: Any,
+        minutes: float | None = None,
+        random_state: int | None = None,
+        pool: Pool | None = None,
+        tune: Tune | None = None,
+        image_size: int | None = None,
+        normalization: Literal["backbone", "imagenet"] | None = None,
+        holdout: float | None = None,
+        val_images: int | None = None,
+        lr: float | None = None,
+        lr_module: float | None = None,
+        weight_decay: float | None = None,
+        lambda_ms: float | None = None,
+        lambda_sim: float | None = None,
+        lambda_conf: float | None = None,
+        tau: float | None = None,
+        refine: Refine | None = None,
+        rho_start: RhoStart | None = None,
+        spread: float | None = None,
+        seed: int | None = None,
+        accelerator: str | None = None,
+        threads: int | None = None,
+        cache: bool | None = None,
+        hparams: dict[str, float] | None = None,
+        benchmark: str | None = None,
+        options: dict[str, str] | None = None,
+        steps: int | None = None,
+        batch_per_domain: int | None = None,
+        eval_every: int | None = None,
+        augment: bool | None = None,
+        augmentation: Literal["natural", "crop-flip", "histology"] | None = None,
+        stain: Literal["none", "macenko"] | None = None,
+        split: SplitRule | None = None,
+        lr_backbone: float | None = None,
+        optimizer: Literal["adam", "adamw", "sgd"] | None = None,
+        lr_schedule: Literal["constant", "cosine"] | None = None,
+        class_weights: Literal["balanced"] | None = None,
+        lora_rank: int | None = None,
+        dropout: float | None = None,
+        accumulate: int | None = None,
+        precision: Literal["32-true", "bf16-mixed", "auto"] | None = None,
+        clip_gradients: float | None = None,
+        checkpoint_activations: bool | None = None,
+        compile: bool | None = None,
+        swad: bool | None = None,
+        swad_ratio: float | None = None,
+        swad_compat: bool | None = None,
+        patience: int | None = None,
+        select: Selection | None = None,
+        devices: int | None = None,
+        deterministic: bool | None = None,
     ) -> None:
-        self.method, self.methods, self.backbone, self.preset = method, methods, backbone, preset
-        self.runs, self.expect, self.track, self.quiet, self.runtime = runs, expect, track, quiet, runtime
-        self._settings: tuple[str, ...] = ()
-        self._set(settings)
+        values = locals()
+        for name in self._get_param_names():
+            setattr(self, name, values[name])
 
     # Parameters
 
-    def _set(self, settings: dict[str, Any]) -> None:
-        for name, value in settings.items():
-            if name not in SETTINGS:
-                known = [*OWN, *SETTINGS]
-                raise ValueError(f"PatchGenClassifier has no setting {name!r}{did_you_mean(name, known)}")
-            setattr(self, name, value)
-        self._settings = tuple(dict.fromkeys([*self._settings, *settings]))
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The given settings, and the defaults of the first nine."""
-        return {name: getattr(self, name) for name in (*OWN, *self._settings)}
-
-    def set_params(self, **params: Any) -> Self:
-        """Change settings; this does not affect a fitted model."""
-        self._set({name: value for name, value in params.items() if name not in OWN})
-        for name in OWN:
-            setattr(self, name, params.get(name, getattr(self, name)))
-        return self
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """The settings that were given."""
+        given = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        if self.random_state is not None and given.setdefault("seed", self.random_state) != self.random_state:
+            raise ValueError(f"seed {self.seed} and random_state {self.random_state} differ; give one of them")
+        return given
 
     def config(self, data: str, unseen: str | None = None, method: str | None = None) -> Config:
         """The settings of a training of `method`: the preset's, overridden by the given ones."""
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {self.preset!r}")
         own: dict[str, Any] = {**method_settings(method or self.method or BEST)}
-        given = {name: getattr(self, name) for name in ("backbone", *self._settings)}
+        given: dict[str, Any] = {"backbone": self.backbone, **self._settings}
         if method and "hparams" in given:
             given["hparams"] = own_hparams(given["hparams"], own["method"])
         return Config(**{**preset_settings(self.preset, own["method"]), **given, **own, "data": data,
@@ -114,10 +154,10 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def _configs(self, data: str, unseen: str | None) -> list[Config]:
         """The settings of each method to compare, or of the single one."""
-        if self.method or ((unseen or not self.expect) and tuple(self.methods) == COMPARED):
+        if self.method or ((unseen or not self.expect or self.preset == "quick") and tuple(self.methods) == COMPARED):
             return [self.config(data, unseen)]
         configs = [self.config(data, unseen, method) for method in self.methods]
-        unknown = set(getattr(self, "hparams", {})).difference(*(config.hparams for config in configs))
+        unknown = set(self.hparams or {}).difference(*(config.hparams for config in configs))
         if unknown:
             raise ValueError(f"hparams {min(unknown)}: none of the methods {', '.join(self.methods)} has it")
         return configs
@@ -125,26 +165,39 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
     # Fitting
 
     def fit(
-        self, data: Any, y: Any = None, *, domains: Any = None, groups: Any = None, unseen: str | None = None
+        self,
+        data: Any,
+        y: Any = None,
+        *,
+        domains: Any = None,
+        groups: Any = None,
+        unseen: str | None = None,
+        sample_weight: None = None,
     ) -> Self:
         """Train, after leaving each site out in turn with each method, to select one and to estimate its accuracy.
 
         Args:
-            data: Folder `site/class/*.png`, CSV manifest (path, domain, label, optional group), array (N, H, W, 3)
-                uint8, or a list of paths or PIL images.
-            y: The class of each image of an array or list: names or whole numbers.
-            domains: The site of each image of an array or list.
+            data: Folder `site/class/*.png`, CSV manifest (path, domain, label, optional group), DataFrame with such
+                columns (`site` or `domain`), or images: a list of paths or PIL images, an array or tensor, a torch
+                `Dataset` of (image, label).
+            y: The class of each image, if `data` does not name it: names, whole numbers or booleans.
+            domains: Its site; without it, all images are of one site, and nothing can be said of a new one.
             groups: Its patient or slide; the split is then by `group` unless `split` says otherwise.
             unseen: Leave only this site out, score it, and keep the model that was trained without it.
         """
         from patchgen.fit.procedure import fit
         from patchgen.runs.folder import RunFolder
 
+        if sample_weight is not None:
+            raise ValueError(
+                "fit takes no sample_weight: batches are balanced over the sites, class_weights='balanced' balances "
+                "the classes; score takes a weight for each image"
+            )
         configs = self._configs(as_data(data, y, domains, groups, self.runs), unseen)
-        chosen = "split" in self._settings
-        model = fit(configs, self.runs, expecting=self.expect, split_given=chosen, quiet=self.quiet, track=self.track)
-        if y is not None and np.asarray(y).dtype.kind in "iu":
-            model.about["labels"] = "int"
+        model = fit(configs, self.runs, expecting=self.expect, split_given=self.split is not None, quiet=self.quiet,
+                    track=self.track, minutes=self.minutes, fixed=self._settings)  # fmt: skip
+        if kind := kind_of_labels(data, y):
+            model.about["labels"] = kind
         self._take(model)
         run = RunFolder.open(Path(self.runs) / model.about["run"])
         self.run_, self.history_ = str(run.path), run.records("evaluation")
@@ -155,7 +208,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         model.predictor.use(self.runtime)
         self.model_, about = model, model.about
         names = model.predictor.classes
-        self.classes_ = np.array([int(name) for name in names] if about.get("labels") == "int" else names)
+        convert = {"int": int, "bool": "True".__eq__}.get(str(about.get("labels")), str)
+        self.classes_ = np.array([convert(name) for name in names])
         self.domains_ = tuple(site for site in about["data"]["sites"] if site != about["data"]["unseen"])
         self.choice_: dict[str, Any] | None = about.get("choice")
         self.folds_: list[dict[str, Any]] = about["folds"]
@@ -179,6 +233,10 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, images: Any) -> Iterator[Scores]:
         predictor = self.predictor
+        if hasattr(images, "columns"):
+            if "path" not in images.columns:
+                raise ValueError(f"a DataFrame needs the column path (it has {', '.join(map(str, images.columns))})")
+            images = images["path"].tolist()
         pixels = squares(images, predictor.config.image_size, predictor.interpolation)
         while batch := list(islice(pixels, BATCH)):
             yield from predictor.score(batch)
@@ -187,9 +245,20 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         """Calibrated probabilities (N, C), columns in the order of ``classes_``.
 
         Args:
-            images: A list of paths or PIL images, an array (N, H, W, 3) uint8, one file, or a folder.
+            images: A file, a folder, a PIL image, an array or tensor (N, H, W, 3), (N, 3, H, W) or (N, H, W), a list
+                or a `Dataset` of images, or a DataFrame with the column `path`.
         """
-        return np.stack([found.probabilities for found in self._scores(images)])
+        return np.stack([scores.probabilities for scores in self._scores(images)])
+
+    def decision_function(self, images: Any) -> np.ndarray:
+        """Log-probabilities (N, C); with two classes (N,), that of the second minus that of the first."""
+        log = np.log(np.maximum(self.predict_proba(images), np.finfo(np.float32).tiny))
+        margin: np.ndarray = log[:, 1] - log[:, 0] if log.shape[1] == 2 else log
+        return margin
+
+    def transform(self, images: Any) -> np.ndarray:
+        """The features (N, D) that the classifier's head reads."""
+        return np.stack([scores.features for scores in self._scores(images)])
 
     def predict(self, images: Any) -> np.ndarray:
         """The likeliest class of each image: (N,)."""
@@ -202,6 +271,8 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def score(self, images: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy on images with classes `y`, or on all labelled images of a folder or manifest."""
+        if y is None and hasattr(images, "columns") and "label" in images.columns:
+            y = images["label"]
         if y is None:
             images, y = self._labelled(images)
         right = self.predict(images).astype(str) == np.asarray(y).astype(str)

@@ -19,7 +19,7 @@ import numpy as np
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder
 from patchgen.data.images import UnreadableImage
-from patchgen.data.inputs import check_images, opened
+from patchgen.data.inputs import as_images, is_dataset, opened
 
 COLUMNS = ("path", "domain", "label", "group")
 
@@ -31,24 +31,59 @@ def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path) -> s
             raise ValueError("a folder or manifest names its classes, domains and groups itself: leave y, domains and "
                              "groups out, or give a list of image paths")  # fmt: skip
         return os.fspath(data)
-    if y is None or domains is None:
-        raise ValueError("arrays and lists need y= (the class) and domains= (the site) of each image: "
-                         "without sites nothing can be said of a new one")  # fmt: skip
-    images = check_images(data)
-    given = {"domains": domains, "y": y, "groups": groups}
-    columns = {name: _names(values, name, len(images)) for name, values in given.items() if values is not None}
-    return str(_write(images, columns, Path(home)))
+    if hasattr(data, "columns"):
+        data, y, domains, groups = _from_frame(data, y, domains, groups)
+    images = as_images(data)
+    if y is None and is_dataset(data):
+        y = [_label(data[i], i) for i in range(len(data))]
+    if y is None:
+        raise ValueError("images need y=, the class of each one; domains=, their sites; and, if known, groups=")
+    values = {"domains": domains, "y": y, "groups": groups}
+    columns = {name: _names(column, name, len(images)) for name, column in values.items() if column is not None}
+    columns.setdefault("domains", ["images"] * len(images))
+    return str(_write(images, {name: columns[name] for name in values if name in columns}, Path(home)))
+
+
+def kind_of_labels(data: Any, y: Any) -> str | None:
+    """`int` or `bool` if the classes are such values, which predictions then are too."""
+    if hasattr(data, "columns") and y is None:
+        y = data["label"] if "label" in data.columns else None
+    elif y is None and is_dataset(data) and len(data):
+        item = data[0]
+        y = [item[1]] if isinstance(item, tuple | list) and len(item) > 1 else None
+    kind = "" if y is None else np.asarray(y).dtype.kind
+    return {"i": "int", "u": "int", "b": "bool"}.get(kind)
+
+
+def _from_frame(frame: Any, y: Any, domains: Any, groups: Any) -> tuple[Any, Any, Any, Any]:
+    """The columns of a DataFrame: path, label, site (or domain) and group."""
+    if y is not None or domains is not None or groups is not None:
+        raise ValueError("a DataFrame has its columns path, label, site and group: leave y, domains and groups out")
+    missing = [name for name in ("path", "label") if name not in frame.columns]
+    if missing:
+        names = ", ".join(map(str, frame.columns))
+        raise ValueError(f"a DataFrame needs the columns path and label, and has no {missing[0]} (it has {names})")
+    site = next((name for name in ("site", "domain") if name in frame.columns), None)
+    group = frame["group"].tolist() if "group" in frame.columns else None
+    return frame["path"].tolist(), frame["label"].tolist(), frame[site].tolist() if site else None, group
+
+
+def _label(item: Any, i: int) -> Any:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise ValueError(f"items of a Dataset must be (image, label), or give y=; item {i} is {type(item).__name__}")
+    return item[1].item() if hasattr(item[1], "item") else item[1]
 
 
 def _names(values: Any, name: str, count: int) -> list[str]:
-    """Names of one column; whole numbers become text."""
-    found = [str(value).strip() for value in np.asarray(values).tolist()]
-    if np.asarray(values).ndim != 1 or len(found) != count:
-        raise ValueError(f"{name} must have one value for each of the {count} images, got {np.shape(values)}")
-    kinds = {type(value) for value in np.asarray(values).tolist()} - {str, int}
-    if kinds or "" in found:
-        raise ValueError(f"{name} must be names or whole numbers, and none empty")
-    return found
+    """Names of one column; whole numbers, true and false become text."""
+    array = np.asarray(values)
+    names = [str(value).strip() for value in array.tolist()] if array.ndim == 1 else []
+    if len(names) != count:
+        raise ValueError(f"{name} must have one value for each of the {count} images, got {array.shape}")
+    kinds = {type(value) for value in array.tolist()} - {str, int, bool}
+    if kinds or "" in names:
+        raise ValueError(f"{name} must be names, whole numbers, or true and false, and none empty")
+    return names
 
 
 def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> Path:
