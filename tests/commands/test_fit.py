@@ -198,7 +198,9 @@ def test_a_quick_model_is_a_model(image_folder: Path, home: Path, tmp_path: Path
     (whole,) = load_predictor(tmp_path / "quick").predict([file])
     (trained,) = load_run(left_out_runs(home, BEST)[0].path).predict([file])
     assert whole.probabilities.shape == trained.probabilities.shape == (3,)  # type: ignore[union-attr]
-    assert main([*words, "--quick", "--preset", "paper"]) == 2 and "exclude each other" in capsys.readouterr().err
+    assert (
+        main([*words, "--quick", "--preset", "paper"]) == 2 and "--quick excludes --preset" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("stops", [True, False])

@@ -494,7 +494,8 @@ def test_every_family_of_backbones_comes_back(family: str, settings: dict[str, A
     backbone = Backbone(Loaded(build(family, settings), (mean, mean)), origin)
     predictor = SimpleNamespace(model=SimpleNamespace(backbone=backbone))
     facts = backbone_facts(predictor, {"digest": backbone.digest()})  # type: ignore[arg-type]
-    again = rebuilt(json.loads(json.dumps(facts)))
+    weights = {f"backbone.{name}": tensor for name, tensor in backbone.state_dict().items()}
+    again = rebuilt(json.loads(json.dumps(facts)), weights)
     again.load_state_dict(backbone.state_dict())
     assert again.digest() == backbone.digest() == facts["digest"]
     assert (again.mean, again.licence, again.note, again.resolved) == (mean, "MIT", "a note", "seen")
