@@ -208,8 +208,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         model.predictor.use(self.runtime)
         self.model_, about = model, model.about
         names = model.predictor.classes
-        convert = {"int": int, "bool": "True".__eq__}.get(str(about.get("labels")), str)
-        self.classes_ = np.array([convert(name) for name in names])
+        kind, self.classes_ = about.get("labels"), np.array(names)
+        if kind == "int":
+            self.classes_ = self.classes_.astype(int)
+        elif kind == "bool":
+            self.classes_ = self.classes_ == "True"
         self.domains_ = tuple(site for site in about["data"]["sites"] if site != about["data"]["unseen"])
         self.choice_: dict[str, Any] | None = about.get("choice")
         self.folds_: list[dict[str, Any]] = about["folds"]
