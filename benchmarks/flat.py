@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.common import Line, at_least_one, report
 from benchmarks.fold import write_domains
 from benchmarks.throughput import write_images
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.config import Config
 from patchgen.train.lifecycle import train
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.common import Line, at_least_one, report
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 
 WORDS: dict[str, Sequence[str]] = {
     "python": ("-c", "pass"),

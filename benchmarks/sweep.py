@@ -20,7 +20,7 @@ from patchgen.config import Config
 from patchgen.runs.folder import run_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
-from patchgen.sweep.local import LocalEngine
+from patchgen.sweep.local import LocalLauncher
 
 SMALL = {"runs": 6, "workers": 1}
 
@@ -39,7 +39,7 @@ def measure(*, runs: int = 200, workers: int = 2) -> dict[str, Any]:
     at_least_one(runs=runs, workers=workers)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        engine = LocalEngine(out, workers, threads=1)
+        engine = LocalLauncher(out, workers, threads=1)
         try:
             start = _time(engine, no_op_jobs(workers, out, first_seed=runs))
             jobs = no_op_jobs(runs, out)
@@ -68,7 +68,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _time(engine: LocalEngine, jobs: Sequence[Job]) -> float:
+def _time(engine: LocalLauncher, jobs: Sequence[Job]) -> float:
     """Seconds until each worker has answered once."""
     clock = time.monotonic()
     for handle in engine.submit(jobs):

@@ -43,7 +43,7 @@ class Here:
 
 @pytest.fixture
 def words(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setitem(engines.ENGINES, "local", lambda options, jobs: Here())
+    monkeypatch.setitem(engines.LAUNCHERS, "local", lambda options, jobs: Here())
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"# A small table.\n#   patchgen sweep r.yaml\ndata: {image_folder}\nunseen: studio\nbackbone: tiny\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchgen.common.progress import Progress, is_news, saying_once
+from patchgen.common.progress import Progress, is_first, print_once
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_news_are_said_once_within_a_fit() -> None:
-    assert is_news("backbone: x") and is_news("backbone: x")
-    with saying_once():
-        assert [is_news(text) for text in ("backbone: x", "backbone: x", "backbone: y")] == [True, False, True]
-    with saying_once():
-        assert is_news("backbone: x")
+    assert is_first("backbone: x") and is_first("backbone: x")
+    with print_once():
+        assert [is_first(text) for text in ("backbone: x", "backbone: x", "backbone: y")] == [True, False, True]
+    with print_once():
+        assert is_first("backbone: x")

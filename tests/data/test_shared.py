@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.common.kept import keeping
+from patchgen.common.process_cache import process_cache
 from patchgen.data.images import ImageStore
 from patchgen.data.shared import shared_store, shared_table
 from patchgen.data.table import write_csv
@@ -27,7 +27,7 @@ def later(path: Path) -> None:
 
 
 def test_a_folder_is_read_once_until_something_is_added(folder: Path) -> None:
-    with keeping():
+    with process_cache():
         first = shared_table(str(folder), None, {})
         assert shared_table(str(folder), None, {}) is first
         shutil.copy(folder / "field" / "cross" / "00.png", folder / "field" / "cross" / "99.png")
@@ -44,7 +44,7 @@ def test_a_manifest_is_read_again_when_it_changes(folder: Path) -> None:
     ]  # fmt: skip
     manifest = folder / "some.csv"
     write_csv(manifest, ("path", "domain", "label"), lines)
-    with keeping():
+    with process_cache():
         assert len(shared_table(str(manifest), None, {})) == 12
         write_csv(manifest, ("path", "domain", "label"), lines[:-1])
         later(manifest)
@@ -58,7 +58,7 @@ def test_a_shared_store_hashes_only_what_has_changed(
     digest = ImageStore._digest
     monkeypatch.setattr(ImageStore, "_digest", lambda self, row: hashed.append(row) or digest(self, row))
     rows = np.arange(4)
-    with keeping():
+    with process_cache():
         table = shared_table(str(folder), None, {})
         store = shared_store(table, 28, tmp_path / "cache", "bilinear")
         before = store.load(rows).numpy()

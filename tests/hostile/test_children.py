@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.config import Config
 from patchgen.model.weights import WeightsError, fetch
 from patchgen.sweep.jobs import Job
-from patchgen.sweep.launch import Engine, Watch, launch
-from patchgen.sweep.local import LocalEngine
+from patchgen.sweep.launch import Launcher, Watch, launch
+from patchgen.sweep.local import LocalLauncher
 
 # those that a worker, pip, submitit, Ray or spawn imports early
 MODULES = (
@@ -60,7 +60,7 @@ def test_pip_is_the_one_of_this_python(trap: Path, tmp_path: Path, monkeypatch: 
     assert not trap.exists() and not leftover.exists()
 
 
-def launched(jobs: list[Job], engine: Engine) -> None:
+def launched(jobs: list[Job], engine: Launcher) -> None:
     assert launch(jobs, engine, retries=0, watch=Watch(jobs, quiet=True)) == {"done": len(jobs)}
 
 
@@ -71,24 +71,24 @@ def no_ops(tmp_path: Path) -> list[Job]:
 
 
 def test_a_worker_of_a_sweep(trap: Path, tmp_path: Path) -> None:
-    launched(no_ops(tmp_path), LocalEngine(tmp_path / "runs", workers=1, threads=1))
+    launched(no_ops(tmp_path), LocalLauncher(tmp_path / "runs", workers=1, threads=1))
     assert not trap.exists()
 
 
 def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    from patchgen.sweep.slurm import SlurmEngine
+    from patchgen.sweep.slurm import SlurmLauncher
 
-    launched(no_ops(tmp_path), SlurmEngine(tmp_path, 1, cluster="local"))
+    launched(no_ops(tmp_path), SlurmLauncher(tmp_path, 1, cluster="local"))
     assert not trap.exists()
 
 
 @pytest.mark.slow
 def test_a_worker_of_ray(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from patchgen.sweep.ray import RayEngine
+    from patchgen.sweep.ray import RayLauncher
 
-    launched(no_ops(tmp_path), RayEngine(threads=1, retries=0, cpus=1))
+    launched(no_ops(tmp_path), RayLauncher(threads=1, retries=0, cpus=1))
     assert not trap.exists()
 
 
@@ -103,7 +103,7 @@ def test_processes_of_a_run_on_two_devices(trap: Path, tmp_path: Path, tiny_sett
 
 def test_a_reader_of_slides_and_a_decoder_of_uploads(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("openslide")
-    from patchgen.common.answering import ChildError
+    from patchgen.common.child_process import ChildError
     from patchgen.data.images import UnreadableImage
     from patchgen.slides.child import SlideChild
     from patchgen.viewer.decoding import Decoder
@@ -128,7 +128,7 @@ def test_every_child_of_the_package_is_started_so() -> None:
 
     folder = Path(patchgen.__file__).parent
     starts = [file.name for file in folder.rglob("*.py") if "[sys.executable" in file.read_text(encoding="utf-8")]
-    assert starts == ["children.py"]
+    assert starts == ["child_process.py"]
 
 
 def test_a_memory_limit_of_the_user_holds_for_children_too(tmp_path: Path) -> None:

@@ -124,12 +124,12 @@ def test_parts_of_predictions_that_are_links_or_pipes_are_neither_written_nor_aw
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_the_log_of_a_sweep_is_a_plain_file(kind: str, tmp_path: Path) -> None:
-    from patchgen.sweep.local import LocalEngine
+    from patchgen.sweep.local import LocalLauncher
 
     log = tmp_path / "sweep.log"
     {"link": lambda: log.symlink_to(tmp_path / "precious"), "pipe": lambda: os.mkfifo(log), "folder": log.mkdir}[kind]()
     with pytest.raises(ValueError, match="sweep.log is a link, a pipe or a folder, .* remove it"):
-        LocalEngine(tmp_path, workers=1, threads=1)
+        LocalLauncher(tmp_path, workers=1, threads=1)
     assert not (tmp_path / "precious").exists()
 
 

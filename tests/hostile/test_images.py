@@ -20,7 +20,7 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.commands.inputs import find_images
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.data.content import digests
 from patchgen.data.doctor import examine
 from patchgen.data.doctor_files import inspect_files

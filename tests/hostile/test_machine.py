@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from patchgen.common import bf16, threads
-from patchgen.common.children import child_environment, python
+from patchgen.common import machine
+from patchgen.common.child_process import child_environment, python
 from patchgen.config import Config
 from patchgen.train.lifecycle import train
 
@@ -21,15 +21,15 @@ HANGS = "import time; time.sleep(60)"
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    bf16.bf16_works.cache_clear()
+    machine.bf16_works.cache_clear()
     yield
-    bf16.bf16_works.cache_clear()
+    machine.bf16_works.cache_clear()
 
 
 def announce(text: str, product: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags : fpu {text}\n")
-    monkeypatch.setattr(bf16, "CPU", tmp_path / "cpuinfo")
-    monkeypatch.setattr(bf16, "PRODUCT", product)
+    monkeypatch.setattr(machine, "CPU", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machine, "PRODUCT", product)
 
 
 def test_a_product_that_kills_its_process_is_refused_before_the_training(
@@ -45,27 +45,27 @@ def test_a_product_that_kills_its_process_is_refused_before_the_training(
 
 def test_a_product_that_hangs_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announce("amx_bf16", HANGS, tmp_path, monkeypatch)
-    monkeypatch.setattr(bf16, "SECONDS", 0.5)
-    assert not bf16.bf16_works()
+    monkeypatch.setattr(machine, "SECONDS", 0.5)
+    assert not machine.bf16_works()
 
 
 def test_the_product_itself_works_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    announce("amx_bf16", bf16.PRODUCT, tmp_path, monkeypatch)
-    assert bf16.bf16_works()
+    announce("amx_bf16", machine.PRODUCT, tmp_path, monkeypatch)
+    assert machine.bf16_works()
 
 
 def test_nothing_is_tried_where_no_amx_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announce("avx512_bf16", KILLED, tmp_path, monkeypatch)
-    assert bf16.bf16_works()
-    monkeypatch.setattr(bf16, "CPU", tmp_path / "nowhere")
-    bf16.bf16_works.cache_clear()
-    assert bf16.bf16_works()
+    assert machine.bf16_works()
+    monkeypatch.setattr(machine, "CPU", tmp_path / "nowhere")
+    machine.bf16_works.cache_clear()
+    assert machine.bf16_works()
 
 
 def test_settings_of_a_larger_machine_are_refused_and_resume_with_fewer_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_settings: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(threads, "available_cores", lambda: 2)
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
     settings = {**tiny_settings, "method": "lp", "image_size": 28, "steps": 1, "swad": False, "accelerator": "cpu"}
     with pytest.raises(ValueError, match=r"threads must be at most 64 .* 2 cores\), not 65; give --threads 2, or none"):
         train(Config(**{**settings, "threads": 65}), tmp_path, quiet=True)
@@ -76,9 +76,9 @@ def test_settings_of_a_larger_machine_are_refused_and_resume_with_fewer_threads(
 def test_more_threads_than_cores_are_used_as_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr("torch.set_num_threads", used.append)
-    monkeypatch.setattr(threads, "available_cores", lambda: 1)
+    monkeypatch.setattr(machine, "available_cores", lambda: 1)
     for count in (None, 1, 32):
-        threads.use_threads(count)
+        machine.use_threads(count)
     assert used == [1, 32]
 
 
@@ -86,10 +86,10 @@ def test_more_threads_than_cores_are_used_as_they_are_asked_for(monkeypatch: pyt
 def test_threads_that_cannot_be_started_are_refused_in_a_sentence(tmp_path: Path) -> None:
     """Without the check OpenMP ends the process at the first large sum."""
     code = (
-        "import resource, torch\nfrom patchgen.common import threads\n"
+        "import resource, torch\nfrom patchgen.common import machine\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "threads.available_cores = lambda: 64\n"
-        "try: threads.use_threads(1000)\nexcept ValueError as error: print(error)\n"
+        "machine.available_cores = lambda: 64\n"
+        "try: machine.use_threads(1000)\nexcept ValueError as error: print(error)\n"
         "torch.rand(2000, 2000).sum()\nprint('alive')"
     )
     done = subprocess.run(python("-c", code), env=child_environment(), cwd=tmp_path, capture_output=True, text=True)

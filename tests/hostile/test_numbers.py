@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.predict.model_folder import read_model
 
 NUMBERS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from patchgen.common import files
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_text
 

@@ -16,11 +16,11 @@ import torch
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import cache_dir, expanded
-from patchgen.common.tensors import read_tensors
 from patchgen.common.text import csv_cell, printable
+from patchgen.common.untrusted import read_tensors
 from patchgen.data.doctor import examine
 from patchgen.data.table import read_table
 

@@ -21,7 +21,7 @@ pytest.importorskip("fastapi", reason="the viewer needs patchgen[viewer]")
 import uvicorn  # noqa: E402
 from fastapi.testclient import TestClient  # noqa: E402
 
-from patchgen.common.children import child_environment, python  # noqa: E402
+from patchgen.common.child_process import child_environment, python  # noqa: E402
 from patchgen.viewer.app import create_app  # noqa: E402
 from patchgen.viewer.guard import Guard, HeaderTimeout, Hosts, Limits, host_name  # noqa: E402
 from patchgen.viewer.library import Library, find_items, hide_paths  # noqa: E402

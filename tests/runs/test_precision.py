@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.common import bf16
+from patchgen.common import machine
 from patchgen.config import Config
 from patchgen.runs import precision
 from patchgen.runs.folder import RunFolder, run_name
@@ -28,18 +28,18 @@ def test_the_processor_says_what_it_has(
     words: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags : {words}\n")
-    monkeypatch.setattr(bf16, "CPU", tmp_path / "cpuinfo")
-    bf16.bf16_works.cache_clear()
-    assert bf16.native_bf16() is expected
+    monkeypatch.setattr(machine, "CPU", tmp_path / "cpuinfo")
+    machine.bf16_works.cache_clear()
+    assert machine.native_bf16() is expected
 
 
 def test_a_processor_whose_products_die_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bf16, "bf16_works", lambda: False)
+    monkeypatch.setattr(machine, "bf16_works", lambda: False)
     (tmp_path / "cpuinfo").write_text("flags : avx512_bf16 amx_bf16\n")
-    monkeypatch.setattr(bf16, "CPU", tmp_path / "cpuinfo")
-    assert not bf16.native_bf16()
-    monkeypatch.setattr(bf16, "CPU", tmp_path / "nowhere")
-    assert not bf16.native_bf16()
+    monkeypatch.setattr(machine, "CPU", tmp_path / "cpuinfo")
+    assert not machine.native_bf16()
+    monkeypatch.setattr(machine, "CPU", tmp_path / "nowhere")
+    assert not machine.native_bf16()
 
 
 @pytest.mark.parametrize(("has", "expected"), [(True, "bf16-mixed"), (False, "32-true")])

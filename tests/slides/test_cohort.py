@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from patchgen.cli import main
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 
 pytest.importorskip("openslide")
 pytest.importorskip("shapely")
@@ -148,7 +148,7 @@ def test_parts_of_predict_give_the_file_of_one_process(
     """In this process, with the engine's place taken: what the parts are and how they become one file."""
     from patchgen.commands import predict_parts
     from patchgen.commands.engine import EngineArguments
-    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.engines import LauncherOptions
     from patchgen.sweep.unit import run_units
 
     images = shutil.copytree(image_folder, tmp_path / "images")
@@ -161,9 +161,9 @@ def test_parts_of_predict_give_the_file_of_one_process(
     def here(self: EngineArguments, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
         ran.append(sum(not unit.folder.done for unit in units))
         if len(ran) == 1:
-            run_units(units[:2], None, EngineOptions(work), quiet=True)  # and then it is killed
+            run_units(units[:2], None, LauncherOptions(work), quiet=True)  # and then it is killed
             raise KeyboardInterrupt
-        run_units(units, None, EngineOptions(work), quiet=True)
+        run_units(units, None, LauncherOptions(work), quiet=True)
         return {}
 
     monkeypatch.setattr(EngineArguments, "do_units", here)

@@ -13,7 +13,7 @@ from patchgen.config import Config
 from patchgen.runs.find import failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder
 from patchgen.sweep import jobs as jobs_module
-from patchgen.sweep.jobs import Job, note_failure, perform, worth_another
+from patchgen.sweep.jobs import Job, can_retry, note_failure, perform
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
@@ -124,12 +124,12 @@ def test_an_error_is_kept_with_its_count(no_ops: NoOps, monkeypatch: pytest.Monk
 
     monkeypatch.setitem(jobs_module.WORK, "no-op", fail)
     for attempt in (1, 2, 3):
-        assert worth_another(job, retries=2)
+        assert can_retry(job, retries=2)
         assert perform(job) == "failed"
         failure = failure_of(job.folder)
         assert failure and failure.attempts == attempt and not failure.final
         assert "Traceback" in failure.error and failure.line == "RuntimeError: CUDA out of memory"
-    assert not worth_another(job, retries=2) and worth_another(job, retries=3)
+    assert not can_retry(job, retries=2) and can_retry(job, retries=3)
     assert set(json.loads((job.folder.path / "failed.json").read_text())) == {"attempts", "error", "time", "final"}
     assert state_of(job.folder) == "failed" and (job.folder.path / "config.yaml").exists()
 
@@ -150,4 +150,4 @@ def test_what_would_fail_again_is_not_tried_again(
     assert perform(job) == "failed"
     failure = failure_of(job.folder)
     assert failure and failure.error == str(error) and failure.final == final
-    assert worth_another(job, retries=2) == (not final)
+    assert can_retry(job, retries=2) == (not final)

@@ -14,12 +14,12 @@ from patchgen.runs.folder import RunFolder
 from patchgen.sweep import jobs as jobs_module
 from patchgen.sweep import launch as launch_module
 from patchgen.sweep.jobs import Job, Outcome, perform
-from patchgen.sweep.launch import EngineLost, Watch, WorkerLost, launch
+from patchgen.sweep.launch import LauncherLost, Watch, WorkerLost, launch
 
 NoOps = Callable[[int], list[Job]]
 
 
-class Here:
+class InProcess:
     """An engine of threads; `asked` has every job that it was given."""
 
     def __init__(self, slots: int = 2, do: Callable[[Job], Outcome] = perform) -> None:
@@ -53,17 +53,17 @@ def go(jobs: Sequence[Job], engine: Any, retries: int = 2) -> Counter[str]:
 
 
 def test_all_are_done_once_and_no_more_at_a_time_than_there_is_room_for(no_ops: NoOps) -> None:
-    engine, jobs = Here(slots=3), no_ops(10)
+    engine, jobs = InProcess(slots=3), no_ops(10)
     assert go(jobs, engine) == {"done": 10}
     assert engine.asked == jobs and engine.most <= 3 and engine.closed
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
-    again = Here()
+    again = InProcess()
     assert go(jobs, again) == {} and again.asked == []
 
 
 def test_a_longer_recipe_does_only_what_is_new(no_ops: NoOps) -> None:
-    go(no_ops(3), Here())
-    engine = Here()
+    go(no_ops(3), InProcess())
+    engine = InProcess()
     assert go(no_ops(5), engine) == {"done": 2} and engine.asked == no_ops(5)[3:]
 
 
@@ -79,11 +79,11 @@ def test_a_run_that_always_fails_is_tried_a_bounded_number_of_times(
         whole(job)
 
     monkeypatch.setitem(jobs_module.WORK, "no-op", work)
-    engine, jobs = Here(), no_ops(3)
+    engine, jobs = InProcess(), no_ops(3)
     assert go(jobs, engine, retries) == {"done": 2, "failed": 1}
     failure = failure_of(jobs[1].folder)
     assert failure and failure.attempts == attempts == engine.asked.count(jobs[1])
-    assert go(jobs, Here(), retries) == {}  # the attempts of an earlier launch count
+    assert go(jobs, InProcess(), retries) == {}  # the attempts of an earlier launch count
 
 
 def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
@@ -96,7 +96,7 @@ def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
         return perform(job)
 
     jobs = no_ops(4)
-    assert go(jobs, Here(do=do)) == {"done": 4}
+    assert go(jobs, InProcess(do=do)) == {"done": 4}
     failures = [failure_of(job.folder) for job in jobs]
     assert [f.attempts if f else 0 for f in failures] == [0, 0, 1, 0]
     assert failures[2] and failures[2].error == "ended with SIGKILL"
@@ -104,13 +104,13 @@ def test_a_lost_worker_costs_an_attempt_of_its_own_run(no_ops: NoOps) -> None:
 
 def test_a_lost_engine_ends_the_sweep_and_blames_no_run(no_ops: NoOps) -> None:
     def dies(job: Job) -> Outcome:
-        raise EngineLost("nobody is left")
+        raise LauncherLost("nobody is left")
 
-    engine, jobs = Here(do=dies), no_ops(3)
-    with pytest.raises(EngineLost, match="nobody is left"):
+    engine, jobs = InProcess(do=dies), no_ops(3)
+    with pytest.raises(LauncherLost, match="nobody is left"):
         go(jobs, engine)
     assert engine.closed and not any(failure_of(job.folder) for job in jobs)
-    assert go(jobs, Here()) == {"done": 3}
+    assert go(jobs, InProcess()) == {"done": 3}
 
 
 def test_what_another_process_trains_is_waited_for_and_taken_over_when_it_is_left(no_ops: NoOps) -> None:
@@ -128,7 +128,7 @@ def test_what_another_process_trains_is_waited_for_and_taken_over_when_it_is_lef
             left.__exit__(None, None, None)
         return perform(job)
 
-    engine = Here(slots=1, do=do)
+    engine = InProcess(slots=1, do=do)
     assert go(jobs, engine) == {"done": 3, "found": 1}
     assert engine.asked == [jobs[2], jobs[3], jobs[0]]
 
@@ -143,13 +143,13 @@ def test_two_launchers_never_do_the_same_run(no_ops: NoOps, monkeypatch: pytest.
     monkeypatch.setitem(jobs_module.WORK, "no-op", work)
     jobs = no_ops(30)
     with ThreadPoolExecutor(2) as pool:
-        counts = [future.result() for future in [pool.submit(go, jobs, Here(slots=4)) for _ in range(2)]]
+        counts = [future.result() for future in [pool.submit(go, jobs, InProcess(slots=4)) for _ in range(2)]]
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
     assert all(count["failed"] == 0 and count["done"] + count["found"] == 30 for count in counts)
 
 
 def test_an_interrupt_ends_the_engine(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Here()
+    engine = InProcess()
 
     def stop(*_: Any) -> list[Any]:
         raise KeyboardInterrupt
@@ -162,7 +162,7 @@ def test_an_interrupt_ends_the_engine(no_ops: NoOps, monkeypatch: pytest.MonkeyP
 
 def test_lines_say_how_many_runs_are_done(no_ops: NoOps, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = no_ops(2)
-    launch(jobs, Here(slots=1), retries=0, watch=Watch(jobs))
+    launch(jobs, InProcess(slots=1), retries=0, watch=Watch(jobs))
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("sweep [1/2] ") and said[0].endswith("1 of 2 runs: no-op 0: done")
     assert said[1].startswith("sweep [2/2] 2 of 2 runs")

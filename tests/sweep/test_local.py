@@ -20,7 +20,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.sweep.engines import Share, divide
 from patchgen.sweep.jobs import Job, Outcome
 from patchgen.sweep.launch import Watch, launch
-from patchgen.sweep.local import LocalEngine
+from patchgen.sweep.local import LocalLauncher
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
@@ -36,7 +36,7 @@ def lines(run: RunFolder) -> int:
     return len(run.records())
 
 
-class Murderous(LocalEngine):
+class Murderous(LocalLauncher):
     """Kills its own workers, once, when the first job has come some way."""
 
     victim: Job
@@ -67,7 +67,7 @@ def test_killed_workers_are_replaced_and_the_records_are_those_of_serial_runs(
 
 
 def test_a_worker_ends_with_its_launcher(tmp_path: Path) -> None:
-    engine = LocalEngine(tmp_path, workers=1, threads=1)
+    engine = LocalLauncher(tmp_path, workers=1, threads=1)
     process = engine.workers[0]._running()
     assert process.stdin is not None
     process.stdin.close()  # what the kernel does for a launcher that was killed

@@ -19,10 +19,10 @@ from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-from patchgen.sweep.ray import RayEngine  # noqa: E402
+from patchgen.sweep.ray import RayLauncher  # noqa: E402
 
 
-class Murderous(RayEngine):
+class Murderous(RayLauncher):
     """Kills the process of its first task, once, when that has come some way."""
 
     victim: Job
@@ -69,4 +69,4 @@ def test_ray_gives_the_records_of_serial_runs_after_a_kill(
 @pytest.mark.slow
 def test_more_threads_than_there_are_cpus_are_refused() -> None:
     with pytest.raises(ValueError, match="--threads 5 CPUs and it has 2"):
-        RayEngine(threads=5, retries=0, cpus=2)
+        RayLauncher(threads=5, retries=0, cpus=2)

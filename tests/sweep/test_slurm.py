@@ -13,18 +13,18 @@ from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 
 submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-from patchgen.sweep.slurm import SlurmEngine, SlurmTask  # noqa: E402
+from patchgen.sweep.slurm import SlurmLauncher, SlurmTask  # noqa: E402
 
 NoOps = Callable[[int], list[Job]]
 
 
-def go(jobs: list[Job], engine: SlurmEngine, retries: int = 1) -> dict[str, int]:
+def go(jobs: list[Job], engine: SlurmLauncher, retries: int = 1) -> dict[str, int]:
     return launch(jobs, engine, retries=retries, watch=Watch(jobs, quiet=True))
 
 
 def test_all_are_done_in_one_array(no_ops: NoOps, tmp_path: Path) -> None:
     jobs = no_ops(3)
-    engine = SlurmEngine(tmp_path, 1, cluster="debug")
+    engine = SlurmLauncher(tmp_path, 1, cluster="debug")
     assert go(jobs, engine) == {"done": 3} and engine.open == []
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
 
@@ -35,7 +35,7 @@ def test_errors_are_kept_and_bounded(no_ops: NoOps, tmp_path: Path, monkeypatch:
 
     monkeypatch.setitem(jobs_module.WORK, "no-op", fail)
     [job] = no_ops(1)
-    assert go([job], SlurmEngine(tmp_path, 1, cluster="debug")) == {"failed": 1}
+    assert go([job], SlurmLauncher(tmp_path, 1, cluster="debug")) == {"failed": 1}
     failure = failure_of(job.folder)
     assert failure and failure.attempts == 2 and failure.line == "RuntimeError: no luck"
 
@@ -43,11 +43,11 @@ def test_errors_are_kept_and_bounded(no_ops: NoOps, tmp_path: Path, monkeypatch:
 @pytest.mark.slow
 def test_processes_of_submitits_own(no_ops: NoOps, tmp_path: Path) -> None:
     jobs = no_ops(2)
-    assert go(jobs, SlurmEngine(tmp_path, 1, cluster="local")) == {"done": 2}
+    assert go(jobs, SlurmLauncher(tmp_path, 1, cluster="local")) == {"done": 2}
 
 
 def test_what_is_stopped_is_cancelled(no_ops: NoOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = SlurmEngine(tmp_path, 1, cluster="debug")
+    engine = SlurmLauncher(tmp_path, 1, cluster="debug")
     handles = engine.submit(no_ops(2))
     engine.close()
     assert all(handle.cancelled for handle in handles)
@@ -72,4 +72,4 @@ def test_a_task_is_no_rank_of_a_distributed_job(no_ops: NoOps, monkeypatch: pyte
 def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="finds no srun here"):
-        SlurmEngine(tmp_path, 1)
+        SlurmLauncher(tmp_path, 1)

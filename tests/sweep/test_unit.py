@@ -13,7 +13,7 @@ import pytest
 from patchgen.common.files import write_text
 from patchgen.sweep import launch as launch_module
 from patchgen.sweep import unit as unit_module
-from patchgen.sweep.engines import EngineOptions
+from patchgen.sweep.engines import LauncherOptions
 from patchgen.sweep.jobs import perform, read_work
 from patchgen.sweep.unit import Needs, Unit, run_units
 
@@ -21,7 +21,7 @@ Work = Callable[..., None]
 
 
 def run_here(units: list[Unit]) -> dict[str, Any]:
-    return run_units(units, None, EngineOptions(units[0].claim.parent), quiet=True)
+    return run_units(units, None, LauncherOptions(units[0].claim.parent), quiet=True)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.common.kept import keeping
+from patchgen.common.process_cache import process_cache
 from patchgen.config import Config
 from patchgen.data.shared import shared_table
 from patchgen.model import backbone as backbones
@@ -30,7 +30,7 @@ def test_shared_runs_are_bit_equal_to_runs_alone(
     monkeypatch.setattr(backbones, "_load", lambda source, *more: loads.append(source) or load(source, *more))
     start = Config(**{**tiny_settings, "steps": 3, "method": "lp-ln"})
     configs = [start, replace(start, method="patchgen-select"), replace(start, unseen="field")]
-    with keeping():
+    with process_cache():
         shared = [
             train(one, tmp_path / "shared", shared_table(one.data, one.benchmark, one.options), quiet=True)
             for one in configs
@@ -46,7 +46,7 @@ def test_shared_runs_are_bit_equal_to_runs_alone(
 
 
 def test_a_copy_has_weights_of_its_own_and_another_source_replaces_what_is_kept() -> None:
-    with keeping():
+    with process_cache():
         one, other = backbones.load_backbone("tiny"), backbones.load_backbone("tiny")
         assert one.digest() == other.digest()
         with torch.no_grad():
@@ -65,7 +65,7 @@ def test_a_backbone_with_hooks_is_loaded_each_time(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(backbones, "_load", hooked)
-    with keeping():
+    with process_cache():
         backbones.load_backbone("tiny")
         backbones.load_backbone("tiny")
     assert len(loads) == 3  # one is kept in vain

@@ -29,8 +29,8 @@ from patchgen.ccd.scores import class_means, entered, halve_held_out, validation
 from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.summary import epoch_line
 from patchgen.common.files import cache_dir
+from patchgen.common.machine import use_threads
 from patchgen.common.progress import Progress
-from patchgen.common.threads import use_threads
 from patchgen.data.augment import send
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.model.classifier import Output, trained_tensors

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from patchgen.common.csv_files import write_csv
-from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
+from patchgen.common.untrusted import read_yaml, shortly
 from patchgen.data.table import Table
 
 COLUMNS = ("path", "label", "stage")

@@ -14,8 +14,8 @@ import tyro
 
 from patchgen.commands import announce, require_data
 from patchgen.commands.settings import help_layers, parse_settings, preset_layers, settings_of, settings_schema
-from patchgen.common.kept import keeping
-from patchgen.common.progress import saying_once
+from patchgen.common.process_cache import process_cache
+from patchgen.common.progress import print_once
 from patchgen.config import Config
 from patchgen.sweep.recipe import Planned
 
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     if odd:
         raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
     jobs = plan_runs(planned, options.out, data)
-    with saying_once(), keeping():
+    with print_once(), process_cache():
         failed = 0 if options.table_only else _train_all(jobs, options)
     _print(jobs, options, given, domains, argv)
     return 1 if failed else 0

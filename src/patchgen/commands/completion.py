@@ -5,12 +5,14 @@ The script holds all words: completion starts Python, but imports none of this p
 
 from __future__ import annotations
 
+import pkgutil
 from importlib import import_module
 from typing import Annotated, Literal
 
 import tyro
 from tyro.extras import SubcommandApp
 
+from patchgen import commands
 from patchgen.commands import parse
 
 PARTS = {"slide": {"tiles": "slide_tiles"}}  # actions in modules of their own
@@ -27,11 +29,12 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positi
 
 def app() -> SubcommandApp:
     """Every command with its options, as one program."""
-    from patchgen.cli import COMMANDS
-
+    names = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     whole = SubcommandApp()
-    for name in COMMANDS:
-        command = import_module(f"patchgen.commands.{name}").COMMAND
+    for name in sorted(names - {part for parts in PARTS.values() for part in parts.values()}):
+        command = getattr(import_module(f"patchgen.commands.{name}"), "COMMAND", None)
+        if command is None:  # what commands share
+            continue
         actions = {key: import_module(f"patchgen.commands.{part}").COMMAND for key, part in PARTS.get(name, {}).items()}
         if isinstance(command, dict):
             actions = command

@@ -29,9 +29,9 @@ class EngineArguments:
 
     def check_engine(self) -> None:
         """Check the numbers before any work."""
-        from patchgen.sweep.engines import EngineOptions
+        from patchgen.sweep.engines import LauncherOptions
 
-        EngineOptions(Path(), workers=self.workers, threads=self.threads)
+        LauncherOptions(Path(), workers=self.workers, threads=self.threads)
         if self.address is not None and self.engine != "ray":
             raise ValueError("--address names a Ray cluster: add --engine ray")
 
@@ -42,9 +42,9 @@ class EngineArguments:
             work: Parent of their claims.
             quiet: No overall progress, if each unit shows its own.
         """
-        from patchgen.sweep.engines import EngineOptions
+        from patchgen.sweep.engines import LauncherOptions
         from patchgen.sweep.unit import run_units
 
-        options = EngineOptions(work, workers=self.workers, threads=self.threads, address=self.address)
+        options = LauncherOptions(work, workers=self.workers, threads=self.threads, address=self.address)
         failures = run_units(units, None if self.alone else self.engine, options, what, quiet)
         return {label: failure.error for label, failure in failures.items()}

@@ -16,8 +16,8 @@ from patchgen.commands import announce, parse, print_table, require_data
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import check_writable, expanded, write_text
-from patchgen.common.reading import read_json
 from patchgen.common.text import json_text, printable
+from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.predict.answers import Answers

@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--minutes must be a number above 0, not {options.minutes:g}")
     configs = _configs(options, given)
     from patchgen.common.files import check_writable
-    from patchgen.common.progress import is_news, saying_once
+    from patchgen.common.progress import is_first, print_once
     from patchgen.fit.procedure import fit
     from patchgen.predict.model_folder import check_method, check_target, write_model
 
@@ -112,12 +112,12 @@ def main(argv: list[str]) -> int:
     check_writable(options.runs, "--runs")
     for config in configs:
         check_method(config.method, options.with_backbone)
-    with saying_once():
+    with print_once():
         model = fit(configs, options.runs, expecting=options.expect, split_given="split" in given,
                     quiet=options.quiet, track=options.track or False, minutes=options.minutes,
                     fixed=[*given, *(["methods"] if options.methods else [])], stop_at_quick=_stops)  # fmt: skip
         folder = write_model(options.out, model, with_backbone=options.with_backbone)
-        if is_news(model.predictor.model.backbone.description) and not options.quiet:
+        if is_first(model.predictor.model.backbone.description) and not options.quiet:
             print(f"backbone: {model.predictor.model.backbone.description}", file=sys.stderr)
     if options.json:
         print(json.dumps({"model": str(folder), **_known(model)}, indent=2))

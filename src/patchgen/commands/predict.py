@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
     _check(arguments)
     announce()
     paths = find_images(arguments.images)
-    from patchgen.common.threads import use_threads
+    from patchgen.common.machine import use_threads
 
     if arguments.alone:
         use_threads(arguments.threads)

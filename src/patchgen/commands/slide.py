@@ -21,8 +21,8 @@ from patchgen.commands.engine import EngineArguments
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.model_options import RuntimeOptions
 from patchgen.common.files import refuse_links, write_text
-from patchgen.common.reading import read_json, shortly
 from patchgen.common.text import json_text, printable
+from patchgen.common.untrusted import read_json, shortly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -245,7 +245,7 @@ def main(argv: list[str]) -> int:
     if twice:
         raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
     announce()
-    from patchgen.common.threads import use_threads
+    from patchgen.common.machine import use_threads
     from patchgen.slides.cohort import write_cohort
     from patchgen.slides.slide import require_openslide
 

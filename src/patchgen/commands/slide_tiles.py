@@ -14,8 +14,8 @@ import tyro
 
 from patchgen.commands import parse, print_table
 from patchgen.commands.engine import EngineArguments
-from patchgen.common.reading import read_json
 from patchgen.common.text import printable
+from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.slides.cut import CutSettings

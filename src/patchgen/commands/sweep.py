@@ -17,7 +17,7 @@ from patchgen.commands.settings import expand_track
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
-    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.engines import LauncherOptions
     from patchgen.sweep.jobs import Job
     from patchgen.sweep.recipe import Recipe
 
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     jobs = _without_collected(_plan(plans, arguments, options), arguments)
     if arguments.retry_failed and not arguments.dry_run:
         _forget_failures(jobs)
-    _foretell(jobs, arguments, options)
+    _print_forecast(jobs, arguments, options)
     if not arguments.dry_run:
         _launch(jobs, arguments, options)
     if arguments.parameters:
@@ -94,14 +94,14 @@ def main(argv: list[str]) -> int:
     return _conclude(jobs, arguments)
 
 
-def _options(arguments: SweepArguments) -> EngineOptions:
-    from patchgen.sweep.engines import EngineOptions
+def _options(arguments: SweepArguments) -> LauncherOptions:
+    from patchgen.sweep.engines import LauncherOptions
 
     names = ("workers", "threads", "retries", "address", "partition", "minutes")
-    return EngineOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
+    return LauncherOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
 
 
-def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineOptions) -> list[Job]:
+def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> list[Job]:
     """The jobs, each with a fixed thread count, because results depend on it."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.plan import plan
@@ -134,7 +134,7 @@ def _forget_failures(jobs: Sequence[Job]) -> None:
             (job.folder.path / FAILED).unlink(missing_ok=True)
 
 
-def _foretell(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOptions) -> None:
+def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
     """Print the number of runs, their states and the expected cost of the rest, before anything starts."""
     from patchgen.sweep.engines import share_of
     from patchgen.sweep.forecast import finished_runs, predict_cost
@@ -155,18 +155,18 @@ def _counted(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state for job in jobs).items())
 
 
-def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: EngineOptions) -> None:
-    from patchgen.sweep.engines import ENGINES
-    from patchgen.sweep.jobs import worth_another
+def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
+    from patchgen.sweep.engines import LAUNCHERS
+    from patchgen.sweep.jobs import can_retry
     from patchgen.sweep.launch import Watch, launch
 
-    todo = [job for job in jobs if not job.folder.done and worth_another(job, arguments.retries)]
+    todo = [job for job in jobs if not job.folder.done and can_retry(job, arguments.retries)]
     if todo:
-        engine = ENGINES[arguments.engine](options, todo)
+        engine = LAUNCHERS[arguments.engine](options, todo)
         launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
 
 
-def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, options: EngineOptions) -> None:
+def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> None:
     from patchgen.sweep.parameters import write_parameters
 
     plans = [_plan([recipe], arguments, options) for recipe in recipes]

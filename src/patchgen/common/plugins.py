@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchgen.common.files import cache_dir, expanded, write_text
-from patchgen.common.reading import shortly
+from patchgen.common.untrusted import shortly
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, separated by the system's path separator; inherited by child processes
 GROUPS = ("methods", "stream_methods", "backbones", "datasets")

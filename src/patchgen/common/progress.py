@@ -18,8 +18,8 @@ _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
 
 @contextmanager
-def saying_once() -> Iterator[None]:
-    """Inside this context, `is_news` is true once per text, so that several trainings print common lines once."""
+def print_once() -> Iterator[None]:
+    """Inside this context, `is_first` is true once per text, so that several trainings print common lines once."""
     outer = _said.get()
     token = _said.set(set() if outer is None else outer)
     try:
@@ -28,8 +28,8 @@ def saying_once() -> Iterator[None]:
         _said.reset(token)
 
 
-def is_news(text: str) -> bool:
-    """False for a text that was already passed, inside `saying_once`."""
+def is_first(text: str) -> bool:
+    """False for a text that was already passed, inside `print_once`."""
     said = _said.get()
     if said is None:
         return True

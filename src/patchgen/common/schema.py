@@ -21,7 +21,7 @@ from dataclasses import MISSING, field
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from patchgen.common.reading import shortly
+from patchgen.common.untrusted import shortly
 
 T = TypeVar("T")
 LONGEST = 100_000  # characters of a string, members of a list

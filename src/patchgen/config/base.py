@@ -13,8 +13,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from patchgen.common.reading import read_yaml, shortly
 from patchgen.common.text import did_you_mean
+from patchgen.common.untrusted import read_yaml, shortly
 
 Tune = Literal["head", "layernorm", "upper-layernorm", "last_block", "full", "lora"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]

@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from patchgen.common.files import replacing_folder
-from patchgen.common.reading import read_json
 from patchgen.common.text import did_you_mean
+from patchgen.common.untrusted import read_json
 from patchgen.data import oracle_draw as draw
 from patchgen.data.oracle_draw import Dice
 from patchgen.data.oracle_spec import SUITE, Domain, OracleSpec

@@ -1,4 +1,4 @@
-"""A table and an image store shared by the runs of one process (`common/kept.py`) while the files do not change.
+"""A table and an image store that the runs of one process share while the files do not change.
 
     table = shared_table(config.data, config.benchmark, config.options)
     store = shared_store(table, 224, cache, interpolation)
@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchgen.common.kept import kept
+from patchgen.common.process_cache import cached
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
 
@@ -27,13 +27,13 @@ def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -
         table = read_table(data, benchmark=benchmark, options=options)
         return table, _stamp(data, table)
 
-    return kept("table", key, read, lambda found: found[1] == _stamp(data, found[0]))[0]
+    return cached("table", key, read, lambda found: found[1] == _stamp(data, found[0]))[0]
 
 
 def shared_store(table: Table, size: int, cache: Path | None, interpolation: str) -> ImageStore:
     """An image store of the table's files, cached for consecutive runs on the same files; without stain."""
     key = (table.root, table.paths, size, cache, interpolation)
-    store = kept("store", key, lambda: ImageStore(table.files, size, cache, interpolation=interpolation))
+    store = cached("store", key, lambda: ImageStore(table.files, size, cache, interpolation=interpolation))
     store.stain = None
     store.forget_changed()
     return store

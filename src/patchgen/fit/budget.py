@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from patchgen.common.threads import use_threads
+from patchgen.common.machine import use_threads
 from patchgen.config import PRESETS, Config
 from patchgen.data.loaders import Batch
 from patchgen.fit import BEST

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
-from patchgen.common.kept import keeping
-from patchgen.common.progress import Progress, saying_once
+from patchgen.common.process_cache import process_cache
+from patchgen.common.progress import Progress, print_once
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import Table, fingerprint, read_table
@@ -116,7 +116,7 @@ def fit(
     """
     if track:
         make_tracker(track)  # raises now if the extra is missing
-    with saying_once(), keeping():
+    with print_once(), process_cache():
         plan = _plan([configs] if isinstance(configs, Config) else list(configs), runs, expecting, split_given, quiet)
         if minutes is None:
             plan.announce()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from patchgen.common import plugins
 from patchgen.common.files import expanded
-from patchgen.common.kept import is_keeping, kept
+from patchgen.common.process_cache import cached, is_caching
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.attention import add_lora, plain_name
@@ -310,10 +310,10 @@ def _pristine(
     def load() -> Backbone:
         return _auto(progress, recorded) if auto else _load(source, pretrained, progress)
 
-    if not is_keeping():
+    if not is_caching():
         return load()
     key = (source, pretrained, content(source), auto and _was_hub(recorded))
-    found = kept("backbone", key, load)
+    found = cached("backbone", key, load)
     return copy.deepcopy(found) if _copies_well(found) else load()
 
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchgen.common.reading import read_json
-from patchgen.common.tensors import read_tensors
+from patchgen.common.untrusted import read_json, read_tensors
 from patchgen.model import timm
 from patchgen.model.generic import CONVOLUTIONAL, Family, Traits, adopt, build_generic, open_folder
 from patchgen.model.local import folder_tensors, has_weights

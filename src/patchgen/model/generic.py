@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from patchgen.common.reading import shortly
+from patchgen.common.untrusted import shortly
 from patchgen.model.local import folder_tensors
 from patchgen.model.vit_files import check_sizes
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchgen.common.files import refuse_pipe
-from patchgen.common.reading import read_json
-from patchgen.common.tensors import read_tensors
+from patchgen.common.untrusted import read_json, read_tensors
 from patchgen.model.preprocessing import NESTED, is_nested
 
 if TYPE_CHECKING:

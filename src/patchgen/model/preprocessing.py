@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchgen.common.reading import read_json, shortly
+from patchgen.common.untrusted import read_json, shortly
 from patchgen.data.images import BILINEAR, INTERPOLATIONS
 
 Triple = tuple[float, float, float]

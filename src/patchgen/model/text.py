@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.common.files import expanded, refuse_pipe
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.generic import allowed, fill, first_line, hide_broken_torchvision, quiet_loading

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from patchgen.common.reading import shortly
+from patchgen.common.untrusted import shortly
 from patchgen.model.preprocessing import Pixels, timm_pixels
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig, gated_width
 

@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import cache_dir, working_folder
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.model.local import has_weights
 
 HUB_SECONDS = 8.0  # timeout for a hub's first response; the download itself has no time limit

@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from patchgen import __version__
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import cache_dir, replacing, write_text
 from patchgen.common.plugins import used_by
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.data.augment import normalize
 from patchgen.model.attention import merged
 from patchgen.predict.export import NEEDED, drawn_images, write_graph

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.common.reading import read_json
 from patchgen.common.text import number_text
+from patchgen.common.untrusted import read_json
 from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, percent_axis, plain
 from patchgen.pages.page import Cell, Picture, data_address, render
 from patchgen.runs.folder import RunFolder

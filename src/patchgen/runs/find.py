@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.common.files import temporary_name
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.runs.claim import Claim, RunBusy
 from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
 from patchgen.runs.scores import headline

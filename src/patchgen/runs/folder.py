@@ -26,7 +26,7 @@ from torch import Tensor
 
 from patchgen.common import plugins
 from patchgen.common.files import not_through_links, refuse_links, regular, replacing, write_text
-from patchgen.common.reading import read_json, shortly
+from patchgen.common.untrusted import read_json, shortly
 from patchgen.config import Config, Settings, dump_config, load_settings
 from patchgen.model.local import content, local_path
 from patchgen.runs.claim import Claim

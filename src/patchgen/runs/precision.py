@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from patchgen.common.bf16 import native_bf16, require_bf16
+from patchgen.common.machine import native_bf16, require_bf16
 from patchgen.config import Config
 from patchgen.runs.folder import run_name
 

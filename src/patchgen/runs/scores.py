@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.config import Settings
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.datasets import name_apart

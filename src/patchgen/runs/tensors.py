@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from patchgen.common.files import replacing
-from patchgen.common.tensors import read_tensors
+from patchgen.common.untrusted import read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.common.answering import Child, ChildDied, ChildError, Message, serve
+from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
 from patchgen.common.files import refuse_pipe
-from patchgen.common.reading import shortly
+from patchgen.common.untrusted import shortly
 
 if TYPE_CHECKING:
     from shapely.geometry.base import BaseGeometry

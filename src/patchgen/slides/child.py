@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from patchgen.common.answering import Child, Message, serve
+from patchgen.common.child_process import Child, Message, serve
 
 if TYPE_CHECKING:
     from openslide import OpenSlide

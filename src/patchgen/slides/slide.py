@@ -17,7 +17,7 @@ from typing import Self
 import numpy as np
 from PIL import Image
 
-from patchgen.common.answering import ChildDied, ChildError
+from patchgen.common.child_process import ChildDied, ChildError
 from patchgen.common.files import regular
 from patchgen.data.images import BILINEAR, resampling
 from patchgen.slides.child import SlideChild

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchgen.sweep.jobs import Work
-from patchgen.sweep.launch import Engine
+from patchgen.sweep.launch import Launcher
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class LauncherOptions:
     out: Path
     workers: int | None = None
     threads: int | None = None
@@ -54,7 +54,7 @@ def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[
     return Share(max(1, cores // ((threads or 1) * devices)), threads or 1)
 
 
-def share_of(options: EngineOptions, jobs: Sequence[Work]) -> Share:
+def share_of(options: LauncherOptions, jobs: Sequence[Work]) -> Share:
     """The resources of a local worker on this machine."""
     import torch
 
@@ -65,7 +65,7 @@ def share_of(options: EngineOptions, jobs: Sequence[Work]) -> Share:
     return divide(options.workers, threads_of(options, jobs), os.cpu_count() or 1, names, devices_of(jobs))
 
 
-def threads_of(options: EngineOptions, jobs: Sequence[Work]) -> int | None:
+def threads_of(options: LauncherOptions, jobs: Sequence[Work]) -> int | None:
     """The option's value, else the maximum of the recipes, if any."""
     return options.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
 
@@ -75,29 +75,33 @@ def devices_of(jobs: Sequence[Work]) -> int:
     return max((getattr(job.config, "devices", 1) for job in jobs), default=1)
 
 
-def _local(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
-    from patchgen.sweep.local import LocalEngine
+def _local(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.local import LocalLauncher
 
     share = share_of(options, jobs)
-    return LocalEngine(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
+    return LocalLauncher(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
 
 
-def _ray(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
-    from patchgen.sweep.ray import RayEngine
+def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.ray import RayLauncher
 
     threads = threads_of(options, jobs) or 1
     cpus = options.workers * threads if options.workers and options.address is None else None
-    return RayEngine(threads, options.retries, options.address, cpus)
+    return RayLauncher(threads, options.retries, options.address, cpus)
 
 
-def _slurm(options: EngineOptions, jobs: Sequence[Work]) -> Engine:
-    from patchgen.sweep.slurm import SlurmEngine
+def _slurm(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.slurm import SlurmLauncher
 
     gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else devices_of(jobs)
-    return SlurmEngine(
+    return SlurmLauncher(
         options.out, threads_of(options, jobs) or 1, workers=options.workers, gpus=gpus, partition=options.partition,
         minutes=options.minutes,
     )  # fmt: skip
 
 
-ENGINES: dict[str, Callable[[EngineOptions, Sequence[Work]], Engine]] = {"local": _local, "ray": _ray, "slurm": _slurm}
+LAUNCHERS: dict[str, Callable[[LauncherOptions, Sequence[Work]], Launcher]] = {
+    "local": _local,
+    "ray": _ray,
+    "slurm": _slurm,
+}

@@ -116,7 +116,7 @@ def read_work(text: str) -> Work:
     return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
 
 
-def worth_another(job: Work, retries: int) -> bool:
+def can_retry(job: Work, retries: int) -> bool:
     """False if a run has used up its attempts, or would fail again."""
     failure = failure_of(job.folder)
     return failure is None or (not failure.final and failure.attempts <= retries)

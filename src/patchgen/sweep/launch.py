@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from patchgen.common.progress import Progress
 from patchgen.runs.find import failure_of
-from patchgen.sweep.jobs import Outcome, Work, note_failure, worth_another
+from patchgen.sweep.jobs import Outcome, Work, can_retry, note_failure
 
 TICK = 1.0  # seconds between two checks of the records of active runs
 
@@ -24,11 +24,11 @@ class WorkerLost(Exception):
     """The process or machine of a job ended without an answer."""
 
 
-class EngineLost(ValueError):
+class LauncherLost(ValueError):
     """The engine itself has failed: not the fault of a run, and no run can continue."""
 
 
-class Engine(Protocol):
+class Launcher(Protocol):
     """Executes jobs."""
 
     slots: int  # jobs that it accepts at once
@@ -40,7 +40,7 @@ class Engine(Protocol):
         """The handles that have ended, after at most this many seconds."""
 
     def outcome(self, handle: Any) -> Outcome:
-        """The outcome of a job that has ended; raises WorkerLost if it is unknown, EngineLost if the engine died."""
+        """The outcome of a job that has ended; raises WorkerLost if it is unknown, LauncherLost if the engine died."""
 
     def close(self) -> None:
         """Stop everything that is still running."""
@@ -74,10 +74,10 @@ class Watch:
         self.seen[job.run] = max(progress, self.seen[job.run])
 
 
-def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) -> Counter[str]:
+def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch) -> Counter[str]:
     """Run the unfinished jobs; returns how many runs were done here, found done, and failed for good."""
     counts: Counter[str] = Counter()
-    todo, aside = deque(job for job in jobs if not job.folder.done and worth_another(job, retries)), deque[Work]()
+    todo, aside = deque(job for job in jobs if not job.folder.done and can_retry(job, retries)), deque[Work]()
     active: list[tuple[Any, Work]] = []
     try:
         with watch.bar:
@@ -90,7 +90,7 @@ def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) 
                 ended = engine.finished([handle for handle, _ in active], TICK) if active else []
                 for handle, job in [pair for pair in active if pair[0] in ended]:
                     active.remove((handle, job))
-                    _take_in(_outcome(engine, handle, job), job, todo, aside, retries, counts, watch)
+                    _handle_outcome(_outcome(engine, handle, job), job, todo, aside, retries, counts, watch)
                 watch.look([job for _, job in active])
     finally:
         engine.close()
@@ -98,7 +98,7 @@ def launch(jobs: Sequence[Work], engine: Engine, *, retries: int, watch: Watch) 
 
 
 def _hand_out(
-    todo: deque[Work], aside: deque[Work], engine: Engine, active: int, counts: Counter[str], watch: Watch
+    todo: deque[Work], aside: deque[Work], engine: Launcher, active: int, counts: Counter[str], watch: Watch
 ) -> list[tuple[Any, Work]]:
     """Start as many waiting jobs as there are free slots; skips jobs that others are doing or have done."""
     ready: list[Work] = []
@@ -114,7 +114,7 @@ def _hand_out(
     return list(zip(engine.submit(ready), ready, strict=True)) if ready else []
 
 
-def _outcome(engine: Engine, handle: Any, job: Work) -> Outcome:
+def _outcome(engine: Launcher, handle: Any, job: Work) -> Outcome:
     try:
         return engine.outcome(handle)
     except WorkerLost as error:
@@ -124,12 +124,12 @@ def _outcome(engine: Engine, handle: Any, job: Work) -> Outcome:
         return "failed"
 
 
-def _take_in(
+def _handle_outcome(
     outcome: Outcome, job: Work, todo: deque[Work], aside: deque[Work], retries: int, counts: Counter[str], watch: Watch
 ) -> None:
     if outcome == "busy":
         aside.append(job)
-    elif outcome == "failed" and worth_another(job, retries):
+    elif outcome == "failed" and can_retry(job, retries):
         watch.bar.say(f"{job}: failed, retrying ({_why(job)})")
         todo.append(job)
     else:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
-from patchgen.common.children import child_environment, python
+from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import not_through_links, regular
 from patchgen.sweep.jobs import Outcome, Work
 from patchgen.sweep.launch import WorkerLost
@@ -73,7 +73,7 @@ class Worker:
         self.end()
 
 
-class LocalEngine:
+class LocalLauncher:
     """`workers` processes; `devices` names the CUDA devices of each, or is empty without CUDA."""
 
     def __init__(self, out: Path, workers: int, threads: int, devices: Sequence[str] = ()) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import write_text
-from patchgen.common.reading import read_json
 from patchgen.common.text import markdown
+from patchgen.common.untrusted import read_json
 from patchgen.config import Settings
 from patchgen.runs.folder import environment
 from patchgen.sweep.jobs import Job

@@ -14,9 +14,9 @@ from contextlib import chdir
 from typing import Any, cast
 
 from patchgen.common import plugins
-from patchgen.common.children import SOURCE, safe_children
+from patchgen.common.child_process import SOURCE, safe_children
 from patchgen.sweep.jobs import Outcome, Work, perform, read_work
-from patchgen.sweep.launch import EngineLost, WorkerLost
+from patchgen.sweep.launch import LauncherLost, WorkerLost
 
 
 def ray_perform(text: str, folder: str) -> Outcome:
@@ -26,7 +26,7 @@ def ray_perform(text: str, folder: str) -> Outcome:
     return perform(read_work(text))
 
 
-class RayEngine:
+class RayLauncher:
     def __init__(self, threads: int, retries: int, address: str | None = None, cpus: int | None = None) -> None:
         try:
             import ray
@@ -75,7 +75,7 @@ class RayEngine:
         try:
             return cast(Outcome, self.ray.get(handle))
         except self.ray.exceptions.LocalRayletDiedError as error:
-            raise EngineLost(
+            raise LauncherLost(
                 "Ray has died on this machine, and with it the workers; the same command resumes"
             ) from error
         except self.ray.exceptions.RayError as error:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.ccd.settings import StreamConfig, stream_preset
-from patchgen.common.reading import shortly
 from patchgen.common.text import did_you_mean
+from patchgen.common.untrusted import shortly
 from patchgen.config import PRESETS, Config, known_settings, read_settings
 
 Settings = dict[str, Any]

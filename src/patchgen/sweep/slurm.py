@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from patchgen.common.children import python, safe_children
+from patchgen.common.child_process import python, safe_children
 from patchgen.sweep.jobs import Outcome, Work, perform, read_work
 from patchgen.sweep.launch import WorkerLost
 
@@ -35,7 +35,7 @@ class SlurmTask:
         return DelayedSubmission(self, text)
 
 
-class SlurmEngine:
+class SlurmLauncher:
     def __init__(
         self,
         out: Path,

@@ -1,7 +1,7 @@
 """A unit of work other than a training: one call of a function of this package, claimed on disk like a run.
 
     unit = Unit("patchgen.commands.slide:map_slide", {"slide": "a.svs"}, out / ".work" / "a", out / "a", "a.svs")
-    failed = run_units([unit], "ray", EngineOptions(out / ".work"))
+    failed = run_units([unit], "ray", LauncherOptions(out / ".work"))
 
 The function is called with the arguments and with `folder`, the claim's own folder, for partial results. It writes the
 result under another name and renames it: a unit is done when its result exists, and its claim is then removed. A killed
@@ -20,15 +20,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchgen.common.threads import use_threads
+from patchgen.common.machine import use_threads
 from patchgen.runs.claim import Claim
 from patchgen.runs.find import FAILED, Failure, failure_of
 from patchgen.sweep.jobs import Outcome, Work, perform
-from patchgen.sweep.launch import Engine, Watch, launch
+from patchgen.sweep.launch import Launcher, Watch, launch
 from patchgen.sweep.local import LOG
 
 if TYPE_CHECKING:
-    from patchgen.sweep.engines import EngineOptions
+    from patchgen.sweep.engines import LauncherOptions
 
 PACKAGE = "patchgen."  # a call comes from another process: only this package may be imported for it
 
@@ -106,7 +106,7 @@ class Unit(Work):
         return cls(**{**found, "config": Needs(**found["config"])})
 
 
-class Here:
+class InProcess:
     """The engine of this process: runs units sequentially."""
 
     slots = 1
@@ -125,18 +125,18 @@ class Here:
 
 
 def run_units(
-    units: Sequence[Unit], engine: str | None, options: EngineOptions, what: str = "slides", quiet: bool = False
+    units: Sequence[Unit], engine: str | None, options: LauncherOptions, what: str = "slides", quiet: bool = False
 ) -> dict[str, Failure]:
     """Run the unfinished units, on an engine or (None) in this process; returns remaining failures by label.
 
     Failures of an earlier command are reset: their cause may have been fixed.
     """
-    from patchgen.sweep.engines import ENGINES
+    from patchgen.sweep.engines import LAUNCHERS
 
     _forget_failures(units)
     if todo := [unit for unit in units if not unit.folder.done]:
         options.out.mkdir(parents=True, exist_ok=True)
-        chosen: Engine = ENGINES[engine](options, todo) if engine else Here()
+        chosen: Launcher = LAUNCHERS[engine](options, todo) if engine else InProcess()
         launch(units, chosen, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
     failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
     if not any(failures.values()):

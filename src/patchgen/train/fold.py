@@ -22,11 +22,10 @@ import torch
 from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from patchgen.common.bf16 import require_bf16
-from patchgen.common.children import safe_children
+from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir
-from patchgen.common.progress import Progress, is_news
-from patchgen.common.threads import use_threads
+from patchgen.common.machine import require_bf16, use_threads
+from patchgen.common.progress import Progress, is_first
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
@@ -111,7 +110,7 @@ class FoldTrainer(Trainer):
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
-        if is_news(self.model.backbone.description):  # printed once for all trainings of a fit
+        if is_first(self.model.backbone.description):  # printed once for all trainings of a fit
             self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)

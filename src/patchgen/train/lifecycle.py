@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from patchgen.common.progress import is_news
+from patchgen.common.progress import is_first
 from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table
@@ -50,7 +50,7 @@ def train(
     fingerprint = data.fingerprint()
     if isinstance(config, Config) and config.precision == AUTO:
         config = settled(config, out, fingerprint)
-        if not quiet and is_news(line := f"precision: {config.precision}, by `auto`"):
+        if not quiet and is_first(line := f"precision: {config.precision}, by `auto`"):
             print(line, file=sys.stderr, flush=True)
     run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)
     if _first_process():

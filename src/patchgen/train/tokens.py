@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from patchgen.common.files import cache_dir, replacing
-from patchgen.common.kept import kept
-from patchgen.common.progress import Progress, is_news
+from patchgen.common.process_cache import cached
+from patchgen.common.progress import Progress, is_first
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.content import digests
@@ -46,7 +46,7 @@ def stored_tokens(
     images = Lower(model, config, store, device)
     if not images.agrees(rows[:2]):
         text = f"{backbone.resolved} cannot be run in two halves: each step runs all of its blocks"
-        if not quiet and is_news(text):
+        if not quiet and is_first(text):
             print(text, file=sys.stderr, flush=True)
         return None
     shape = (len(table), *images(rows[:1]).shape[1:])
@@ -63,7 +63,7 @@ def stored_tokens(
         return tokens
 
     key = _key(model, config, table, store)
-    return kept("tokens", key, lambda: _from_disk(key, shape, size, compute) if config.cache else compute())
+    return cached("tokens", key, lambda: _from_disk(key, shape, size, compute) if config.cache else compute())
 
 
 def _key(model: Classifier, config: Config, table: Table, store: ImageStore) -> str:

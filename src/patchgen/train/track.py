@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
 
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.runs.folder import RunFolder

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from patchgen.common.answering import Child, ChildDied, ChildError, Message, serve
+from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
 from patchgen.data.images import BILINEAR, UnreadableImage, decode
 from patchgen.draw.overlay import original
 

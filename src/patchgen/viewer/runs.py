@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import refuse_links, regular
-from patchgen.common.reading import read_json
+from patchgen.common.untrusted import read_json
 from patchgen.config import Config
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import RunFolder

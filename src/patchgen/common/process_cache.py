@@ -1,10 +1,10 @@
 """Cache for objects shared by the runs of one process: loaded weights, a table, an open store; the last of each kind.
 
-    with keeping():
-        table = kept("table", key, lambda: read_table(data))        # computed once, while the key is the same
+    with process_cache():
+        table = cached("table", key, lambda: read_table(data))        # computed once, while the key is the same
 
-Outside of `keeping` nothing is cached. The key must include everything that the value depends on, so that the results
-of a run do not depend on earlier runs.
+Outside of `process_cache` nothing is cached. The key must include everything that the value depends on, so that the
+results of a run do not depend on earlier runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _values: dict[str, tuple[Hashable, Any]] | None = None
 
 
 @contextmanager
-def keeping() -> Iterator[None]:
+def process_cache() -> Iterator[None]:
     """Cache values inside this context; nested contexts keep them until the outermost one ends."""
     global _values
     if _values is not None:
@@ -31,11 +31,11 @@ def keeping() -> Iterator[None]:
         _values = None
 
 
-def is_keeping() -> bool:
+def is_caching() -> bool:
     return _values is not None
 
 
-def kept(kind: str, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda value: True) -> T:
+def cached(kind: str, key: Hashable, make: Callable[[], T], is_current: Callable[[T], bool] = lambda value: True) -> T:
     """The cached value of this kind, if it has this key and `is_current` is true; otherwise a new one."""
     if _values is None:
         return make()

@@ -1,9 +1,14 @@
-"""Read untrusted JSON and YAML within limits: a small file cannot become a large value or a long message.
+"""Read untrusted JSON, YAML and weight files within limits: a small file cannot become a large value or a long message.
 
     facts = read_json(path)                 # an object
     settings = read_yaml(path)              # any value
 
 YAML aliases can expand a kilobyte to gigabytes: they count with their expanded length.
+
+Weights are read into memory: truncating a memory-mapped file would kill its readers, and bytes written to it would
+change the weights immediately.
+
+    tensors, metadata = read_tensors(Path("model.safetensors"))
 """
 
 from __future__ import annotations
@@ -11,9 +16,12 @@ from __future__ import annotations
 import json
 import reprlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchgen.common.files import refuse_pipe
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_BYTES = 1 << 26  # of a file
 MOST_YAML = 1 << 22  # characters of a file, with its aliases written out
@@ -124,3 +132,30 @@ def _check_depth(value: Any, name: str) -> None:
         if not level:
             return
     raise ValueError(f"{name} is nested deeper than {MOST_DEPTH} levels, more than such a file needs")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a .safetensors file.
+
+    Raises:
+        ValueError: it is not a readable .safetensors file.
+    """
+    refuse_pipe(path)
+    return parse_tensors(path.read_bytes(), str(path))
+
+
+def parse_tensors(data: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The same of a file's bytes; `name` is for the error."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)  # checks the header
+        size = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + size]).get("__metadata__") or {}
+    # the library also raises built-in errors, for types that torch lacks and for shapes that do not fit
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{name} is not a readable .safetensors file ({type(error).__name__}: {error!s:.200})"
+        ) from error
+    return tensors, metadata

@@ -1,0 +1,113 @@
+"""This machine: its cores, how many threads torch may use, and whether its CPU computes in bfloat16.
+
+    use_threads(4)
+    if not bf16_works(): ...        # use --precision 32-true
+    if native_bf16(): ...           # bfloat16 products are faster than float32
+
+More threads than cores are allowed, because results depend on their number in the last digits and a run may come from a
+larger machine; they are only slower. Beyond `PER_CORE`, a step is lost in context switches, and a thread that cannot be
+started ends the process inside the OpenMP library, without a message.
+
+Some virtual machines announce AMX, the unit for bfloat16 products, but kill a process that uses it, without a message
+and in the middle of training. So a child process tries it first.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from functools import cache
+from pathlib import Path
+
+from patchgen.common.child_process import child_environment, python
+
+PER_CORE = 32
+
+
+def use_threads(count: int | None) -> None:
+    """Set the number of threads of torch; None keeps its default.
+
+    Raises:
+        ValueError: more than `PER_CORE` per core, or more than this process may start.
+    """
+    if not count:
+        return
+    cores = available_cores()
+    fix = f"give --threads {cores}, or none: the number affects only the last digits of results"
+    if count > PER_CORE * cores:
+        raise ValueError(
+            f"threads must be at most {PER_CORE * cores} on this machine ({PER_CORE} for each of its {cores} cores), "
+            f"not {count}; {fix}"
+        )
+    if count > cores and (started := _startable(count)) < count:
+        raise ValueError(f"{count} threads requested, but limits on memory or processes allow {started}; {fix}")
+    import torch
+
+    torch.set_num_threads(count)
+
+
+def available_cores() -> int:
+    """Cores that this process may run on: a container or a scheduler may give fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _startable(count: int) -> int:
+    """How many of `count` threads can be started at once, with stacks as large as OpenMP's."""
+    end, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=end.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (RuntimeError, MemoryError):  # "can't start new thread"
+        pass
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    return len(threads)
+
+
+CPU = Path("/proc/cpuinfo")
+SECONDS = 120  # timeout of the child, on a busy machine
+NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # Linux names of such instructions on x86 and ARM
+PRODUCT = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); raise SystemExit(float((a @ a)[0, 0]) != 256)"
+ADVICE = (
+    "--precision bf16-mixed crashes on this machine: its CPU announces AMX, but using it kills the process; use "
+    "--precision 32-true, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, which disables AMX"
+)
+
+
+@cache
+def bf16_works() -> bool:
+    """False if a bfloat16 product kills its process; tried once per process, and only on CPUs that announce AMX."""
+    try:
+        if "amx_bf16" not in CPU.read_text():
+            return True
+    except OSError:  # another system, where this is not known to happen
+        return True
+    try:
+        command = python("-c", PRODUCT)
+        done = subprocess.run(command, env=child_environment(), capture_output=True, check=False, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def native_bf16() -> bool:
+    """Whether the CPU has working instructions for bfloat16 products.
+
+    Without them such a product is slower than in float32. False if the system does not report it.
+    """
+    try:
+        words = set(CPU.read_text().split())
+    except OSError:
+        return False
+    return bool(words & NATIVE) and bf16_works()
+
+
+def require_bf16() -> None:
+    """ValueError with the fix if bfloat16 products do not work."""
+    if not bf16_works():
+        raise ValueError(ADVICE)
