@@ -126,6 +126,12 @@ def _side(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 2 and value[0] == value[1] else value
 
 
+def _drawn(*shape: int) -> Tensor:
+    """Normal random numbers; none on the meta device, where drawing would import torch's compiler (a second)."""
+    empty = torch.empty(shape)
+    return empty if empty.is_meta else empty.normal_()
+
+
 class Embeddings(nn.Module):
     """Images (B, 3, H, W) -> class token, registers and patches with their positions (B, 1 + R + P, D)."""
 
@@ -140,12 +146,17 @@ class Embeddings(nn.Module):
     def _create(self, patch: int, dim: int) -> None:
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         projection = nn.Conv2d(3, dim, patch, patch)
-        self.position_embeddings = nn.Parameter(torch.randn(1, 1 + self.side**2, dim))
+        self.position_embeddings = nn.Parameter(_drawn(1, 1 + self.side**2, dim))
         self.patch_embeddings = nn.Sequential(OrderedDict(projection=projection))
 
-    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
+    def _parts(self) -> tuple[Tensor, nn.Conv2d, Tensor]:
         """The class token (1, 1, D), the projection of patches, and the positions (1, 1 + P, D)."""
         return self.cls_token, self.patch_embeddings.projection, self.position_embeddings  # type: ignore[return-value]
+
+    @property
+    def patch_weight(self) -> Tensor:
+        """(D, 3, patch, patch)"""
+        return self._parts()[1].weight
 
     def forward(self, images: Tensor) -> Tensor:
         cls, projection, positions = self._parts()
@@ -172,11 +183,11 @@ class ClipEmbeddings(Embeddings):
     """The same under CLIP's names, and patches without a bias."""
 
     def _create(self, patch: int, dim: int) -> None:
-        self.class_embedding = nn.Parameter(torch.randn(dim))
+        self.class_embedding = nn.Parameter(_drawn(dim))
         self.patch_embedding = nn.Conv2d(3, dim, patch, patch, bias=False)
-        self.position_embedding = nn.Embedding(1 + self.side**2, dim)
+        self.position_embedding = nn.Embedding.from_pretrained(_drawn(1 + self.side**2, dim), freeze=False)
 
-    def _parts(self) -> tuple[Tensor, nn.Module, Tensor]:
+    def _parts(self) -> tuple[Tensor, nn.Conv2d, Tensor]:
         return self.class_embedding.view(1, 1, -1), self.patch_embedding, self.position_embedding.weight.unsqueeze(0)
 
 
@@ -272,7 +283,8 @@ class Vit(nn.Module):
         parent, _, leaf = self.layout.blocks.rpartition(".")
         self.add_module(parent or leaf, nn.ModuleDict({leaf: blocks}) if parent else blocks)
         self.add_module(self.layout.norm, nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps))
-        self._initialise()
+        if not self.embeddings.patch_weight.is_meta:
+            self._initialise()
 
     @torch.no_grad()
     def _initialise(self) -> None:
