@@ -55,7 +55,7 @@ def build(family: str, given: Mapping[str, Any], state: Mapping[str, Tensor] | N
     check_sizes(lambda: Vit(config), config.to_diff_dict(), state)
     with torch.device("meta"):
         vit = Vit(config)
-    return vit.to_empty(device="cpu")
+    return vit.allocate()
 
 
 def traits_of(network: nn.Module) -> Traits:

@@ -313,6 +313,12 @@ class Vit(nn.Module):
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         (Path(folder) / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
 
+    def allocate(self) -> Vit:
+        """Give a network on the meta device memory, to be filled; torch's `to_empty` would import sympy for it."""
+        empty = {name: torch.empty(tensor.shape) for name, tensor in self.state_dict().items()}
+        self.load_state_dict(empty, assign=True)
+        return self
+
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.embeddings(images)
         if self.layout.first_norm:

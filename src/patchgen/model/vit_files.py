@@ -47,8 +47,7 @@ def build_vit(family: str, given: Mapping[str, Any], state: State, where: object
     with torch.device("meta"):
         vit = Vit(config)
     check_tensors(vit, state, f"{where} does not fill a {family}")
-    vit.to_empty(device="cpu")
-    vit.load_state_dict({name: state[name] for name in vit.state_dict()})
+    vit.allocate().load_state_dict({name: state[name] for name in vit.state_dict()})
     return vit
 
 
