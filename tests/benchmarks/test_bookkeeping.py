@@ -21,7 +21,7 @@ def test_generated_runs_are_read_as_finished_ones(tmp_path: Path) -> None:
     assert {run.label for run in runs} == {"method-0000", "method-0001"}
     grid = next(grid for grid in make_grids(runs, "in") if grid.name == "mdg-pacs")
     number = grid.lines[0].entries[0].number
-    assert number is not None and number.tried == 5 and len(number.by_seed) == 3
+    assert number is not None and number.tried == 5 and len(number.values) == 3
 
 
 def test_generated_manifests_have_the_wanted_sites_and_classes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from patchgen.cli import main
 
-FAST = ["theory", "--sizes", "2", "36", "--images", "32"]
+FAST = ["theory", "--sizes", "12", "36", "--images", "32"]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_files_are_complete(measured: Path) -> None:
     assert sorted(p.name for p in measured.iterdir()) == ["theory.json", "theory.md", "theory.png", "theory.svg"]
     found: dict[str, Any] = json.loads((measured / "theory.json").read_text())
-    assert found["settings"] == {"sizes": [2, 36], "images": 32, "seed": 1} and found["run"] is None
+    assert found["settings"] == {"sizes": [12, 36], "images": 32, "seed": 1} and found["run"] is None
     page = (measured / "theory.md").read_text()
     assert "None bounds the learned selector" in page and "## One assumption broken in each row" in page
     assert page.count("\n| ") == len(found["rows"]) + len(found["broken"]) + 4  # two heads and two rules
@@ -39,7 +39,7 @@ def test_json_is_what_the_file_holds(measured: Path, capsys: pytest.CaptureFixtu
 
 
 def test_table_has_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["theory", "--sizes", "36", "--images", "32"]) == 0
+    assert main(["theory", "--sizes", "12", "--images", "32"]) == 0
     text = capsys.readouterr().out
     assert "holds" in text and "violated" in text and "Prop. 3.2" in text and "none says" in text
 

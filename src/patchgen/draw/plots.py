@@ -37,6 +37,7 @@ class Drawn:
         """`name.png`, `name.svg` and `name.csv`."""
         from matplotlib import rc_context
 
+        fix_layout(self.figure)
         for ending, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
             salt = rc_context({"svg.hashsalt": self.name})  # the same figure gives the same bytes
             with salt, replacing(folder / f"{self.name}.{ending}") as temporary:
@@ -51,6 +52,15 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def fix_layout(figure: Figure) -> None:
+    """Lay a figure out once, not again for every file that it is written to."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def plain(axes: Axes) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from patchgen.common.files import write_text
 from patchgen.common.text import printable
-from patchgen.draw.plots import Drawn
+from patchgen.draw.plots import Drawn, fix_layout
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -70,6 +70,7 @@ def svg(drawn: Drawn) -> Markup:
     from matplotlib import rc_context
 
     buffer = io.StringIO()
+    fix_layout(drawn.figure)
     with rc_context({"svg.hashsalt": drawn.name + drawn.description}):  # the same figure gives the same bytes
         drawn.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from patchgen.draw.plots import MARKERS, PALETTE, Drawn, cap_percent, new_figure, percent_axis, plain
+from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
 from patchgen.report.render import heading, label_text
 from patchgen.report.table import Grid, Line
 
@@ -37,7 +37,7 @@ def draw(grid: Grid) -> Drawn | None:
     figure = kinds[grid.kind][0](grid) if grid.kind in kinds and grid.numbers else None
     if figure is None:
         return None
-    rows = [
+    rows: list[Row] = [
         (line.label, heading(column), *point, "paper" if entry.number is None else "ours")
         for line in grid.lines
         for i, (column, entry) in enumerate(zip(grid.columns, line.entries, strict=True))

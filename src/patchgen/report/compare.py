@@ -60,9 +60,9 @@ def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
 def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """One object per run, checkpoint and part, as JSON writes it."""
     for key, of_run in scores.groupby(CELL, sort=False):
-        values = {place: rows.set_index("metric")["value"].to_dict()
-                  for place, rows in of_run.groupby(["checkpoint", "part"], sort=False)}  # fmt: skip
-        about = dict(zip(CELL, key, strict=True))
+        values: dict[Any, Any] = {place: rows.set_index("metric")["value"].to_dict()
+                                  for place, rows in of_run.groupby(["checkpoint", "part"], sort=False)}  # fmt: skip
+        about: dict[str, Any] = dict(zip(CELL, key, strict=True))
         for checkpoint in dict.fromkeys(of_run["checkpoint"]):
             whole = values[checkpoint, "all"]
             masks = {name.removeprefix("mask: "): v for name, v in whole.items() if name.startswith("mask: ")}

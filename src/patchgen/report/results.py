@@ -193,14 +193,14 @@ def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
     lines = []
     for method, mine in numbers.groupby("method", sort=False):
         entries = fill(mine.assign(seed=mine.index), columns, "all")
-        lines.append(Line(method, (*entries, Entry(text=str(mine["seed"].nunique())))))
+        lines.append(Line(str(method), (*entries, Entry(text=str(mine["seed"].nunique())))))
     return Grid("", title, "", (*columns, Column("seeds", {})), tuple(lines), asked_seeds=1)
 
 
 def _paired(numbers: pd.DataFrame, base: str) -> str:
     """Mean differences of accuracy to one method, or to its sum with the same terms, over equal data, fold and seed."""
     accuracies = numbers[numbers["metric"] == "accuracy"].set_index(["data", "unseen", "seed"])
-    values = {method: 100 * rows["value"] for method, rows in accuracies.groupby("method", sort=False)}
+    values = {str(method): 100 * rows["value"] for method, rows in accuracies.groupby("method", sort=False)}
     if base not in values:
         raise ValueError(f"no row is called {base!r}; there are {', '.join(values)}")
     lines = []

@@ -188,6 +188,7 @@ def best_runs(scores: pd.DataFrame) -> Best:
     tried = scores.groupby([*FOLD, "seed"])["value"].transform("size")
     ranked = scores.assign(tried=tried).sort_values("validation", ascending=False, kind="stable")
     best: dict[tuple[str, ...], dict[Hashable, Any]] = {}
+    row: Any  # a named tuple of the columns
     for row in ranked.drop_duplicates([*FOLD, "seed"]).sort_values("seed", kind="stable").itertuples():
         best.setdefault((row.metric, row.checkpoint, row.part, row.data, row.unseen), {})[row.seed] = row
     return best

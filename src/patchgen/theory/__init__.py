@@ -39,23 +39,20 @@ def measure_oracle(
     """
     per_class = _per_class(sizes, images, seed)
     encoder = oracle.fit_encoder(1000 * seed, tick)
-    rows, premises = [], {}
-    for size in dict.fromkeys(sizes):
-        train, test = _draw_both(size, per_class, seed, encoder, tick)
-        premises[str(size)] = check_premises(train, test)
-        rows += labelled(size_rows(train, test, size, seed), size)
+    drawn = {size: _draw_both(size, per_class, seed, encoder, tick) for size in dict.fromkeys((*sizes, BROKEN_SIZE))}
+    premises = {str(size): check_premises(*drawn[size]) for size in sizes}
+    rows = [row for size in dict.fromkeys(sizes) for row in labelled(size_rows(*drawn[size], size, seed), size)]
     curve = {r.size: r.measured for r in rows if (r.quantity, r.case) == ("Rademacher complexity", "C*") and r.size}
     if len(curve) > 1:
         rows.append(bounds.scaling(list(curve), list(curve.values())))
-    train, test = _draw_both(BROKEN_SIZE, per_class, seed, encoder, tick)
-    unsound = broken_rows(encoder, train, test, max(2, per_class // 2), seed, tick)
+    unsound = broken_rows(encoder, *drawn[BROKEN_SIZE], max(2, per_class // 2), seed, tick)
     return {"rows": [asdict(r) for r in rows], "broken": [asdict(r) for r in unsound], "premises": premises}
 
 
 def oracle_images(sizes: Sequence[int], images: int, seed: int = 0) -> int:
     """The number of images that `measure_oracle` draws."""
     per_class = _per_class(sizes, images, seed)
-    return oracle.encoder_images() + CELLS * (2 * per_class * (len(set(sizes)) + 1) + max(2, per_class // 2))
+    return oracle.encoder_images() + CELLS * (2 * per_class * len({*sizes, BROKEN_SIZE}) + max(2, per_class // 2))
 
 
 def _per_class(sizes: Sequence[int], images: int, seed: int) -> int:
