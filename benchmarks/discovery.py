@@ -18,10 +18,10 @@ import torch
 from sklearn.cluster import KMeans
 
 from benchmarks.common import Line, at_least_one, clock_seconds, now, random_features, report
+from patchgen.ccd.loop import make_stream_optimizer
 from patchgen.ccd.methods import Views, make_stream_method
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.model import StreamModel
-from patchgen.ccd.optim import make_stream_optimizer
 from patchgen.ccd.prompts import choose_prompts
 from patchgen.ccd.settings import StreamConfig
 from patchgen.diagnose.cost import device

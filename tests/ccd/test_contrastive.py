@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from patchgen.ccd.contrastive import ProjectionHead, info_nce, supervised_contrastive
+from patchgen.ccd.methods import info_nce, supervised_contrastive
+from patchgen.ccd.model import ProjectionHead
 
 
 def unit(rows: int, dim: int = 7, seed: int = 0) -> torch.Tensor:

@@ -183,6 +183,7 @@ def breaking(whole: Callable[..., Any], count: int) -> Callable[..., Any]:
     return call
 
 
+@pytest.mark.slow  # interruptions inside the process are tested above; kills of streams also by tests/chaos
 def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     code = (
         "import json, sys; from patchgen.ccd.settings import StreamConfig; from patchgen.train.lifecycle import "

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from patchgen.ccd.loop import make_stream_optimizer
 from patchgen.ccd.methods import STREAM_METHODS, SimGcd, Views, cosine_logits, make_stream_method
 from patchgen.ccd.model import StreamModel, build_stream_model
-from patchgen.ccd.optim import make_stream_optimizer
 from patchgen.ccd.settings import StreamConfig
 from patchgen.model.losses import class_similarity, mask_suppression
 

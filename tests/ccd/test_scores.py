@@ -50,6 +50,9 @@ def test_errors_are_binomial_and_missing_sides_are_left_out() -> None:
     found = score(np.array([0, 0, 0, 1]), np.array([5, 5, 6, 7]), ENTRY, stage=1)
     assert found["all"] == {"accuracy": 0.75, "error": pytest.approx(math.sqrt(0.75 * 0.25 / 4)), "images": 4}
     assert found["hard"].keys() == {"known"} and found["groups"].keys() == {"0"}
+    assert found["ari"] == pytest.approx((1 - 3 * 1 / 6) / ((3 + 1) / 2 - 3 * 1 / 6))  # pairs: together, by chance
+    entropy = [-sum(p * math.log(p) for p in shares) for shares in ((3 / 4, 1 / 4), (1 / 2, 1 / 4, 1 / 4))]
+    assert found["nmi"] == pytest.approx(entropy[0] / (sum(entropy) / 2))  # the clusters determine the class
 
 
 def test_the_paper_s_table_is_a_weighted_mean_of_its_sides() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.config import Config
-from patchgen.methods import make_method
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
 
@@ -53,11 +51,6 @@ def test_it_has_no_parameters_and_no_terms_of_its_own(scene: Callable[..., Any])
     s = scene("sma")
     assert not list(s.method.parameters()) and list(s.method.losses(s.forward(), s.batch)) == ["main"]
     assert len(s.method.state_dict()) == len(trained_tensors(s.model)) + 1
-
-
-def test_a_mean_that_never_begins_is_refused() -> None:
-    with pytest.raises(ValueError, match="sma_start is a share of the steps from 0 to below 1, not 1.0"):
-        make_method(Config(data="photos", unseen="site_c", method="sma", hparams={"sma_start": 1.0}))
 
 
 def test_the_mean_is_what_a_run_chooses_and_saves(tiny_run: Callable[..., Any]) -> None:

@@ -112,8 +112,6 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         method.setup(build_on(load_backbone("resnet50", pretrained=False), config, method, 3))
     with pytest.raises(ValueError, match="blends images, but with tune 'head' and --no-augment"):
         make_method(Config("photos", "site_c", method="bfmix-like", tune="head", augment=False))
-    with pytest.raises(ValueError, match="blend must be above 0"):
-        make_method(Config("photos", "site_c", method="bfmix-like", hparams={"blend": 0}))
 
 
 def test_unlabelled_images_count_with_their_partners_share(scene: Callable[..., Any]) -> None:

@@ -253,8 +253,6 @@ def test_a_folder_without_text_tower_or_tokenizer_is_refused(clip_folder: Path, 
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"method": "coop", "hparams": {"context": 0}}, "context is a whole number of vectors, at least 1, not 0"),
-        ({"method": "coop", "hparams": {"context": 2.5}}, "context is a whole number of vectors, at least 1, not 2.5"),
         ({"method": "coop", "task": "mdg_gcd"}, "reads the name of every class, and task 'mdg_gcd' hides some"),
         ({"method": "coop", "pool": "mean"}, "reads what CLIP projects: leave out --pool"),
         ({"method": "clip", "tune": "layernorm"}, "'clip' trains nothing: leave out --tune"),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.methods import make_method
 from patchgen.methods.buffers import NamedBuffers
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
@@ -76,11 +75,6 @@ def test_it_has_no_parameters_and_no_terms_of_its_own(scene: Callable[..., Any])
     s = scene("gestur")
     assert not list(s.method.parameters()) and list(s.method.losses(s.forward(), s.batch)) == ["main"]
     assert len(s.method.state_dict()) == len(trained_tensors(s.model))
-
-
-def test_a_decay_of_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="decay is a share from 0 to below 1, not 1"):
-        make_method(Config(data="photos", unseen="site_c", method="gestur", hparams={"decay": 1.0}))
 
 
 def test_the_average_is_what_a_run_saves(tiny_run: Callable[..., Any]) -> None:

@@ -164,8 +164,6 @@ def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_pa
     [
         ("mldg", {"accumulate": 2}, "inner step on all samples of a domain, which accumulate 2 divides"),
         ("fish", {"accumulate": 4}, "leave --accumulate out"),
-        ("mldg", {"hparams": {"meta_test": 1.5}}, "meta_test is a number of domains, 1 or more, not 1.5"),
-        ("mldg", {"hparams": {"meta_test": 0.0}}, "meta_test is a number of domains"),
         ("patchgen-select+mldg", {}, "Mldg and Balance cannot be combined"),
         ("patchgen-attend+fish", {}, "Fish and Balance cannot be combined"),
     ],

@@ -163,7 +163,7 @@ def test_defaults_are_the_methods_own(name: str) -> None:
     tuned = ("full", "clipood", "clipceil")
     tune = "head" if name in frozen else "full" if name in tuned else "layernorm"
     masked = name in (*OWN, "patchgen-attend") or name.startswith("ablation-")
-    pool = "select" if "-select" in name else "patchgen" if masked else "cls"
+    pool = "select" if "-select" in name else "patchgen" if masked else name if name == "patchgen-cls" else "cls"
     assert (method.chosen_pool, method.chosen_tune) == (pool, tune)
     assert METHODS[name].summary
 
@@ -215,3 +215,35 @@ def test_two_devices_have_the_gradients_of_one(
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
         torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=1e-6)
+
+
+BOUNDS = [
+    (name, parameter, bound)
+    for name, method in METHODS.items()
+    for parameter, bound in vars(method).get("bounds", {}).items()
+]
+OUTSIDE = {  # by what the hyper-parameter is
+    "sma_start": 1.0, "share": 1.0, "anneal": 1.5, "blend": 0.0, "beta": 0.0, "context": 2.5, "width": 0, "bank": 5,
+    "sentence_steps": 0, "decay": 1.0, "ema": 1.0, "mixup_alpha": 0.0, "rules": 0, "rank": 1.5, "meta_test": 1.5,
+    "mixstyle": 1.5, "mixstyle_alpha": 0.0, "rsc_features": 1.5, "rsc_samples": 1.5, "styles": 1.5, "style_steps": 0,
+    "epochs": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "bound"), BOUNDS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_hyper_parameter_beyond_its_bound_is_refused(name: str, parameter: str, bound: Any) -> None:
+    default = METHODS[name].all_defaults()[parameter]
+    assert bound.allows(default)
+    match = f"hyper-parameter {parameter} must be .*, not {OUTSIDE[parameter]:g}; its default is {default:g}"
+    with pytest.raises(ValueError, match=match):
+        make_method(config(method=name, hparams={parameter: OUTSIDE[parameter]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "hparams"), [("vrex", {"anneal": 1.5}), ("dann", {"lr_mult": -1.0}), ("irm", {"irm": float("inf")})]
+)
+def test_bounds_of_base_classes_and_those_of_all_others(name: str, hparams: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="hyper-parameter .* must be a (share from 0 to 1|non-negative number), not"):
+        make_method(config(method=name, hparams=hparams))

@@ -108,7 +108,6 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
 @pytest.mark.parametrize(
     ("name", "changes", "rule"),
     [
-        ("mixup", {"hparams": {"mixup_alpha": 0.0}}, "mixup_alpha must be above 0"),
         ("patchgen-true-mask+mixup", {}, "a blended image has no true mask"),
         ("lp+mixup", {"augment": False}, "only their features are cached; leave --no-augment out"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.methods import METHODS, make_method
-from patchgen.methods.presets import DEFAULT, HOST_PRESETS, host_settings, preset_settings, published
+from patchgen.methods.presets import HOST_PRESETS, host_settings, preset_settings, published
 from patchgen.model.backbone import BACKBONES
 
 
@@ -77,7 +77,12 @@ def test_swad_and_the_task_have_their_own() -> None:
     assert host_settings("lreg", "vlcs", "regnety-16gf", task="mdg_gcd")["hparams"] == {"lreg": 0.5}
     assert host_settings("miro", "domainnet", "regnety-16gf", swad=True)["batch_per_domain"] == 16
     assert host_settings("gmdg", "domainnet", "regnety-16gf", swad=True)["batch_per_domain"] == 14
-    assert host_settings("miro", "vlcs", "resnet50", swad=True) == {**DEFAULT, "hparams": {"miro": 0.01}}
+    assert host_settings("miro", "vlcs", "resnet50", swad=True) == {
+        "lr": 5e-5,
+        "weight_decay": 0.0,
+        "dropout": 0.0,
+        "hparams": {"miro": 0.01},
+    }
 
 
 @pytest.mark.parametrize(

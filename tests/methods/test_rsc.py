@@ -82,11 +82,6 @@ def test_shares_of_zero_are_plain_cross_entropy(scene: Callable[..., Any]) -> No
     torch.testing.assert_close(s.method.losses(out, s.batch)["main"], cross_entropy(out.logits, s.batch.label))
 
 
-def test_a_share_above_1_is_refused() -> None:
-    with pytest.raises(ValueError, match="rsc_samples is a share from 0 to 1, not 1.5"):
-        make_method(Config("photos", "site_c", method="rsc", hparams={"rsc_samples": 1.5}))
-
-
 def test_a_head_that_is_not_linear_is_refused(scene: Callable[..., Any]) -> None:
     s = scene("lp-ln")
     s.model.add_module("head", nn.Sequential(s.model.head))

@@ -142,5 +142,3 @@ def test_the_common_name_is_for_all_parts_and_an_own_name_for_one(scene: Callabl
     assert [rates[id(part)] for part in (s.method.expert, s.method.discriminator)] == pytest.approx([3e-3, 5e-4])
     with pytest.raises(ValueError, match="method 'coral' has no hyper-parameter 'lr_mult'"):
         make_method(config("coral", hparams={"lr_mult": 3.0}))
-    with pytest.raises(ValueError, match="dann_lr_mult must be a non-negative number"):
-        make_method(config("dann", hparams={"lr_mult": -1.0}))

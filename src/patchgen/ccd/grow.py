@@ -20,7 +20,6 @@ more rows a class has; the vague prior of the means (KAPPA) counteracts this. Me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from patchgen.ccd.mixture import TINY, SphericalMixture, with_replay
 from patchgen.discovery.kmeans import SemiSupervisedKMeans
 
 KAPPA = 1e-4  # prior weight, in rows, of a mean at the mean of the data; PromptCCD's value
+ROUNDS = 20  # at most
 MIN_ROWS = 5  # a group of this size or less is not split off; PromptCCD's value
 
 
@@ -79,9 +79,6 @@ def grow(
     known: int = 0,
     replay: Tensor | None = None,
     seed: int = 1,
-    rounds: int = 20,
-    regularisation: float = 1e-3,
-    report: Callable[[str], None] | None = None,
 ) -> SphericalMixture:
     """Split and merge components, refit, and repeat until no move is worth it.
 
@@ -92,25 +89,20 @@ def grow(
             never merged with each other; an unknown component may be merged into one.
         replay: (..., D) rows that join the features.
         seed: Seed of the 2-means that propose a split.
-        rounds: Maximum number of rounds.
-        regularisation: As in `SphericalMixture.fit`.
-        report: Called with one sentence per round.
     """
     if not 0 <= known <= mixture.components:
         raise ValueError(f"known must be between 0 and the number of components, {mixture.components}; got {known}")
     rows = with_replay(features, replay, mixture.means.shape[1])
-    for turn in range(1, rounds + 1):
-        means, splits, merges = _moves(rows, mixture, known, seed)
-        if report is not None:
-            report(f"round {turn}: {splits} split, {merges} merged, {mixture.components} -> {len(means)} components")
+    for _ in range(ROUNDS):
+        means, splits = _moves(rows, mixture, known, seed)
         if not splits and len(means) == mixture.components:
             break
-        mixture = SphericalMixture.fit(rows, len(means), start=means, regularisation=regularisation)
+        mixture = SphericalMixture.fit(rows, len(means), start=means)
     return mixture
 
 
-def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tuple[Tensor, int, int]:
-    """The means (K', D) after one round, known ones first, and how many splits and merges led there."""
+def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tuple[Tensor, int]:
+    """The means (K', D) after one round, known ones first, and the number of splits."""
     member = mixture.nearest(rows, 1)[:, 0]
     origin = rows.double().mean(0)
     centred = rows.double() - origin  # the prior's means lie around 0
@@ -127,7 +119,7 @@ def _moves(rows: Tensor, mixture: SphericalMixture, known: int, seed: int) -> tu
         if groups.counts[parts].sum() > 0:
             means[c] = groups.sums[parts].sum(0) / groups.counts[parts].sum()
     kept = means[[c for c in settled if c not in merged.values()]]
-    return torch.cat([kept, *children.values()]) + origin, len(children), len(merged)
+    return torch.cat([kept, *children.values()]) + origin, len(children)
 
 
 def _prior(groups: ClusterStatistics) -> Prior:

@@ -22,7 +22,6 @@ from patchgen.ccd.data import Stream
 from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
 from patchgen.ccd.methods import Gcd, Views, make_stream_method
 from patchgen.ccd.model import StreamModel, build_stream_model
-from patchgen.ccd.optim import make_stream_optimizer, set_rate
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.prompts import check_promptable
 from patchgen.ccd.scores import class_means, entered, halve_held_out, validation_score
@@ -41,6 +40,7 @@ from patchgen.train.lifecycle import Trainer, device_error
 from patchgen.train.step import require_gradients
 from patchgen.train.values import StepValues, diverged, not_finite
 
+LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
 
 
@@ -273,3 +273,32 @@ def _device(config: StreamConfig) -> torch.device:
         return Fabric(accelerator=config.accelerator, devices=1).device
     except RuntimeError as error:
         raise device_error(config.accelerator, 1, error) from error
+
+
+def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vectors: bool = True) -> torch.optim.SGD:
+    """SGD for a stage; the PatchGen module has its own rate.
+
+    As in the releases, PromptCCD and GCD decay all trained tensors; SimGCD exempts biases and norms.
+
+    Args:
+        decays_vectors: Whether weight decay also applies to one-dimensional tensors.
+    """
+    module = config.lr if config.lr_module is None else config.lr_module
+    chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
+    groups = []
+    for inside, rate in ((False, config.lr), (True, module)):
+        found = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
+        spared = [p for p in found if p.ndim == 1 and not decays_vectors]
+        decayed = [p for p in found if p.ndim > 1 or decays_vectors]
+        for params, decay in ((decayed, config.weight_decay), (spared, 0.0)):
+            if params:
+                groups.append({"params": params, "lr": rate, "peak": rate, "weight_decay": decay})
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+
+
+def set_rate(optimizer: torch.optim.SGD, epoch: int, epochs: int) -> float:
+    """Set the rates of an epoch, from the full rate to a thousandth; returns that of the first group."""
+    share = LOWEST + (1 - LOWEST) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * share
+    return float(optimizer.param_groups[0]["lr"])

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.ccd.contrastive import info_nce, supervised_contrastive
 from patchgen.ccd.model import StreamModel
 from patchgen.ccd.settings import StreamConfig
 from patchgen.common import plugins
@@ -160,6 +159,42 @@ class GcdSelect(Gcd):
 class PromptCcdSelect(PromptCcd):
     pool = "select"
     summary = "promptccd on a class token that reads what the mask inside the backbone selects"
+
+
+def info_nce(projected: Tensor, temperature: float = 1.0) -> Tensor:
+    """Identify the other view of the same image among all others: cross-entropy over 2B - 1 candidates.
+
+    Args:
+        projected: (2B, E) unit vectors, the first views of all images and then the second.
+    """
+    count = len(projected) // 2
+    if len(projected) != 2 * count or count < 1:
+        raise ValueError(f"two views of each image are needed, so an even number of rows; got {len(projected)}")
+    similarity = _without_self(projected @ projected.T / temperature)
+    other = torch.arange(2 * count, device=projected.device).roll(count)  # the other view's row
+    return F.cross_entropy(similarity, other)
+
+
+def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float = 0.07) -> Tensor:
+    """Identify all views of the same class (Khosla et al. 2020): mean of -log p over the positives of a labelled view.
+
+    Args:
+        projected: (N, E) unit vectors.
+        label: (N,) class ids; rows with -1 are ignored. Without labels, a differentiable 0.
+    """
+    labelled = label >= 0
+    similarity = _without_self(projected @ projected.T / temperature)
+    log_p = similarity.masked_fill(~labelled, torch.finfo(similarity.dtype).min).log_softmax(1)  # their columns
+    positive = ((label[:, None] == label) & labelled).fill_diagonal_(False)
+    number = positive.sum(1)
+    found = torch.where(positive, log_p, 0).sum(1) / number.clamp(min=1)  # (N,)
+    return -found.sum() / (number > 0).sum().clamp(min=1)
+
+
+def _without_self(similarity: Tensor) -> Tensor:
+    """-inf on the diagonal: no row is compared with itself."""
+    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    return similarity.masked_fill(itself, -torch.inf)
 
 
 STREAM_METHODS: dict[str, type[Gcd]] = {

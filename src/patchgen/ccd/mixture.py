@@ -12,7 +12,7 @@ a vector of norm 45 with means of norm 1: the widest components then win for eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -51,12 +51,6 @@ class SphericalMixture:
     weights: Tensor
     history: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        count = self.means.shape[0]
-        if self.means.ndim != 2 or self.variances.shape != (count,) or self.weights.shape != (count,):
-            found = ", ".join(str(tuple(part.shape)) for part in (self.means, self.variances, self.weights))
-            raise ValueError(f"means, variances and weights must be (K, D), (K,) and (K,), got {found}")
-
     @property
     def components(self) -> int:
         return self.means.shape[0]
@@ -73,7 +67,6 @@ class SphericalMixture:
         iterations: int = 100,
         tolerance: float = 1e-7,
         regularisation: float = 1e-3,
-        report: Callable[[str], None] | None = None,
     ) -> SphericalMixture:
         """Expectation-maximisation from `start`, until a step gains less than `tolerance` in log-likelihood per row.
 
@@ -89,17 +82,11 @@ class SphericalMixture:
             replay: (..., D) rows that join the features, such as `sample` of the last session's mixture.
             seed: Of k-means, when means are missing.
             regularisation: The smallest variance a component may have.
-            report: Called with one sentence when the fit has ended.
         """
         rows = with_replay(features, replay)
         _check_sizes(components, rows, start)
-        if regularisation < 0:
-            raise ValueError(f"regularisation must not be negative, got {regularisation}")
         means = _starting_means(rows, components, start, seed)
         mixture, history = _climb(rows, _around(rows, means, regularisation), iterations, tolerance, regularisation)
-        if report is not None:
-            steps = len(history) - 1
-            report(f"mixture of {components}: log-likelihood {history[0]:.4f} -> {history[-1]:.4f} in {steps} steps")
         return replace(mixture.to(torch.float32), history=tuple(history))
 
     @torch.no_grad()
@@ -139,8 +126,6 @@ class SphericalMixture:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SphericalMixture:
         """The mixture whose `tensors` these are."""
-        if tensors.keys() != {"means", "variances", "weights"}:
-            raise ValueError(f"a mixture is stored as means, variances and weights, got {sorted(tensors)}")
         return cls(tensors["means"], tensors["variances"], tensors["weights"])
 
     def to(self, target: torch.device | torch.dtype | str) -> SphericalMixture:
@@ -157,8 +142,6 @@ class SphericalMixture:
 
 def vote(views: list[Tensor]) -> Tensor:
     """One component id per image, (N,): its views vote with their log-responsibilities, each (N, K)."""
-    if not views:
-        raise ValueError("pseudo-labels need at least one view, got an empty list")
     return torch.stack(views).mean(0).argmax(1)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.discovery.ids import encode
+from patchgen.discovery.assignment import encode
 
 BLOCK = 1 << 20  # distances held at once
 

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
 from patchgen.methods.buffers import NamedBuffers
-from patchgen.methods.method import Method
+from patchgen.methods.method import BELOW_ONE, Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
 
@@ -27,12 +26,8 @@ class Sma(Method):
     reference = "Arpit et al., Ensemble of Averages: Improving Model Selection and Boosting Performance, NeurIPS 2022"
     addable = True
     defaults = {"sma_start": 0.02}
+    bounds = {"sma_start": BELOW_ONE}
     made: Tensor  # () steps so far
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if not self.hparams["sma_start"] < 1:
-            raise ValueError(f"sma_start is a share of the steps from 0 to below 1, not {self.hparams['sma_start']}")
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

@@ -22,9 +22,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method
+from patchgen.methods.method import BELOW_ONE, Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import generalized_cross_entropy, mean_over_ranks
 
@@ -40,12 +39,8 @@ class Balance(Method):
     summary = "images that contradict their context count for more, as far as their class is read"
     reference = "after Nam et al. 2020 (LfF)"
     defaults: ClassVar[Mapping[str, float]] = {"share": 0.3, "expert_lr_mult": 5.0}
+    bounds = {"share": BELOW_ONE}
     contradiction: Tensor
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if not self.hparams["share"] < 1:
-            raise ValueError(f"hyper-parameter share is a share of the loss below 1, not {self.hparams['share']}")
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

@@ -26,7 +26,7 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
-from patchgen.methods.method import Method
+from patchgen.methods.method import POSITIVE, Method
 from patchgen.methods.mixup import MixedBatch, draw_partners, mixed_cross_entropy
 from patchgen.model.attention import attention_layers, patch_attention
 from patchgen.model.backbone import Backbone
@@ -50,11 +50,10 @@ class BfMixLike(Method):
     reference = "Zhang et al., BFMix, ICME 2024 (abstract)"
     compared = False
     defaults = {"blend": 0.2}
+    bounds = {"blend": POSITIVE}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.hparams["blend"]:
-            raise ValueError("blend must be above 0; the usual one is 0.2")
         if self.chosen_tune == "head" and not config.augment:
             raise ValueError(
                 f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "

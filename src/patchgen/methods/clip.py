@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.config import Config
-from patchgen.methods.method import Method
+from patchgen.methods.method import COUNT, Method
 from patchgen.model.classifier import Classifier
 from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
 from patchgen.model.text import PHOTO, ClipText, TextTower, load_text, sentences, spoken
@@ -128,24 +128,12 @@ class SourceFree(WithoutImages):
         """The classes' vectors (C, E), and the logarithm of the factor on their products (None: CLIP's)."""
         raise NotImplementedError
 
-    def whole(self, *names: str) -> list[int]:
-        """Hyper-parameters that must be whole numbers."""
-        for name in names:
-            if self.hparams[name] < 1 or self.hparams[name] % 1:
-                raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
-        return [int(self.hparams[name]) for name in names]
-
 
 class CoOp(Sentences):
     summary = "CoOp: learned vectors replace the words before the class name"
     reference = "Zhou et al., Learning to Prompt for Vision-Language Models, IJCV 2022"
     defaults = {"context": 16}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        count = self.hparams["context"]
-        if count < 1 or count != int(count):
-            raise ValueError(f"context is a whole number of vectors, at least 1, not {count:g}; the usual one is 16")
+    bounds = {"context": COUNT}
 
     def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
         return Learned(tower, names, int(self.hparams["context"]))

@@ -25,6 +25,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.clip import Sentences
+from patchgen.methods.method import POSITIVE
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.clip import ClassVectors
 from patchgen.model.losses import cross_entropy
@@ -40,13 +41,12 @@ class ClipOod(Sentences):
     replaces_main = True
     self_contained = True
     defaults = {"margin": 0.3, "beta": 0.5}
+    bounds = {"beta": POSITIVE}
     made: Tensor  # () steps so far
     shares: Tensor  # (steps + 1,) share of the newest weights in the average
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.hparams["beta"]:
-            raise ValueError("beta must be above 0; the published one is 0.5, and 1 gives the plain mean")
         if self.chosen_tune == "head":
             raise ValueError(
                 "'clipood' tunes CLIP's image tower: leave out --tune, or give layernorm, last_block, full"

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
 from patchgen.methods.domains import by_domain
+from patchgen.methods.method import COUNT
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.text import ClipText
 
@@ -44,12 +44,7 @@ class Dpl(Sentences):
     optimizer = "sgd"
     momentum = 0.1
     defaults = {"context": 16, "width": 512}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        for name in self.defaults:
-            if self.hparams[name] < 1 or self.hparams[name] % 1:
-                raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
+    bounds = {"context": COUNT, "width": COUNT}
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         head = PromptHead(text, names, int(self.hparams["context"]), int(self.hparams["width"]))

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.methods.clip import SourceFree
+from patchgen.methods.method import COUNT, Bound
 from patchgen.model.text import BANKS, TextTower, in_domain
 
 DECAY = 1e-4
@@ -31,13 +31,7 @@ class Duprg(SourceFree):
     summary = "DUPRG: class vectors from sentences of many domains through an autoencoder; no images"
     reference = "Niu et al., Domain-Unified Prompt Representations for Source-Free Domain Generalization, 2022"
     defaults = {"bank": 11, "domains": 0.5, "classes": 0.05, "sentence_steps": 2000, "sentence_lr": 0.04}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.whole("sentence_steps")
-        if self.hparams["bank"] not in BANKS:
-            known = ", ".join(map(str, BANKS))
-            raise ValueError(f"bank is the number of domain words, one of {known}, not {self.hparams['bank']:g}")
+    bounds = {"bank": Bound(f"one of {', '.join(map(str, BANKS))}", BANKS.__contains__), "sentence_steps": COUNT}
 
     def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
         words = BANKS[int(self.hparams["bank"])]

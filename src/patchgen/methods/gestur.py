@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
 from patchgen.methods.buffers import NamedBuffers
-from patchgen.methods.method import Method
+from patchgen.methods.method import BELOW_ONE, Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
 
@@ -31,11 +30,7 @@ class Gestur(Method):
     reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
     addable = True
     defaults = {"gestur": 0.01, "decay": 0.999}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if not self.hparams["decay"] < 1:
-            raise ValueError(f"decay is a share from 0 to below 1, not {self.hparams['decay']}; the usual one is 0.999")
+    bounds = {"decay": BELOW_ONE}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

@@ -26,7 +26,7 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain, domain_risks
-from patchgen.methods.method import Method
+from patchgen.methods.method import SHARE, Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mean_over_ranks
 
@@ -38,11 +38,10 @@ class Annealed(Method):
     """A penalty that gets its full weight only after a share of the steps."""
 
     defaults = {"anneal": 0.1}
+    bounds = {"anneal": SHARE}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if self.hparams["anneal"] > 1:
-            raise ValueError(f"anneal is a share of the steps from 0 to 1, not {self.hparams['anneal']}")
         self.change = int(self.hparams["anneal"] * config.steps)  # first step with the full weight
         self.full = self.change == 0
 

@@ -31,9 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method
+from patchgen.methods.method import COUNT, Method
 from patchgen.model.attention import attention_layers
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
@@ -50,12 +49,7 @@ class KAdaptation(Method):
     tune = "head"
     compared = False
     defaults = {"rules": 64, "rank": 1}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        for name in ("rules", *(["rank"] if "rank" in self.hparams else [])):
-            if self.hparams[name] < 1 or self.hparams[name] % 1:
-                raise ValueError(f"{name} is a whole number, at least 1, not {self.hparams[name]:g}")
+    bounds = {"rules": COUNT, "rank": COUNT}
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)

@@ -32,7 +32,7 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
-from patchgen.methods.method import Method
+from patchgen.methods.method import COUNT, Method
 from patchgen.model.classifier import Classifier, trained_tensors
 
 if TYPE_CHECKING:
@@ -74,11 +74,7 @@ class Mldg(DomainByDomain):
     reference = "Li et al., Learning to Generalize: Meta-Learning for Domain Generalization, AAAI 2018"
     addable = True
     defaults = {"mldg": 1.0, "meta_test": 2.0}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.hparams["meta_test"] not in range(1, 1000):
-            raise ValueError(f"meta_test is a number of domains, 1 or more, not {self.hparams['meta_test']}")
+    bounds = {"meta_test": COUNT}
 
     def update(self, step: Step) -> None:
         [batch] = step.batches()

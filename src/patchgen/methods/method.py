@@ -19,8 +19,9 @@ A method is a class with one main function, ``losses``. Everything else has a de
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -40,6 +41,20 @@ NEEDS = {
     "source-free": "sentences only: no training images, and all folds have the same model",
     "transductive": "images to predict together: a prediction depends on the batch",
 }
+
+
+class Bound(NamedTuple):
+    """The values that a hyper-parameter may have."""
+
+    words: str  # after "must be"
+    allows: Callable[[float], bool]
+
+
+NOT_NEGATIVE = Bound("a non-negative number", lambda value: value >= 0)
+POSITIVE = Bound("above 0", lambda value: value > 0)
+SHARE = Bound("a share from 0 to 1", lambda value: 0 <= value <= 1)
+BELOW_ONE = Bound("a share from 0 to below 1", lambda value: 0 <= value < 1)
+COUNT = Bound("a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
 
 
 class Rates(NamedTuple):
@@ -70,6 +85,7 @@ class Method(nn.Module):
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
+    bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -98,10 +114,14 @@ class Method(nn.Module):
     @classmethod
     def all_defaults(cls) -> dict[str, float]:
         """The default hyper-parameters of this method and of all its base classes."""
-        return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).get("defaults", {}).items()}
+        return cls._of_all_bases("defaults")
+
+    @classmethod
+    def _of_all_bases(cls, table: str) -> dict[str, Any]:
+        return {name: value for base in reversed(cls.__mro__) for name, value in vars(base).get(table, {}).items()}
 
     def _hparams(self, given: Mapping[str, float]) -> dict[str, float]:
-        own = self.all_defaults()
+        own, bounds = self.all_defaults(), self._of_all_bases("bounds")
         rates = [name for name in own if name.endswith("lr_mult")]
         if rates and "lr_mult" in given:  # applies to each part without a specific value
             others = {name: value for name, value in given.items() if name != "lr_mult"}
@@ -112,8 +132,11 @@ class Method(nn.Module):
                 raise ValueError(
                     f"method {self.config.method!r} has no hyper-parameter {name!r}{did_you_mean(name, own)} ({known})"
                 )
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"hyper-parameter {name} must be a non-negative number, not {value}")
+            bound = bounds.get(name, NOT_NEGATIVE)
+            if not (math.isfinite(value) and bound.allows(value)):
+                raise ValueError(
+                    f"hyper-parameter {name} must be {bound.words}, not {value:g}; its default is {own[name]:g}"
+                )
         return {**own, **given}
 
     def extend(self, model: Classifier) -> None:

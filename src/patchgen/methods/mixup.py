@@ -28,7 +28,7 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
-from patchgen.methods.method import Method
+from patchgen.methods.method import POSITIVE, Method
 from patchgen.model.classifier import Output
 from patchgen.model.losses import mean_over_ranks
 
@@ -50,11 +50,10 @@ class Mixup(Method):
     addable = True
     replaces_main = True
     defaults = {"mixup_alpha": 0.2}
+    bounds = {"mixup_alpha": POSITIVE}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if not self.hparams["mixup_alpha"]:
-            raise ValueError("mixup_alpha must be above 0; the usual one is 0.2")
         if self.mask == "true":
             raise ValueError(f"method {config.method!r}: a blended image has no true mask; mixup needs a learned one")
         if self.chosen_tune == "head" and not config.augment:

@@ -20,9 +20,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method, require_linear_head
+from patchgen.methods.method import BELOW_ONE, Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.losses import sum_over_ranks
 
@@ -32,14 +31,10 @@ class Mtl(Method):
     reference = "Blanchard et al., Domain Generalization by Marginal Transfer Learning, JMLR 2021"
     addable = True
     defaults = {"ema": 0.99}
+    bounds = {"ema": BELOW_ONE}
     sums: Tensor  # (K, D) moving sums of the domains' mean features
     mass: Tensor  # () sum of their weights; the embeddings are sums / mass
     ids: Tensor  # (K,)
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if not self.hparams["ema"] < 1:
-            raise ValueError(f"ema is a share from 0 to below 1, not {self.hparams['ema']}; the usual one is 0.99")
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

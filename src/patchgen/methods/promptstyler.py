@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.methods.clip import SourceFree
+from patchgen.methods.method import COUNT
 from patchgen.model.clip import FIRST_DEVIATION
 from patchgen.model.text import STYLE, TextTower
 
@@ -37,13 +37,10 @@ class PromptStyler(SourceFree):
     summary = "PromptStyler: learned style words, then an ArcFace classifier on styled sentences; no images"
     reference = "Cho et al., PromptStyler: Prompt-driven Style Generation for Source-free DG, ICCV 2023"
     defaults = {"styles": 80, "style_steps": 100, "epochs": 50}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.whole("styles", "style_steps", "epochs")
+    bounds = {"styles": COUNT, "style_steps": COUNT, "epochs": COUNT}
 
     def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
-        styles, steps, epochs = self.whole("styles", "style_steps", "epochs")
+        styles, steps, epochs = (int(self.hparams[name]) for name in ("styles", "style_steps", "epochs"))
         sentences = learn_styles(tower, names, styles, steps)  # (S, C, E)
         return F.normalize(learn_classes(sentences, epochs), dim=1), math.log(SCALE)
 

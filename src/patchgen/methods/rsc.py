@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method, require_linear_head
+from patchgen.methods.method import SHARE, Method, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import pseudo_labels
 
@@ -29,12 +28,7 @@ class Rsc(Method):
     reference = "Huang et al., Self-Challenging Improves Cross-Domain Generalization, ECCV 2020"
     addable = True
     defaults = {"rsc_features": 0.3333, "rsc_samples": 0.3333}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        for name in ("rsc_features", "rsc_samples"):
-            if not self.hparams[name] <= 1:
-                raise ValueError(f"{name} is a share from 0 to 1, not {self.hparams[name]}; the usual one is a third")
+    bounds = {"rsc_features": SHARE, "rsc_samples": SHARE}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

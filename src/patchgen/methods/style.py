@@ -34,7 +34,7 @@ from torch.func import functional_call
 from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method
+from patchgen.methods.method import POSITIVE, SHARE, Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.generic import on_tensor
@@ -49,14 +49,11 @@ class MixStyle(Method):
     reference = "Zhou et al., Domain Generalization with MixStyle, ICLR 2021"
     addable = True
     defaults = {"mixstyle": 0.5, "mixstyle_alpha": 0.1}
+    bounds = {"mixstyle": SHARE, "mixstyle_alpha": POSITIVE}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         check_passes(self)
-        if self.hparams["mixstyle"] > 1:
-            raise ValueError(f"mixstyle is a probability from 0 to 1, not {self.hparams['mixstyle']:g}")
-        if not self.hparams["mixstyle_alpha"]:
-            raise ValueError("mixstyle_alpha must be above 0; the usual one is 0.1, and larger ones mix more evenly")
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
