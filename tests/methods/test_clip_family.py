@@ -20,8 +20,15 @@ from patchgen.methods import METHODS, Method, make_method
 from patchgen.methods.build import build_model, load_trained
 from patchgen.methods.clipceil import direction_loss, group_variance
 from patchgen.methods.clipood import beta_shares, with_margins
-from patchgen.methods.duprg import Autoencoder, unified_loss
-from patchgen.methods.promptstyler import PLACE, arcface, learn_classes, learn_styles, style_loss
+from patchgen.methods.source_free import (
+    PLACE,
+    Autoencoder,
+    arcface,
+    learn_classes,
+    learn_styles,
+    style_loss,
+    unified_loss,
+)
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClassVectors

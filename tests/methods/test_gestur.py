@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.methods.buffers import NamedBuffers
+from patchgen.methods.averages import NamedBuffers
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.fold import FoldTrainer

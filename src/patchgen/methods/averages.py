@@ -1,4 +1,6 @@
-"""SMA: predict with the mean of the weights over all steps.
+"""Moving averages of the weights that predict: SMA and GESTUR.
+
+SMA: predict with the mean of the weights over all steps.
 
     theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
 
@@ -7,18 +9,49 @@ steps: of the usual 5001 steps, the 100th update is averaged with the weights be
 `patchgen evaluate RUN RUN...` averages the predictions of several such runs (EoA).
 
 Difference from the released code: only trained tensors are averaged.
+
+GESTUR: a moving average of the weights estimates the gradient for unseen domains, and predicts.
+
+For the trained tensors of the backbone, with g_in the gradient of the losses and theta_g the average:
+
+    g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
+    gradient = (g_in + g_out) / 2
+    theta_g  <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
+
+Lengths are over all tensors together. The gradients of the head and of PatchGen's module are unchanged. Validation,
+SWAD and the checkpoints use theta_g.
+
+Differences from the released code: only trained tensors are averaged. The published command line sets `--ld`, which the
+released code does not read; `gestur` is its `lda`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from patchgen.methods.buffers import NamedBuffers
 from patchgen.methods.method import BELOW_ONE, Method
 from patchgen.model.classifier import Classifier, trained_tensors
+
+
+class NamedBuffers(nn.Module):
+    """A copy of named tensors that follows its method from device to device.
+
+    Args:
+        tensors: Named as in the model. A buffer's name may not contain a dot, so it is replaced by a slash.
+        saved: Whether they are part of a run's saved state; tensors that ``setup`` can restore need not be.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, saved: bool) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name.replace(".", "/"), tensor.detach().clone(), persistent=saved)
+
+    def named(self) -> dict[str, Tensor]:
+        """The tensors themselves, by the model's names."""
+        return {name.replace("/", "."): tensor for name, tensor in self.named_buffers()}
 
 
 class Sma(Method):
@@ -46,3 +79,42 @@ class Sma(Method):
 
     def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
         return self.mean.named()
+
+
+class Gestur(Method):
+    summary = "GESTUR: gradients held near a moving average of the weights, which predicts"
+    reference = "Lew et al., Gradient Estimation for Unseen Domain Risk Minimization with Pre-Trained Models, 2023"
+    addable = True
+    defaults = {"gestur": 0.01, "decay": 0.999}
+    bounds = {"decay": BELOW_ONE}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.average = NamedBuffers(trained_tensors(model), saved=True)
+
+    @torch.no_grad()
+    def adjust_gradients(self, model: Classifier) -> None:
+        super().adjust_gradients(model)
+        trained, average = trained_tensors(model), self.average.named()
+        inner = {name: tensor.grad for name, tensor in trained.items() if tensor.grad is not None}
+        away = {name: trained[name] - average[name] for name in inner if name.startswith("backbone.")}
+        if not away:
+            return
+        scale = self.hparams["gestur"] * length(inner.values()) / length(away.values()).clamp(min=1e-12)
+        for name, outer in away.items():
+            inner[name].add_(outer * scale).div_(2)
+
+    @torch.no_grad()
+    def after_step(self, model: Classifier) -> None:
+        super().after_step(model)
+        average = self.average.named()
+        for name, tensor in trained_tensors(model).items():
+            average[name].lerp_(tensor, 1 - self.hparams["decay"])
+
+    def predicting(self, model: Classifier) -> Mapping[str, Tensor] | None:
+        return self.average.named()
+
+
+def length(tensors: Iterable[Tensor]) -> Tensor:
+    """Euclidean length of all tensors as one vector."""
+    return torch.stack([tensor.norm() for tensor in tensors]).norm()

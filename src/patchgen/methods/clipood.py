@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.buffers import NamedBuffers
+from patchgen.methods.averages import NamedBuffers
 from patchgen.methods.clip import Sentences
 from patchgen.methods.method import POSITIVE
 from patchgen.model.classifier import Classifier, Output, trained_tensors

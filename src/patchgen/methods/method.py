@@ -199,6 +199,30 @@ class Method(nn.Module):
         self.after_step(step.model)
 
 
+# The matched baselines: cross-entropy only; they differ in what is tuned
+
+
+class LinearProbe(Method):
+    tune = "head"
+    summary = "linear head on a frozen backbone (LP)"
+
+
+class Erm(Method):
+    summary = "linear head and LayerNorm tuning (LP+LN)"
+    reference = "Vapnik 1998"
+
+
+class Full(Method):
+    tune = "full"
+    summary = "linear head and full fine-tuning"
+
+
+class AllLabels(Method):
+    labels = "all"
+    compared = False
+    summary = "LP+LN with the labels that a task hides: an upper bound for mdg_gcd, not a result"
+
+
 def refuse_fixed_features(method: Method) -> None:
     """ValueError if neither the backbone nor a mask is trained, so that a term on the features has no effect."""
     if method.chosen_tune == "head" and method.chosen_pool not in MASKED:

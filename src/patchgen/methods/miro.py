@@ -24,7 +24,7 @@ from torch.nn.functional import softplus
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.buffers import NamedBuffers
+from patchgen.methods.averages import NamedBuffers
 from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
