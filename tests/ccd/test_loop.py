@@ -144,27 +144,18 @@ def test_a_stage_checkpoint_holds_its_mixture(unbroken: RunFolder) -> None:
         assert facts["known_classes"] == ["blue", "green"]
 
 
-MOMENTS = [("_step", 4), ("_step", 12), ("save_state", 2), ("_validate", 3), ("_validate", 5)]
+MOMENTS = [
+    *[(StreamTrainer, *moment) for moment in (("_step", 12), ("save_state", 2), ("_validate", 3))],
+    *[(stream_close, *moment) for moment in (("_save_stage", 2), ("averages", 2), ("write_text", 1))],
+]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("place", "name", "count"), MOMENTS, ids=lambda value: str(getattr(value, "__name__", value)))
 def test_an_interrupted_run_goes_on_to_the_same_numbers(
-    moment: tuple[str, int], unbroken: RunFolder, settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
-    name, count = moment
-    with monkeypatch.context() as patch:
-        patch.setattr(StreamTrainer, name, breaking(getattr(StreamTrainer, name), count))
-        with pytest.raises(KeyboardInterrupt):
-            train(StreamConfig(**settings), tmp_path, quiet=True)
-    assert same(train(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
-
-
-@pytest.mark.parametrize(("name", "count"), [("_save_stage", 2), ("averages", 2), ("write_text", 1)])
-def test_so_does_one_interrupted_at_the_end_of_a_stage(
-    name: str, count: int, unbroken: RunFolder, settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
+    place: Any, name: str, count: int, unbroken: RunFolder, settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(stream_close, name, breaking(getattr(stream_close, name), count))
+        patch.setattr(place, name, breaking(getattr(place, name), count))
         with pytest.raises(KeyboardInterrupt):
             train(StreamConfig(**settings), tmp_path, quiet=True)
     assert same(train(StreamConfig(**settings), tmp_path, quiet=True), unbroken)
@@ -207,8 +198,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(settings: dict[str, Any], tmp_
 @pytest.mark.parametrize(
     "more",
     [
-        {"method": "gcd", "keep_aspect": True},
-        {"method": "gcd", "pool": "mean"},
+        {"method": "gcd", "keep_aspect": True, "pool": "mean"},
         {"method": "simgcd", "selection": "last"},
         {"method": "promptccd", "components": "grow", "test_prompts": True},
         {"method": "promptccd", "components": "half", "tune": "layernorm"},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from patchgen.ccd.scores import Found, class_means, discover, entered, forgetting, nearest_centre, score
+from patchgen.ccd.scores import Clusters, class_means, discover, entered, forgetting, nearest_centre, score
 from patchgen.ccd.summary import averages, stage_line, summarize_stream
 from patchgen.common.csv_files import write_csv
 from patchgen.common.files import write_text
@@ -85,19 +85,19 @@ class _Scorer:
         prompts = trainer.config.test_prompts
         self.features: UnitFeatures = trainer.features(self.now, prompts)
         self.unseen = trainer.features(self.held_out, prompts).unit if len(self.held_out) else None
-        self.found = self._found()
+        self.clusters = self._cluster()
 
-    def _found(self) -> Found:
+    def _cluster(self) -> Clusters:
         trainer, unit = self.trainer, self.features.unit
         known = len(trainer.stream.known)
         count = trainer.classes(self.stage)
         if trainer.method.prototypes:  # clusters have learned centres, with the same ids in every stage
             assert trainer.model.prototypes is not None
             centres = torch.nn.functional.normalize(trainer.model.prototypes.detach()[:count], dim=1).cpu()
-            return Found(nearest_centre(unit.cpu(), centres).numpy(), np.arange(count), centres)
+            return Clusters(nearest_centre(unit.cpu(), centres).numpy(), np.arange(count), centres)
         if self.stage == 0:
             centres = class_means(unit, trainer.target[self.now], known).cpu()
-            return Found(trainer.target[self.now], np.arange(known), centres)
+            return Clusters(trainer.target[self.now], np.arange(known), centres)
         c, chained = trainer.config, np.array(list(trainer.chain.values()), dtype=np.int64)
         labels = np.concatenate([trainer.target[trainer.stream.train[0]], chained])
         labelled = trainer.features(self.old, c.test_prompts).unit
@@ -105,22 +105,22 @@ class _Scorer:
 
     def chained(self) -> dict[int, int]:
         """Row -> cluster of this stage's images; the labelled stage has classes and needs none."""
-        return dict(zip(self.now.tolist(), self.found.assignment.tolist(), strict=True)) if self.stage else {}
+        return dict(zip(self.now.tolist(), self.clusters.assignment.tolist(), strict=True)) if self.stage else {}
 
     def record(self) -> dict[str, Any]:
         stream, stage = self.trainer.stream, self.stage
         record: dict[str, Any] = {"kind": "stage", "stage": stage, "checkpoint": self.checkpoint, "epoch": self.epoch}
         record |= {"rule": self.trainer.config.selection, "classes": len(stream.stages.entered(stage))}
-        record["clusters"] = len(self.found.ids)
+        record["clusters"] = len(self.clusters.ids)
         if stage:
-            record["transductive"] = score(stream.label[self.now], self.found.assignment, stream.entry, stage)
+            record["transductive"] = score(stream.label[self.now], self.clusters.assignment, stream.entry, stage)
         if self.unseen is not None:
-            predicted = self.found.predict(self.unseen.cpu())
+            predicted = self.clusters.predict(self.unseen.cpu())
             record["held_out"] = score(stream.label[self.held_out], predicted, stream.entry, stage)
         earlier = [past for past in self.trainer.run.records("stage") if past["checkpoint"] == "kept"]
         for part in ("transductive", "held_out"):
             if part in record:
-                past = [found[part] for found in earlier if part in found]
+                past = [before[part] for before in earlier if part in before]
                 record[part]["forgetting"] = forgetting(past, record[part])
         if self.features.mask is not None:
             record["mask"] = {name: float(value.mean()) for name, value in mask_health(self.features.mask).items()}
@@ -134,18 +134,18 @@ class _Scorer:
         folder = trainer.run.path / f"stage-{self.stage}"
         folder.mkdir(exist_ok=True)
         names = [trainer.stream.table.classes[c] for c in trainer.stream.known]
-        distance = (self.features.unit.cpu() - self.found.centres[self._positions()]).norm(dim=1).numpy()
+        distance = (self.features.unit.cpu() - self.clusters.centres[self._positions()]).norm(dim=1).numpy()
         images = StageImages(
-            [trainer.stream.table.paths[row] for row in self.now], self.found.assignment, distance, tuple(names)
+            [trainer.stream.table.paths[row] for row in self.now], self.clusters.assignment, distance, tuple(names)
         )
         write_assignments(folder / "assignments.csv", images)
-        new = sorted(set(self.found.assignment.tolist()) - set(trainer.chain.values()) - set(range(known)))
+        new = sorted(set(self.clusters.assignment.tolist()) - set(trainer.chain.values()) - set(range(known)))
         write_sheets(folder, images, new, self._pixels, self._masks())
-        record["found"] = {images.name(cluster): int((self.found.assignment == cluster).sum()) for cluster in new}
+        record["found"] = {images.name(cluster): int((self.clusters.assignment == cluster).sum()) for cluster in new}
 
     def _positions(self) -> np.ndarray:
-        place = {int(cluster): i for i, cluster in enumerate(self.found.ids)}
-        return np.array([place[int(cluster)] for cluster in self.found.assignment])
+        place = {int(cluster): i for i, cluster in enumerate(self.clusters.ids)}
+        return np.array([place[int(cluster)] for cluster in self.clusters.assignment])
 
     def _pixels(self, position: int) -> np.ndarray:
         """(S, S, 3) uint8 of an image of the stage."""

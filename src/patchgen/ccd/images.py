@@ -86,7 +86,7 @@ def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
         drawn: (B, 3) uniform in [0, 1): vertical position, horizontal position, mirrored if below 0.5; None crops the
             centre, whose position is rounded half to even, as in torchvision.
     """
-    found = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
+    batch = torch.empty(len(images), 3, size, size, dtype=torch.uint8)
     for i, image in enumerate(images):
         room = [side - size for side in image.shape[1:]]
         if drawn is None:
@@ -95,8 +95,8 @@ def crops(images: list[np.ndarray], drawn: Tensor | None, size: int) -> Tensor:
             top, left = (int(share * (free + 1)) for share, free in zip(drawn[i, :2].tolist(), room, strict=True))
         crop = image[:, top : top + size, left : left + size]
         mirror = drawn is not None and drawn[i, 2] < 0.5
-        found[i] = torch.from_numpy(crop[:, :, ::-1].copy() if mirror else crop.copy())
-    return found
+        batch[i] = torch.from_numpy(crop[:, :, ::-1].copy() if mirror else crop.copy())
+    return batch
 
 
 def epoch_parts(rows: np.ndarray, batch: int, seed: tuple[int, int, int]) -> list[np.ndarray]:

@@ -110,8 +110,8 @@ class StreamTrainer(Trainer):
     def classes(self, stage: int) -> int:
         """Number of classes up to a stage: given, or estimated if the mixture may grow."""
         if self.config.components == "grow" and stage:
-            found = self.pool.mixture or self.pool.last
-            return found.components if found is not None else len(self.stream.known)
+            mixture = self.pool.mixture or self.pool.last
+            return mixture.components if mixture is not None else len(self.stream.known)
         return len(self.stream.stages.entered(stage))
 
     # The loop
@@ -208,25 +208,25 @@ class StreamTrainer(Trainer):
     @torch.no_grad()
     def features(self, rows: np.ndarray, prompts: bool = False) -> UnitFeatures:
         """Unit features of the centre crops, and masks if any; with prompts if requested and active."""
-        found, masks = [], []
+        units, masks = [], []
         for images in self.images.plain(rows):
             seen = self.model.read(images)
             if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
                 seen = self.model.read(images, chosen)
-            found.append(F.normalize(seen.features.float(), dim=1))
+            units.append(F.normalize(seen.features.float(), dim=1))
             masks += [seen.mask.float()] if seen.mask is not None else []
-        return UnitFeatures(torch.cat(found), torch.cat(masks) if masks else None)
+        return UnitFeatures(torch.cat(units), torch.cat(masks) if masks else None)
 
     def _validate(self, last: bool) -> dict[str, Any]:
         """Known accuracy on held-out images of the classes so far; keeps the best epoch (ties: the most recent)."""
         rows = self._some(entered(self.stream, self.choosing, self.stage))
         score = validation_score(self.stream.label[rows], self._clusters(rows), self.stream.known) if len(rows) else 0.0
-        found = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
+        record = {"validation": {"known": score, "images": len(rows)}} if len(rows) else {}
         better = last if self.config.selection == "last" else score >= self.kept.score
         if better:
             self.kept = BestEpoch(score, self.epoch)
             save_tensors(self.run.checkpoint("kept"), trained_tensors(self.model), {"epoch": self.epoch})
-        return found
+        return record
 
     def _clusters(self, rows: np.ndarray) -> np.ndarray:
         """Plain clusters (N,) of rows, computed together with the stage's images, because the rows may be too few."""
@@ -287,9 +287,9 @@ def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vecto
     chosen = {id(p) for p in model.select.parameters()} if model.select is not None else set()
     groups = []
     for inside, rate in ((False, config.lr), (True, module)):
-        found = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
-        spared = [p for p in found if p.ndim == 1 and not decays_vectors]
-        decayed = [p for p in found if p.ndim > 1 or decays_vectors]
+        trained = [p for p in model.parameters() if p.requires_grad and (id(p) in chosen) == inside]
+        spared = [p for p in trained if p.ndim == 1 and not decays_vectors]
+        decayed = [p for p in trained if p.ndim > 1 or decays_vectors]
         for params, decay in ((decayed, config.weight_decay), (spared, 0.0)):
             if params:
                 groups.append({"params": params, "lr": rate, "peak": rate, "weight_decay": decay})

@@ -187,8 +187,8 @@ def supervised_contrastive(projected: Tensor, label: Tensor, temperature: float 
     log_p = similarity.masked_fill(~labelled, torch.finfo(similarity.dtype).min).log_softmax(1)  # their columns
     positive = ((label[:, None] == label) & labelled).fill_diagonal_(False)
     number = positive.sum(1)
-    found = torch.where(positive, log_p, 0).sum(1) / number.clamp(min=1)  # (N,)
-    return -found.sum() / (number > 0).sum().clamp(min=1)
+    of_view = torch.where(positive, log_p, 0).sum(1) / number.clamp(min=1)  # (N,)
+    return -of_view.sum() / (number > 0).sum().clamp(min=1)
 
 
 def _without_self(similarity: Tensor) -> Tensor:

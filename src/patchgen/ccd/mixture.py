@@ -181,30 +181,30 @@ def _moments(rows: Tensor, mixture: SphericalMixture) -> Moments:
     return Moments(float(totals[0]) / len(rows), *totals[1:])
 
 
-def _maximise(found: Moments, before: SphericalMixture, floor: float) -> SphericalMixture:
+def _maximise(moments: Moments, before: SphericalMixture, floor: float) -> SphericalMixture:
     """The M-step; a component without rows keeps its mean, with weight 0."""
-    alive = found.counts > TINY  # (K,)
-    counts = found.counts.clamp(min=TINY)
-    means = torch.where(alive[:, None], found.sums / counts[:, None], before.means)
-    spread = (found.squares / counts - means.square().sum(1)).clamp(min=0) / means.shape[1]  # (K,)
+    alive = moments.counts > TINY  # (K,)
+    counts = moments.counts.clamp(min=TINY)
+    means = torch.where(alive[:, None], moments.sums / counts[:, None], before.means)
+    spread = (moments.squares / counts - means.square().sum(1)).clamp(min=0) / means.shape[1]  # (K,)
     variances = torch.where(alive, spread.clamp(min=max(floor, TINY)), before.variances)
-    return replace(before, means=means, variances=variances, weights=found.counts / found.counts.sum())
+    return replace(before, means=means, variances=variances, weights=moments.counts / moments.counts.sum())
 
 
 def _climb(
     rows: Tensor, mixture: SphericalMixture, iterations: int, tolerance: float, floor: float
 ) -> tuple[SphericalMixture, list[float]]:
     """EM from `mixture`; the history has one value more than there were steps."""
-    found = _moments(rows, mixture)
-    history = [found.likelihood]
+    moments = _moments(rows, mixture)
+    history = [moments.likelihood]
     for _ in range(iterations):
-        candidate = _maximise(found, mixture, floor)
-        found = _moments(rows, candidate)
-        gain = found.likelihood - history[-1]
+        candidate = _maximise(moments, mixture, floor)
+        moments = _moments(rows, candidate)
+        gain = moments.likelihood - history[-1]
         if gain < 0:  # by rounding, at the maximum
             break
         mixture = candidate
-        history.append(found.likelihood)
+        history.append(moments.likelihood)
         if gain < tolerance:
             break
     return mixture, history

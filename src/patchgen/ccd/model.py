@@ -82,8 +82,8 @@ class StreamModel(nn.Module):
             return prompted(self.backbone, images, prompts, early)
 
         if isinstance(self.select, Selector):
-            found = self.select(self.backbone, images, read=tokens)
-            return _output(found.tokens.cls, found.mask)
+            selection = self.select(self.backbone, images, read=tokens)
+            return _output(selection.tokens.cls, selection.mask)
         return self._pooled(tokens(images))
 
     @torch.no_grad()

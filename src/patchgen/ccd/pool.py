@@ -63,9 +63,9 @@ class MixturePool:
 
     def _start(self, count: int) -> Tensor | None:
         """Initial means: the last fit's, the last stage's, or the labelled classes'; None if they are too many."""
-        for found in (self.mixture, self.last):
-            if found is not None:
-                return found.means if found.components <= count else None
+        for mixture in (self.mixture, self.last):
+            if mixture is not None:
+                return mixture.means if mixture.components <= count else None
         return self.class_means if self.class_means is not None and len(self.class_means) <= count else None
 
     def _replay(self, stage: int) -> Tensor | None:
@@ -114,14 +114,14 @@ class MixturePool:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a saved state."""
-        found = {"mixture": self.mixture, "last": self.last}
-        kept = {f"{name}.{k}": v for name, m in found.items() if m is not None for k, v in m.tensors().items()}
+        mixtures = {"mixture": self.mixture, "last": self.last}
+        kept = {f"{name}.{k}": v for name, m in mixtures.items() if m is not None for k, v in m.tensors().items()}
         return kept | ({"class_means": self.class_means} if self.class_means is not None else {})
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the result of `tensors`."""
-        found = {name: under(tensors, f"{name}.") for name in ("mixture", "last")}
-        made = {name: SphericalMixture.from_tensors(t).to(device) if t else None for name, t in found.items()}
+        saved = {name: under(tensors, f"{name}.") for name in ("mixture", "last")}
+        made = {name: SphericalMixture.from_tensors(t).to(device) if t else None for name, t in saved.items()}
         self.mixture, self.last = made["mixture"], made["last"]
         means = tensors.get("class_means")
         self.class_means = None if means is None else means.to(device)

@@ -93,13 +93,13 @@ def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of tran
     """The module that makes the sequence of tokens."""
     if backbone.family.convolutional:
         raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: {fix}")
-    found = getattr(backbone.model, "embeddings", None)
-    if not isinstance(found, nn.Module):
+    module = getattr(backbone.model, "embeddings", None)
+    if not isinstance(module, nn.Module):
         raise ValueError(
             f"prompts are added to the tokens after a model's module `embeddings`, which {backbone.source!r} "
             f"({backbone.model_type}) lacks: {fix}"
         )
-    return found
+    return module
 
 
 def _cls_position(embeddings: nn.Module) -> Tensor | float:

@@ -1,7 +1,7 @@
 """Scoring of continual category discovery: the cluster of each image of a stage, and its accuracy.
 
-    found = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist across stages
-    score(truth, found.assignment, entry, stage=1)                              # A/K/U, per entry group, NMI, ARI
+    clusters = discover(features, labelled, labels, clusters=80, first_new=70)     # ids persist across stages
+    score(truth, clusters.assignment, entry, stage=1)                              # A/K/U, per entry group, NMI, ARI
 
 The clustering is semi-supervised k-means: images of stage 0 are pinned to their class, images of earlier unlabelled
 stages to their earlier cluster (by image, not by position), and only the missing clusters are initialised. All scores
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from patchgen.ccd.data import Stream
-from patchgen.discovery import SemiSupervisedKMeans, contingency, match
+from patchgen.discovery import SemiSupervisedKMeans
+from patchgen.discovery.assignment import contingency, hits_of
 
 PARTS = {"transductive": "images of the stage itself", "held_out": "images never trained on"}
 DEFINITIONS = {"hard": "known = labelled classes of stage 0", "soft": "known = classes of all earlier stages"}
 
 
-class Found(NamedTuple):
+class Clusters(NamedTuple):
     """Clusters of a stage; an id below the number of labelled classes is a class, the others were discovered."""
 
     assignment: np.ndarray  # (N,) id of each image's cluster
@@ -45,7 +46,7 @@ def discover(
     first_new: int,
     inits: int = 10,
     seed: int = 1,
-) -> Found:
+) -> Clusters:
     """Cluster the images of a stage, given all images that already have a class or a cluster.
 
     Args:
@@ -59,7 +60,7 @@ def discover(
     kmeans.fit(features, labelled, labels)
     old = np.array(kmeans.labelled_classes, dtype=np.int64)
     ids = np.concatenate([old, first_new + np.arange(kmeans.num_clusters - len(old))])
-    return Found(ids[kmeans.assignment.cpu().numpy()], ids, kmeans.centres.cpu())
+    return Clusters(ids[kmeans.assignment.cpu().numpy()], ids, kmeans.centres.cpu())
 
 
 def class_means(features: Tensor, label: np.ndarray, classes: int) -> Tensor:
@@ -91,7 +92,7 @@ def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: i
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     table = contingency(truth, assignment)
-    hits, total = _hits(table.counts), table.counts.sum(1)
+    hits, total = hits_of(table.counts), table.counts.sum(1)
     came = entry[np.array(table.classes, dtype=np.int64)]  # (C',) of the classes that occur
     splits = {"hard": came == 0, "soft": came < max(stage, 1)}
     return {
@@ -116,15 +117,6 @@ def _cells(groups: Mapping[str, np.ndarray], hits: np.ndarray, total: np.ndarray
     return {name: cell(hits[of].sum(), total[of].sum()) for name, of in groups.items() if total[of].sum()}
 
 
-def _hits(counts: np.ndarray) -> np.ndarray:
-    """Number of images of each class (C,) in the cluster matched to it."""
-    found = match(counts)  # (P,)
-    hits = np.zeros(len(counts))
-    columns = np.flatnonzero(found >= 0)
-    hits[found[columns]] = counts[found[columns], columns]
-    return hits
-
-
 def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> dict[str, float]:
     """Drop of each entry group from its best earlier accuracy: {"0": 0.05, ...}; negative if it rose.
 
@@ -132,19 +124,19 @@ def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> 
         earlier: the `score` of each earlier stage, for one part.
         now: the score of this stage.
     """
-    fallen = {}
-    for group, found in now["groups"].items():
+    drops = {}
+    for group, cell in now["groups"].items():
         before = [past["groups"][group]["accuracy"] for past in earlier if group in past["groups"]]
         if before:
-            fallen[group] = max(before) - found["accuracy"]
-    return fallen
+            drops[group] = max(before) - cell["accuracy"]
+    return drops
 
 
 def validation_score(truth: np.ndarray, assignment: np.ndarray, known: np.ndarray) -> float:
     """Accuracy on images of known classes, matched on these alone: labels of new classes are not used."""
     mine = np.isin(truth, known)
     counts = contingency(truth[mine], assignment[mine]).counts
-    return float(_hits(counts).sum() / counts.sum())
+    return float(hits_of(counts).sum() / counts.sum())
 
 
 def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:

@@ -181,7 +181,8 @@ def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
     """Write one CSV line per row of the table: its path, its class and its stage (-1: in none)."""
     if len(stages.stage) != len(table):
         raise ValueError(f"the stages cover {len(stages.stage)} rows and the table has {len(table)}")
-    write_csv(path, COLUMNS, ((*_described(table, i), str(stages.stage[i])) for i in range(len(table))))
+    rows = ((table.paths[i], table.label_name(i), str(stage)) for i, stage in enumerate(stages.stage))
+    write_csv(path, COLUMNS, rows)
 
 
 def _counted(stage: np.ndarray, label: np.ndarray, names: tuple[str, ...], number: int) -> Stages:
@@ -189,10 +190,6 @@ def _counted(stage: np.ndarray, label: np.ndarray, names: tuple[str, ...], numbe
     used = stage >= 0
     np.add.at(counts, (label[used], stage[used]), 1)
     return Stages(stage, counts, names)
-
-
-def _described(table: Table, i: int) -> tuple[str, str]:
-    return table.paths[i], table.label_name(i)
 
 
 def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:

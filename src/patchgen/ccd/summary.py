@@ -22,20 +22,20 @@ KEPT_BY = {
 def averages(run: RunFolder, checkpoint: str) -> dict[str, Any]:
     """Plain means over the unlabelled stages: {"checkpoint", "transductive": {"all", ...}, "held_out": {...}}."""
     records = [r for r in run.records("stage") if r["checkpoint"] == checkpoint and r["stage"]]
-    found: dict[str, Any] = {"checkpoint": checkpoint}
+    means: dict[str, Any] = {"checkpoint": checkpoint}
     for part in PARTS:
         rows = [_numbers(r[part]) for r in records if part in r]
         names = [n for n in rows[0] if all(n in row for row in rows)] if rows else []
         if names:
-            found[part] = {name: float(np.mean([row[name] for row in rows])) for name in names}
-    return found
+            means[part] = {name: float(np.mean([row[name] for row in rows])) for name in names}
+    return means
 
 
 def _numbers(scores: dict[str, Any]) -> dict[str, float]:
     """all, known, unknown (hard) and soft_known, soft_unknown."""
-    found = {"all": scores["all"]["accuracy"]}
-    found |= {name: cell["accuracy"] for name, cell in scores["hard"].items()}
-    return found | {f"soft_{name}": cell["accuracy"] for name, cell in scores["soft"].items()}
+    numbers = {"all": scores["all"]["accuracy"]}
+    numbers |= {name: cell["accuracy"] for name, cell in scores["hard"].items()}
+    return numbers | {f"soft_{name}": cell["accuracy"] for name, cell in scores["soft"].items()}
 
 
 def epoch_line(record: dict[str, Any]) -> str:

@@ -96,14 +96,14 @@ def match(counts: Any) -> np.ndarray:
 def accuracy_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
     """`clustering_accuracy` of ``counts`` (C, P), where ``known`` (C,) says which rows are known classes."""
     table, known = _checked(counts, known)
-    hits, total = _hits(table), table.sum(1)
+    hits, total = hits_of(table), table.sum(1)
     return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
 
 
 def class_mean_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
     """`class_mean_accuracy` of ``counts`` (C, P); classes without samples do not count."""
     table, known = _checked(counts, known)
-    hits, total = _hits(table), table.sum(1)
+    hits, total = hits_of(table), table.sum(1)
     score = np.divide(hits, total, out=np.zeros(len(total)), where=total > 0)
     return ClusteringAccuracy(*(_share(score[rows].sum(), (total[rows] > 0).sum()) for rows in _groups(known)))
 
@@ -112,12 +112,12 @@ def two_match_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
     """`two_match_accuracy` of ``counts`` (C, P)."""
     table, known = _checked(counts, known)
     hits = np.zeros(len(table))
-    hits[known], hits[~known] = _hits(table[known]), _hits(table[~known])
+    hits[known], hits[~known] = hits_of(table[known]), hits_of(table[~known])
     total = table.sum(1)
     return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
 
 
-def _hits(table: np.ndarray) -> np.ndarray:
+def hits_of(table: np.ndarray) -> np.ndarray:
     """Number of samples of each class in the cluster matched to it, (C,)."""
     found = match(table)
     hits = np.zeros(len(table))
