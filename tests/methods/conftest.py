@@ -6,7 +6,7 @@ import json
 import string
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,33 +109,46 @@ def gradients(rows, settings):
 
 
 if __name__ == "__main__":
-    rank, folder, settings = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    rank, folder = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank], settings)
-    for tensor in found.values():  # what DDP does with the model's and the step with the method's
-        dist.all_reduce(tensor)
-        tensor /= 2
-    if rank == 0:
-        save_file(found, f"{folder}/found.safetensors")
-    dist.barrier()
-    os._exit(0)  # the work is saved; gloo's threads may abort an interpreter that ends in the usual way
+    for line in sys.stdin:
+        found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank], json.loads(line))
+        for tensor in found.values():  # what DDP does with the model's and the step with the method's
+            dist.all_reduce(tensor)
+            tensor /= 2
+        if rank == 0:
+            save_file(found, f"{folder}/found.safetensors")
+        print("saved", flush=True)
+    os._exit(0)  # gloo's threads may abort an interpreter that ends in the usual way
 """
 
 
-@pytest.fixture
-def two_devices(tmp_path: Path) -> Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]:
+@pytest.fixture(scope="session")
+def two_devices(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]]:
     """`two_devices(method=..., **settings)`: gradients and buffers on one device, and on two that share its batch."""
+    folder = tmp_path_factory.mktemp("devices")
+    (folder / "work.py").write_text(SHARED)
+    command = [sys.executable, str(folder / "work.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    space: dict[str, Any] = {"__name__": "work"}
+    exec(SHARED, space)
 
     def run(**settings: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        (tmp_path / "work.py").write_text(SHARED)
-        command, given = [sys.executable, str(tmp_path / "work.py")], json.dumps(settings)
-        ranks = [subprocess.Popen([*command, str(rank), str(tmp_path), given]) for rank in range(2)]
-        assert [rank.wait(timeout=300) for rank in ranks] == [0, 0]
-        space: dict[str, Any] = {"__name__": "work"}
-        exec(SHARED, space)
-        return space["gradients"](list(range(8)), settings), load_file(tmp_path / "found.safetensors")
+        for rank in ranks:
+            assert rank.stdin is not None
+            print(json.dumps(settings), file=rank.stdin, flush=True)
+        for rank in ranks:
+            assert rank.stdout is not None and rank.stdout.readline() == "saved\n"
+        return space["gradients"](list(range(8)), settings), load_file(folder / "found.safetensors")
 
-    return run
+    yield run
+    for rank in ranks:
+        rank.communicate(timeout=60)  # an empty standard input ends it
 
 
 @pytest.fixture

@@ -117,19 +117,3 @@ def test_features_that_cannot_move_are_refused(name: str) -> None:
 def test_a_run(name: str, tiny_run: Callable[..., Any]) -> None:
     values = tiny_run(name, steps=2).records("evaluation")[-1]["train"]
     assert values[f"L_{name.removeprefix('patchgen+')}"] > 0
-
-
-# Several devices
-
-
-@pytest.mark.parametrize(
-    ("method", "hparams"),
-    [("mdsdi", {"meta": 0.0}), ("coral", {}), ("mmd", {}), ("cdann", {"penalty": 0.5}), ("mtl", {})],
-)
-def test_two_devices_have_the_gradients_of_one(
-    method: str, hparams: dict[str, float], two_devices: Callable[..., Any]
-) -> None:
-    wanted, found = two_devices(method=method, hparams=hparams)
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        torch.testing.assert_close(found[name], tensor, rtol=2e-3, atol=1e-6)
