@@ -123,16 +123,3 @@ def test_the_networks_rate(scene: Callable[..., Any]) -> None:
     assert [(module, pytest.approx(0.03)) for module in (s.method.discriminator, s.method.class_vectors)] == [
         *s.method.rates()
     ]
-
-
-@pytest.mark.parametrize("name", ["dann", "patchgen+cdann"])
-def test_an_interrupted_run_ends_the_same(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    settings: dict[str, Any] = {"method": name, "hparams": {"penalty": 0.1}}
-    assert same_run(tiny_run(**settings), interrupted(**settings))
-
-
-@pytest.mark.parametrize("name", ["cdann", "patchgen+dann"])
-def test_a_run(name: str, tiny_run: Callable[..., Any]) -> None:
-    assert tiny_run(name, steps=2).records("evaluation")[-1]["train"]["L_dann"] > 0

@@ -133,12 +133,6 @@ def test_the_digest_is_that_of_the_pretrained_model() -> None:
     assert model.backbone.digest() == load_backbone("tiny").digest()
 
 
-def test_an_interrupted_run_ends_in_the_same_numbers(
-    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method="arm"), tiny_run("arm"))
-
-
 @pytest.mark.parametrize("name", ["arm", "patchgen+arm"])
 def test_predictions_use_the_context(name: str, tiny_run: Callable[..., Any], image_folder: Path) -> None:
     predictor = load_run(tiny_run(name, lr=0.05).path)

@@ -61,14 +61,3 @@ def test_the_mean_is_what_a_run_chooses_and_saves(tiny_run: Callable[..., Any]) 
     assert a[-1]["validation"] != b[-1]["validation"]
     ours, theirs = (load_tensors(run.checkpoint("selected"))[0] for run in (mean, plain))
     assert any(not torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
-def test_an_interrupted_run_gives_the_same_numbers(
-    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method="sma", hparams={"sma_start": 0.3}), tiny_run("sma", hparams={"sma_start": 0.3}))
-
-
-def test_it_can_be_added_to_patchgen(tiny_run: Callable[..., Any]) -> None:
-    run = tiny_run("patchgen+sma", steps=2)
-    assert {"main", "L_ms"} <= set(run.records("evaluation")[-1]["train"])

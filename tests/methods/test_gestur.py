@@ -84,9 +84,3 @@ def test_the_average_is_what_a_run_saves(tiny_run: Callable[..., Any]) -> None:
     # the average has hardly moved, so what it predicts has not either
     first, last = (slow.records("evaluation")[i]["validation"]["field"]["loss"] for i in (0, -1))
     assert last == pytest.approx(first, abs=1e-2)
-
-
-def test_an_interrupted_run_gives_the_same_numbers(
-    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method="gestur"), tiny_run("gestur"))

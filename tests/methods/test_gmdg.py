@@ -156,15 +156,3 @@ def test_weights_of_zero_cost_nothing(scene: Callable[..., Any]) -> None:
     assert {name for name, _ in s.method.named_parameters()} == {"variances.0.bias", "variances.1.bias"}
     s = scene("gmdg", tune="head", hparams={"miro": 0.0, "domain": 0.0})
     assert list(terms(s)) == ["main", "L_label", "L_shift"]
-
-
-@pytest.mark.parametrize("settings", [{"method": "patchgen+gmdg", "precision": "bf16-mixed"}, {"task": "mdg_gcd"}])
-def test_a_run(settings: dict[str, Any], tiny_run: Callable[..., Any]) -> None:
-    run = tiny_run(**{"method": "gmdg", "steps": 3, **settings})
-    assert {"L_miro", "L_label", "L_shift", "L_domain"} <= set(run.records("evaluation")[-1]["train"])
-
-
-def test_an_interrupted_run_gives_the_same_numbers(
-    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method="gmdg"), tiny_run("gmdg"))

@@ -165,17 +165,3 @@ def test_gradients_reach_all_that_is_trained(name: str, term: str, scene: Callab
     s.method.setup(s.model)
     model, own = s.reached(s.method.losses(s.forward(), s.batch)[term])
     assert not own and model == {n for n in trained_tensors(s.model) if not n.endswith("key.bias")}
-
-
-@pytest.mark.parametrize("name", ["irm", "vrex", "groupdro"])
-def test_an_interrupted_run_gives_the_same_numbers(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    share = {} if name == "groupdro" else {"hparams": {"anneal": 0.6}}  # at step 3, the one that it goes on with
-    assert same_run(interrupted(method=name, **share), tiny_run(name, **share))
-
-
-@pytest.mark.parametrize(("name", "terms"), [("irm", {"L_irm"}), ("vrex", {"L_vrex"}), ("groupdro", set())])
-def test_it_can_be_added_to_patchgen(name: str, terms: set[str], tiny_run: Callable[..., Any]) -> None:
-    [*_, last] = tiny_run(f"patchgen+{name}", steps=2).records("evaluation")
-    assert {"main", "L_ms", "L_conf", "L_sim"} | terms <= set(last["train"])

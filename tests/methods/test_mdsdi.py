@@ -152,13 +152,6 @@ def test_a_head_that_is_not_linear_is_not_thrown_away(scene: Callable[..., Any])
 
 
 @pytest.mark.parametrize("name", ["mdsdi", "patchgen+mdsdi"])
-def test_an_interrupted_run_ends_the_same(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(tiny_run(name), interrupted(method=name))
-
-
-@pytest.mark.parametrize("name", ["mdsdi", "patchgen+mdsdi"])
 def test_a_finished_run_predicts_what_it_recorded(name: str, tiny_run: Callable[..., Any], image_folder: Path) -> None:
     run = tiny_run(name)
     predictor = load_run(run.path)

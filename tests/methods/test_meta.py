@@ -136,18 +136,6 @@ def test_records_tell_both_losses_apart(tiny_run: Callable[..., Any]) -> None:
     assert first["meta_main"] != first["main"] and "meta_L_neg" not in last
 
 
-def test_fish_is_added_to_patchgen(tiny_run: Callable[..., Any]) -> None:
-    [*_, last] = tiny_run("patchgen+fish", steps=2).records("evaluation")
-    assert {"main", "L_ms", "L_conf", "L_sim"} <= set(last["train"])
-
-
-@pytest.mark.parametrize("name", SLOW)
-def test_an_interrupted_run_gives_the_same_numbers(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method=name), tiny_run(name))
-
-
 def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "method": "mldg", "steps": 2, "accelerator": "cpu", "threads": 1, "swad": False}
     one = train(Config(**settings), tmp_path / "one", quiet=True)

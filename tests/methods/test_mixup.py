@@ -115,14 +115,3 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
 def test_what_cannot_be_blended_is_refused(name: str, changes: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         make_method(Config(data="photos", unseen="site_c", method=name, **changes))
-
-
-def test_an_interrupted_run_gives_the_same_numbers(
-    tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method="mixup"), tiny_run("mixup"))
-
-
-def test_it_can_be_added_to_patchgen(tiny_run: Callable[..., Any]) -> None:
-    [*_, last] = tiny_run("patchgen+mixup", steps=2).records("evaluation")
-    assert list(last["train"])[:4] == ["main", "L_ms", "L_conf", "L_sim"]

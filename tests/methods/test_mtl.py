@@ -92,11 +92,3 @@ def test_gradients_reach_the_model_and_the_second_half_of_the_head(scene: Callab
     assert {"head.weight", "head.bias"} < model and own == {"shift.weight"}
     assert s.method.rates() == [(s.method.shift, s.method.config.lr)]
     assert set(s.method.state_dict()) == {"shift.weight", "sums", "mass"}
-
-
-@pytest.mark.parametrize("name", ["mtl", "patchgen+mtl"])
-def test_an_interrupted_run_ends_the_same(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    settings: dict[str, Any] = {"method": name, "hparams": {"ema": 0.5}}
-    assert same_run(tiny_run(**settings), interrupted(**settings))

@@ -88,8 +88,3 @@ def test_a_head_that_is_not_linear_is_refused(scene: Callable[..., Any]) -> None
     for name in ("rsc", "mtl"):
         with pytest.raises(ValueError, match=f"method '{name}' needs a linear head.*uses Sequential"):
             make_method(Config("photos", "site_c", method=name)).setup(s.model)
-
-
-@pytest.mark.parametrize("name", ["rsc", "patchgen+rsc"])
-def test_a_run(name: str, tiny_run: Callable[..., Any]) -> None:
-    assert tiny_run(name, steps=2, dropout=0.1).records("evaluation")[-1]["train"]["main"] > 0

@@ -85,12 +85,3 @@ def test_gradients_reach_all_but_the_heads_bias(scene: Callable[..., Any]) -> No
     assert "head.weight" in model and any(tensor.startswith("backbone.") for tensor in model)
     assert {f"projector.{i}.weight" for i in (0, 1, 3, 4, 6, 7)} <= own
     assert s.method.rates() == [(s.method.projector, s.method.config.lr)]
-
-
-@pytest.mark.parametrize("name", ["selfreg", "patchgen+selfreg"])
-def test_an_interrupted_run_ends_the_same(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    whole = tiny_run(name)
-    assert whole.records("evaluation")[-1]["train"]["L_selfreg"] > 0
-    assert same_run(whole, interrupted(method=name))

@@ -230,13 +230,6 @@ def test_sagnet_learns_on_a_convolutional_backbone(tune: Any) -> None:
 # Runs
 
 
-@pytest.mark.parametrize("name", ["sagnet", "patchgen+mixstyle"])
-def test_an_interrupted_run_ends_in_the_same_numbers(
-    name: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Callable[..., bool]
-) -> None:
-    assert same_run(interrupted(method=name), tiny_run(name))
-
-
 def test_styles_change_what_is_trained(tiny_run: Callable[..., Any]) -> None:
     plain, mixing = (tiny_run(name).records("evaluation")[-1] for name in ("patchgen", "patchgen+mixstyle"))
     assert plain["train"]["main"] != mixing["train"]["main"]

@@ -89,8 +89,6 @@ class Stages:
 
     def rows(self, stage: int) -> np.ndarray:
         """Row indices of a stage, ascending."""
-        if not 0 <= stage < len(self):
-            raise ValueError(f"stages are numbered 0 to {len(self) - 1}, got {stage}")
         return np.flatnonzero(self.stage == stage)
 
     def entered(self, stage: int) -> np.ndarray:
@@ -162,14 +160,15 @@ def make_stages(
     """
     ids, names = np.asarray(label), tuple(class_names)
     schedule = schedule if seed is None else replace(schedule, seed=seed)
-    _check_labels(ids, names)
     group = schedule.group_of(names)
     stage = np.full(len(ids), UNUSED, dtype=np.int64)
     for c in np.flatnonzero(group >= 0):
         rows = shuffled(np.flatnonzero(ids == c), names[c], schedule.seed)
         sizes = stage_sizes(len(rows), schedule.ratios[group[c]])
         stage[rows[: sum(sizes)]] = np.repeat(np.arange(group[c], len(schedule.groups)), sizes)
-    stages = _counted(stage, ids, names, len(schedule.groups))
+    counts = np.zeros((len(names), len(schedule.groups)), dtype=np.int64)
+    np.add.at(counts, (ids[stage >= 0], stage[stage >= 0]), 1)
+    stages = Stages(stage, counts, names)
     for g in range(len(schedule.groups)):
         members = [names[c] for c in np.flatnonzero(group == g)]
         if not stages.counts[group == g].any():
@@ -179,17 +178,8 @@ def make_stages(
 
 def write_stages(path: str | Path, table: Table, stages: Stages) -> None:
     """Write one CSV line per row of the table: its path, its class and its stage (-1: in none)."""
-    if len(stages.stage) != len(table):
-        raise ValueError(f"the stages cover {len(stages.stage)} rows and the table has {len(table)}")
     rows = ((table.paths[i], table.label_name(i), str(stage)) for i, stage in enumerate(stages.stage))
     write_csv(path, COLUMNS, rows)
-
-
-def _counted(stage: np.ndarray, label: np.ndarray, names: tuple[str, ...], number: int) -> Stages:
-    counts = np.zeros((len(names), number), dtype=np.int64)
-    used = stage >= 0
-    np.add.at(counts, (label[used], stage[used]), 1)
-    return Stages(stage, counts, names)
 
 
 def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
@@ -266,15 +256,6 @@ def _check_ratios(ratios: Any, groups: int) -> None:
                 raise ValueError(
                     f"row {g} of ratios: a share of what is left, {least} to 1, cannot be {shortly(ratio)}"
                 )
-
-
-def _check_labels(label: np.ndarray, names: Sequence[str]) -> None:
-    if label.ndim != 1 or label.dtype.kind not in "iu":
-        raise ValueError(f"labels must be a list of class ids (whole numbers), got {label.dtype} {label.shape}")
-    if len(label) and not (label.min() >= -1 and label.max() < len(names)):
-        raise ValueError(f"labels must be -1 to {len(names) - 1}, got {label.min()} to {label.max()}")
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"each class needs its own name; duplicated: {some_of(sorted(twice))}")
 
 
 def _is_number(value: Any) -> bool:
