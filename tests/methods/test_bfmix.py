@@ -110,7 +110,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     method = make_method(config)
     with pytest.raises(ValueError, match="has none that are known; choose a ViT"):
         method.setup(build_on(load_backbone("resnet50", pretrained=False), config, method, 3))
-    with pytest.raises(ValueError, match="blends images, but with tune 'head' and --no-augment"):
+    with pytest.raises(ValueError, match="blends images at every pass, but with tune 'head' and --no-augment"):
         make_method(Config("photos", "site_c", method="bfmix-like", tune="head", augment=False))
 
 

@@ -109,7 +109,7 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
     ("name", "changes", "rule"),
     [
         ("patchgen-true-mask+mixup", {}, "a blended image has no true mask"),
-        ("lp+mixup", {"augment": False}, "only their features are cached; leave --no-augment out"),
+        ("lp+mixup", {"augment": False}, "computed once and cached; leave out --no-augment"),
     ],
 )
 def test_what_cannot_be_blended_is_refused(name: str, changes: dict[str, Any], rule: str) -> None:

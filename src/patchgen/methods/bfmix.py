@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
@@ -51,14 +50,7 @@ class BfMixLike(Method):
     compared = False
     defaults = {"blend": 0.2}
     bounds = {"blend": POSITIVE}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.chosen_tune == "head" and not config.augment:
-            raise ValueError(
-                f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "
-                "are cached; leave --no-augment out, or choose --tune layernorm"
-            )
+    each_pass = "blends images"
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)

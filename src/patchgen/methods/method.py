@@ -83,6 +83,7 @@ class Method(nn.Module):
     needs: ClassVar[tuple[str, ...]] = ()  # words of `NEEDS`, for `patchgen methods --needs`
     addable: ClassVar[bool] = False  # a term that can follow a "+"; all other methods can precede one
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
+    each_pass: ClassVar[str] = ""  # what it does at every pass, which cached features (lp --no-augment) would not have
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
     bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
@@ -102,6 +103,11 @@ class Method(nn.Module):
             raise ValueError(
                 f"class_weights apply to a cross-entropy over images, which is not the main loss of method "
                 f"{config.method!r}; leave --class-weights out"
+            )
+        if self.each_pass and self.chosen_tune == "head" and not config.augment:
+            raise ValueError(
+                f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment features "
+                "are computed once and cached; leave out --no-augment, or choose --tune layernorm"
             )
         if self.chosen_tune == "lora":
             require_peft()

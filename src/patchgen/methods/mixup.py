@@ -51,16 +51,12 @@ class Mixup(Method):
     replaces_main = True
     defaults = {"mixup_alpha": 0.2}
     bounds = {"mixup_alpha": POSITIVE}
+    each_pass = "blends images"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         if self.mask == "true":
             raise ValueError(f"method {config.method!r}: a blended image has no true mask; mixup needs a learned one")
-        if self.chosen_tune == "head" and not config.augment:
-            raise ValueError(
-                f"method {config.method!r} blends images, but with tune 'head' and --no-augment only their features "
-                "are cached; leave --no-augment out, or choose --tune layernorm"
-            )
 
     def update(self, step: Step) -> None:
         mixed = copy.copy(step)

@@ -50,10 +50,7 @@ class MixStyle(Method):
     addable = True
     defaults = {"mixstyle": 0.5, "mixstyle_alpha": 0.1}
     bounds = {"mixstyle": SHARE, "mixstyle_alpha": POSITIVE}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        check_passes(self)
+    each_pass = "mixes styles"
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
@@ -74,10 +71,10 @@ class SagNet(Method):
     reference = "Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021"
     addable = True
     defaults = {"sagnet": 0.1, "sagnet_lr_mult": 10.0}
+    each_pass = "mixes styles"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        check_passes(self)
         if self.hparams["sagnet"] and self.chosen_tune in ("head", "last_block"):
             raise ValueError(
                 f"{config.method!r} takes style out of the early layers, and with tune {self.chosen_tune!r} none of "
@@ -168,15 +165,6 @@ def swap_content(x: Tensor, order: Tensor) -> Tensor:
 
 
 # Places
-
-
-def check_passes(method: Method) -> None:
-    """ValueError if training would never run the backbone, in which styles are mixed."""
-    if method.chosen_tune == "head" and not method.config.augment:
-        raise ValueError(
-            f"{method.config.method!r} mixes styles within the backbone, but with tune 'head' and --no-augment its "
-            "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
-        )
 
 
 def style_places(backbone: Backbone, stages: tuple[int, ...]) -> list[nn.Module]:
