@@ -106,8 +106,8 @@ class Method(nn.Module):
             )
         if self.each_pass and self.chosen_tune == "head" and not config.augment:
             raise ValueError(
-                f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment features "
-                "are computed once and cached; leave out --no-augment, or choose --tune layernorm"
+                f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment "
+                "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
             )
         if self.chosen_tune == "lora":
             require_peft()
