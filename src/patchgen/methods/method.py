@@ -19,7 +19,6 @@ A method is a class with one main function, ``losses``. Everything else has a de
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -139,7 +138,7 @@ class Method(nn.Module):
                     f"method {self.config.method!r} has no hyper-parameter {name!r}{did_you_mean(name, own)} ({known})"
                 )
             bound = bounds.get(name, NOT_NEGATIVE)
-            if not (math.isfinite(value) and bound.allows(value)):
+            if not bound.allows(value):
                 raise ValueError(
                     f"hyper-parameter {name} must be {bound.words}, not {value:g}; its default is {own[name]:g}"
                 )
