@@ -75,7 +75,7 @@ def test_a_dry_run_of_the_full_recipes_tells_each_data_sets_protocol(
             folder.mkdir(parents=True)
             Image.new("RGB", (4, 4)).save(folder / "0.png")
     monkeypatch.setenv("PATCHGEN_DATA", str(tmp_path))
-    recipe = str(Path(__file__).parents[2] / "configs" / "mdg-gmdg.yaml")
+    recipe = str(Path(__file__).parents[2] / "configs" / "paper" / "mdg-gmdg.yaml")
     assert main(["sweep", recipe, "--out", str(tmp_path / "runs"), "--dry-run"]) == 0
     lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in capsys.readouterr().out.splitlines()]
     found = {cells[0]: cells[1:] for cells in lines if cells[-1] == "gmdg"}
@@ -184,7 +184,7 @@ def test_recipes_of_the_package_are_found_by_name(
 ) -> None:
     """Also as `report` prints them, from a folder that has no configs/."""
     monkeypatch.chdir(tmp_path)
-    assert find_recipe("engines-small") == find_recipe("configs/engines-small.yaml")
+    assert find_recipe("engines-small") == find_recipe("configs/small/engines-small.yaml")
     assert find_recipe("engines-small").is_file() and not Path("configs").exists()
     (tmp_path / "engines-small").write_text("steps: 3\n")  # a file that is there comes first
     assert main(["sweep", "engines-small", "--dry-run"]) == 2

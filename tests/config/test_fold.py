@@ -137,7 +137,7 @@ def test_presets_are_valid(preset: str) -> None:
     assert config.lr == (3e-3 if preset == "small" else 5e-5)  # the lineage's, or what our own search found
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").glob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
     from patchgen.ccd.stages import read_schedule
@@ -145,7 +145,7 @@ def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     from patchgen.model.backbone import BACKBONES
     from patchgen.sweep.recipe import expand, is_recipe, read_recipe
 
-    assert path.read_text().startswith("# ") and f"configs/{path.name}" in path.read_text()
+    assert path.read_text().startswith("# ") and f"configs/{path.parent.name}/{path.name}" in path.read_text()
     if is_recipe(read_settings(path)):
         monkeypatch.setenv("PATCHGEN_DATA", "data")
         runs = [planned.config for planned in expand(read_recipe(path), lambda settings: ("a", "b"))]

@@ -198,7 +198,7 @@ def test_the_full_recipes_have_the_protocol_of_each_data_set(tmp_path: Path, mon
     seen: dict[str, set[str]] = {}
     for name in ("mdg", "mdg-gmdg", "lambdas", "causal", "histology", "mdg-gcd", "ablation", "full-finetuning",
                  "sensitivity"):  # fmt: skip
-        recipe = read_recipe(Path(__file__).parents[2] / "configs" / f"{name}.yaml")
+        recipe = read_recipe(Path(__file__).parents[2] / "configs" / "paper" / f"{name}.yaml")
         for planned in expand(recipe, lambda settings: ("a",)):
             config = planned.config
             assert isinstance(config, Config)

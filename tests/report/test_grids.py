@@ -195,7 +195,7 @@ def test_ablation_rows_and_the_papers_columns(fold: Make) -> None:
     [grid] = ablation_grids(runs, "in")
     found = [means(one)[0] for one in grid.lines]
     assert found == [50, 51, 52, None, 54, 55, 56, 57, 58, 59, 60]
-    command = f"patchgen sweep configs/ablation-small.yaml --out {paths[0].parent}"
+    command = f"patchgen sweep configs/small/ablation-small.yaml --out {paths[0].parent}"
     assert grid.lines[3].entries[0].command == command
     papers = [[entry.paper.value for entry in one.entries if entry.paper] for one in grid.lines]
     assert papers[0] == [76.5, 78.7] and papers[-1] == [79.2, 80.9]
@@ -235,4 +235,4 @@ def test_tables_without_runs_name_recipes_that_exist(fold: Make) -> None:
     assert len(missing) == len(RECIPES) - 1 and "unseen domains, fold by fold" not in missing
     for _, paper, small in RECIPES.values():
         for recipe in filter(None, (paper, small)):
-            assert (Path(__file__).parents[2] / "configs" / f"{recipe}.yaml").is_file(), recipe
+            assert list((Path(__file__).parents[2] / "configs").glob(f"*/{recipe}.yaml")), recipe

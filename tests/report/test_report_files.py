@@ -119,7 +119,7 @@ def test_the_page_is_self_contained_and_every_cell_knows_its_origin(written: Pat
     assert "<script" not in text and "@import" not in text
     assert any("80 images, 80 % of the unseen domain; checkpoint by source-validation; runs" in t for t in page.titles)
     assert any(t.startswith("for unseen in") or t.startswith("patchgen train") for t in page.titles)
-    assert 'class="paper"' in text and "not finished" in text and "configs/histology-small.yaml" in text
+    assert 'class="paper"' in text and "not finished" in text and "patchgen sweep histology-small" in text
 
 
 def test_csv_has_one_line_a_cell(written: Path) -> None:

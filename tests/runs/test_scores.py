@@ -81,7 +81,7 @@ def test_data_names(data: str, name: str) -> None:
 def test_names_of_streams_say_their_schedule() -> None:
     for folder in ("cifar-100-binary", "cifar-100-python"):
         assert data_name(StreamConfig(f"x/{folder}")) == "CIFAR-100"
-    assert data_name(StreamConfig("x/CUB_200_2011", schedule="configs/ccd-cub-small.yaml")) == "CUB, ccd-cub-small"
+    assert data_name(StreamConfig("x/CUB_200_2011", schedule="small/ccd-cub-small.yaml")) == "CUB, ccd-cub-small"
 
 
 def test_labels_tell_apart_what_a_table_must() -> None:

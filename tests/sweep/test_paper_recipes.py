@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
+from patchgen.methods import make_method
+from patchgen.sweep.forecast import gpu_hours
 from patchgen.sweep.plan import plan, protocols
-from patchgen.sweep.recipe import read_recipe
+from patchgen.sweep.recipe import expand, read_recipe
 
 ROOT = Path(__file__).parents[2]
+SLIDES = 35_000  # tiles of an organ of HISTOPANTUM, of 140,569 in all, where the count is not confirmed
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def test_a_recipe_runs_what_the_page_says(
     row: list[str], benchmarks: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATCHGEN_DATA", str(benchmarks))
-    budgets = protocols(plan([read_recipe(ROOT / "configs" / row[1])], tmp_path))
+    budgets = protocols(plan([read_recipe(ROOT / "configs" / "paper" / row[1])], tmp_path))
     runs: dict[str, int] = {}
     for data, count, *_ in budgets:
         runs[data] = runs.get(data, 0) + int(count)
@@ -53,3 +58,26 @@ def test_a_recipe_runs_what_the_page_says(
         for data, _, steps, every, *_ in budgets:
             entry = BENCHMARKS[data.lower()]
             assert (int(steps), int(every)) == (entry.steps, entry.checkpoint_every), data
+
+
+HOURS = sorted(
+    path.name for path in (ROOT / "configs" / "paper").glob("*.yaml") if re.search(r"\d GPU hours", path.read_text())
+)
+
+
+@pytest.mark.parametrize("name", HOURS)
+def test_the_hours_of_a_header_are_its_operations_over_a_stated_rate(
+    name: str, benchmarks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCHGEN_DATA", str(benchmarks))
+    recipe, hours, folders = read_recipe(ROOT / "configs" / "paper" / name), 0.0, {}
+    for entry in BENCHMARKS.values():
+        counts = next(iter(entry.counts.values()))
+        folders[entry.folder] = {domain: counts.get(domain, SLIDES) for domain in entry.domains}
+    for planned in expand(recipe, lambda settings: list(folders[Path(settings["data"]).name])):
+        config = planned.config
+        assert isinstance(config, Config)
+        method = make_method(config)
+        hours += gpu_hours(config, method.chosen_tune, folders[Path(config.data).name])
+    stated = re.search(r"about (\d+) GPU hours", " ".join(recipe.path.read_text().split("\n# ")))
+    assert stated and float(stated[1]) == pytest.approx(hours, rel=0.02), (stated and stated[1], hours)

@@ -13,6 +13,7 @@ from patchgen.ccd.settings import SMALL, StreamConfig
 from patchgen.config import Config
 from patchgen.methods.presets import preset_settings
 from patchgen.sweep.recipe import Planned, expand, read_recipe
+from patchgen.sweep.shipped import find_recipe
 
 Write = Callable[[str], Path]
 DOMAINS = {"a": ("x", "y"), "b": ("z",)}
@@ -117,7 +118,7 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
         ("data: a\nrows: [{name: A}, {name: A}]", "two rows are called 'A'"),
         ("data: a\nrows: [{name: A, mehtod: lp}]", "row 'A': unknown setting 'mehtod'; did you mean 'method'"),
         ("data: a\ngrid: {seed: [1]}\nrows: [{name: A, seed: 2}]", "seed appears in row 'A' and in the grid"),
-        ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, not 'smal'; did you mean 'small'"),
+        ("preset: smal\ngrid: {seed: [1]}", "preset must be one of paper, small, quick, not 'smal'; did you mean"),
         ("command: predict\ngrid: {seed: [1]}", "command is train, not 'predict'"),
         ("data: a\ngrid: {seed: [1]}", "unseen are required"),
         ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
@@ -149,7 +150,7 @@ def test_the_example_of_the_guide_is_a_recipe(write_recipe: Write, monkeypatch: 
 # The recipes of the repository
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 def header(recipe: Path) -> str:
@@ -157,10 +158,18 @@ def header(recipe: Path) -> str:
     return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
 
 
+def test_names_are_unique_over_the_folders() -> None:
+    assert len({path.name for path in RECIPES}) == len(RECIPES) and {p.parent.name for p in RECIPES} == {
+        "paper",
+        "small",
+    }
+    assert find_recipe("mdg") == find_recipe("configs/mdg.yaml") == ROOT / "configs" / "paper" / "mdg.yaml"
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_a_header_has_the_command_and_what_to_compare_with(recipe: Path) -> None:
     text = header(recipe)
-    assert f"configs/{recipe.name}" in text
+    assert f"configs/{recipe.parent.name}/{recipe.name}" in text
     pages = re.findall(r"docs/(?!results/README)[\w/-]+\.md", text)
     assert pages or re.search(r"The paper|No number", text)
     assert [page for page in pages if not (ROOT / page).is_file()] == []
@@ -170,7 +179,7 @@ def test_a_recipe_that_a_page_of_results_runs_names_that_page() -> None:
     checked = 0
     for page in sorted((ROOT / "docs" / "results").glob("*.md")):
         for line in re.findall(r"^patchgen sweep .*$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            for name in re.findall(r"configs/([\w-]+\.yaml)", line):
-                assert f"docs/results/{page.name}" in header(ROOT / "configs" / name), name
+            for name in re.findall(r"(configs/[\w/-]+\.yaml)", line):
+                assert f"docs/results/{page.name}" in header(ROOT / name), name
                 checked += 1
     assert checked > 5

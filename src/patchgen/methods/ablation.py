@@ -8,7 +8,7 @@ The other rows need no separate class: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen
     3.4  lambda_ms 1e-3, lambda_conf 1, lambda_sim 0      + L_conf
     3.5  lambda_ms 1e-3, lambda_conf 1, lambda_sim 1e-3   + L_sim: PatchGen
 
-`ablation-select` is `patchgen-select` with each of its choices as a hyper-parameter (configs/selection.yaml).
+`ablation-select` is `patchgen-select` with each of its choices as a hyper-parameter (configs/small/selection.yaml).
 """
 
 from __future__ import annotations

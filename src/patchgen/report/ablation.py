@@ -55,7 +55,7 @@ def ablation_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         columns = _both_checkpoints(used)
         columns += [Column(f"paper, {name}", {}, checkpoint=c, group=SWAD[c], key=(name, "average"), paper=True)
                     for c in SWAD for name in (*(d for d in folds_of(used) if d in NATURAL), "average")]  # fmt: skip
-        recipe = "configs/ablation-small.yaml" if "oracle-" in used[0].dataset else "configs/ablation.yaml"
+        recipe = "configs/small/ablation-small.yaml" if "oracle-" in used[0].dataset else "configs/paper/ablation.yaml"
         lines = []
         for row, text in ROWS.items():
             entries = fill(rows[row], columns, part, training_command(rows[row], used, recipe, columns))
@@ -159,7 +159,7 @@ def _setting_lines(
     lines = []
     for ms, sim, tau in settings:
         mine = [run for run in runs if weights_of(run) == (ms, sim, tau)]
-        entries = fill(mine, columns, part, training_command(mine, runs, "configs/sensitivity-small.yaml", columns))
+        entries = fill(mine, columns, part, training_command(mine, runs, "sensitivity-small", columns))
         printed = _printed(f"seed=1 lambda_ms={ms:g} lambda_sim={sim:g}") if tau == DEFAULT[2] else []
         label = f"lambda_ms {ms:g}, lambda_sim {sim:g}" + (f", tau {tau:g}" if tau != DEFAULT[2] else "")
         lines.append(Line(label, _with_paper(entries, columns, printed), block=block))

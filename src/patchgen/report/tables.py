@@ -128,7 +128,7 @@ def fold_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         domains = mine[0].domains
         columns = [Column(d, {dataset: [d]}, key=(dataset, d)) for d in domains]
         columns.append(Column("average", {dataset: domains}, key=(dataset, "average")))
-        recipe = "configs/mdg.yaml" if dataset in NATURAL else "configs/histology.yaml"
+        recipe = "configs/paper/mdg.yaml" if dataset in NATURAL else "configs/paper/histology.yaml"
         lines = method_lines(mine, columns, part, reference, recipe)
         title = TABLES[reference].title if reference not in ("", "mdg") else f"Unseen domains: {dataset}"
         grids.append(make_grid("mdg", dataset, title, mine, columns, lines, part, reference, "bars"))
@@ -155,12 +155,12 @@ def dataset_grids(runs: Sequence[Run], part: str) -> list[Grid]:
     for group in by_setup(run for run in runs if run.config.task == "mdg" and run.dataset in NATURAL):
         columns = dataset_columns(group)
         if len(folds_of(group)) > 1:
-            lines = method_lines(group, columns, part, "mdg", "configs/mdg.yaml")
+            lines = method_lines(group, columns, part, "mdg", "configs/paper/mdg.yaml")
             grids.append(make_grid("datasets", "", TABLES["mdg"].title, group, columns, lines, part, "mdg", "bars"))
         if any(run.label in ("full", "patchgen@full") for run in group):
             labels = [x for x in ("lp", "lp-ln", "full", "patchgen", "patchgen@full") if x in labels_of(group)]
             name, title = "full_finetuning", TABLES["full_finetuning"].title
-            lines = method_lines(group, columns, part, name, "configs/full-finetuning.yaml", labels)
+            lines = method_lines(group, columns, part, name, "configs/paper/full-finetuning.yaml", labels)
             grids.append(make_grid("full-finetuning", "", title, group, columns, lines, part, name, "bars"))
         if any(run.label == "patchgen@full" for run in group):
             lines = _causal_lines(group, columns, part)
@@ -172,7 +172,7 @@ def dataset_grids(runs: Sequence[Run], part: str) -> list[Grid]:
 def _causal_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> tuple[Line, ...]:
     """Ours, then every line of the paper's table."""
     rivals = [paper_lines("mdg_causal", name, "", columns, False) for name in ("CI-DGA", "SMIDG", "BFMix", "CauRDG")]
-    own = method_lines(runs, columns, part, "mdg_causal", "configs/causal.yaml", ["patchgen@full"])
+    own = method_lines(runs, columns, part, "mdg_causal", "configs/paper/causal.yaml", ["patchgen@full"])
     return (*(line for group in rivals for line in group), *own)
 
 
@@ -200,7 +200,7 @@ def discovery_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         domains = list(mine[0].domains) if not _oracle(mine[0]) else folds_of(mine)[dataset]
         reference = "mdg_gcd" if dataset in NATURAL else ""
         columns = _aku_columns(dataset, domains)
-        lines = method_lines(mine, columns, part, reference, "configs/mdg-gcd.yaml")
+        lines = method_lines(mine, columns, part, reference, "configs/paper/mdg-gcd.yaml")
         title = f"Unseen domains with unknown classes: {dataset}"
         grids.append(make_grid("mdg-gcd", dataset, title, mine, columns, lines, part, reference, "bars"))
     return grids
@@ -213,7 +213,7 @@ def stream_grids(runs: Sequence[Run]) -> list[Grid]:
         paper = dataset.partition(",")[0]
         columns = _aku_columns(dataset, folds_of(mine)[dataset], paper)
         reference = "ccd" if paper in ("CIFAR-100", "CUB") else ""
-        lines = method_lines(mine, columns, "transductive", reference, "configs/streams.yaml")
+        lines = method_lines(mine, columns, "transductive", reference, "configs/paper/streams.yaml")
         title = f"Classes over time: {dataset}"
         grids.append(make_grid("ccd", dataset, title, mine, columns, lines, "transductive", reference, "stages"))
     return grids
@@ -240,7 +240,7 @@ def oracle_grids(runs: Sequence[Run]) -> list[Grid]:
     for group in by_setup(run for run in runs if run.config.task == "mdg" and _oracle(run)):
         folds = folds_of(group)
         columns = [Column(name.removeprefix("oracle-"), {name: domains}) for name, domains in folds.items()]
-        lines = method_lines(group, columns, "all", "", "configs/classic-small.yaml")
+        lines = method_lines(group, columns, "all", "", "configs/small/classic-small.yaml")
         grids.append(make_grid("oracle", "", "The oracle suite", group, columns, lines, "all", "", "bars"))
         for name, domains in folds.items():
             masked = [run for run in group if any(s.metric == "mask: iou" for s in run.scores) and run.dataset == name]

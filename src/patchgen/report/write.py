@@ -110,7 +110,7 @@ def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
         if start == "mdg":
             own = (name for name in own if not name.startswith("mdg-gcd"))
         if not any(name.startswith(start) for name in own):
-            ways = [f"patchgen sweep configs/{recipe}.yaml" for recipe in (small, paper) if recipe]
+            ways = [f"patchgen sweep {recipe}" for recipe in (small, paper) if recipe]
             missing.append((what, ways))
     return missing
 

@@ -1,6 +1,6 @@
 """From recipes to jobs: each run once, with the name of its folder.
 
-    jobs = plan([read_recipe("configs/ablation-small.yaml")], "runs")
+    jobs = plan([read_recipe("configs/small/ablation-small.yaml")], "runs")
 
 Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
 """

@@ -1,6 +1,6 @@
 """A recipe: one YAML file that describes many runs (the format: docs/study/sweep.md).
 
-    recipe = read_recipe("configs/ablation-small.yaml")
+    recipe = read_recipe("configs/small/ablation-small.yaml")
     for run in expand(recipe, domains_of):
         run.row, run.label, run.config
 

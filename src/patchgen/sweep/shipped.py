@@ -1,6 +1,6 @@
 """The recipes included in the package, found by name wherever it is installed.
 
-find_recipe("selection")        # also configs/selection.yaml where the current folder has no such file
+find_recipe("selection")        # also configs/small/selection.yaml where the current folder has no such file
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "con
 
 def recipes() -> dict[str, str]:
     """Name -> description, the first line of its file."""
-    files = sorted(SHIPPED.glob("*.yaml")) if SHIPPED else []
+    files = sorted(SHIPPED.rglob("*.yaml")) if SHIPPED else []
     texts = {file: file.read_text(encoding="utf-8").splitlines()[0] for file in files if is_recipe(read_settings(file))}
     return {file.stem: line.removeprefix("# ") for file, line in texts.items()}
 
@@ -29,9 +29,10 @@ def find_recipe(word: str) -> Path:
         ValueError: it is neither.
     """
     path = Path(word)
-    by_name = path.parent in (Path(), Path("configs")) and path.suffix in ("", ".yaml")
-    if not path.is_file() and by_name and SHIPPED and (ours := SHIPPED / f"{path.stem}.yaml").is_file():
-        return ours
+    by_name = (path.parent == Path() or path.parts[0] == "configs") and path.suffix in ("", ".yaml")
+    if not path.is_file() and by_name and SHIPPED:
+        for ours in SHIPPED.rglob(f"{path.stem}.yaml"):  # names are unique over the folders
+            return ours
     if not path.exists():
         near = did_you_mean(path.stem, recipes()) if by_name else ""
         raise ValueError(f"there is no recipe {word}{near} (`patchgen sweep --list` shows those of the package)")
