@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tyro
 
-from patchgen.predict.predictor import load_predictor
+from patchgen import load_predictor
 
 
 def main(model: tyro.conf.Positional[str], image: tyro.conf.Positional[str], out: str = "map.png") -> None:

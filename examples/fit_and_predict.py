@@ -5,10 +5,11 @@ python examples/fit_and_predict.py $PATCHGEN_DATA/photos $PATCHGEN_DATA/new-imag
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import tyro
 
-from patchgen.data.inputs import image_paths
-from patchgen.fit.estimator import PatchGenClassifier
+from patchgen import PatchGenClassifier
 from patchgen.predict.predictor import Unreadable
 
 
@@ -24,7 +25,7 @@ def main(
     """Fit on DATA, predict the images of a folder.
 
     Args:
-        data: Folder `site/class/*.jpg`, at least two sites and two classes.
+        data: Folder `site/class/*.jpg`, at least two classes, and two sites for an estimate.
         images: Folder of images to predict.
         out: The model folder to write.
         runs: Folder of the trainings; a stopped fit resumes from there.
@@ -37,7 +38,7 @@ def main(
     model.save(out)
 
     model = PatchGenClassifier.load(out)  # as somebody would on another machine
-    for found in model.predictor.predict(image_paths(images)):  # one batch in memory at a time
+    for found in model.predictor.predict(sorted(Path(images).glob("*.*"))):  # one batch in memory at a time
         if isinstance(found, Unreadable):
             print(f"{found.path}\tunreadable: {found.reason}")
             continue

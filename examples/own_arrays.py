@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import tyro
 
-from patchgen.fit.estimator import PatchGenClassifier
+from patchgen import PatchGenClassifier
 
 
 def draw(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

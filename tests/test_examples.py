@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import patchgen
 from patchgen.cli import main
 from patchgen.methods import METHODS
 
@@ -43,6 +46,40 @@ def test_an_example_is_short_and_says_how_it_is_called(path: Path) -> None:
     assert len(text.splitlines()) <= 60
     assert f"\npython examples/{path.name}" in text.split('"""')[1]
     assert f"def test_{path.stem}" in Path(__file__).read_text(encoding="utf-8"), "an example that no test runs"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.stem)
+def test_an_example_imports_public_names_only(path: Path) -> None:
+    public = set(re.findall(r"^::: (\S+)", (EXAMPLES.parent / "docs/develop/api.md").read_text(encoding="utf-8"), re.M))
+    public |= {f"patchgen.{name}" for name in patchgen.__all__}
+    text = "\n".join(cells("code")) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("patchgen"):
+            assert {f"{node.module}.{name.name}" for name in node.names} <= public
+
+
+ONLY_CORE = """
+import runpy, sys
+blocked = ["timm", "torchvision", "peft", "onnx", "openvino", "fastapi", "tensorboard", "wandb"]
+sys.modules.update(dict.fromkeys(blocked))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+WORDS = {
+    "fit_and_predict": ["{photos}", "{photos}/studio/cross", *CHEAP],
+    "own_arrays": ["--count", "72", *CHEAP],
+    "own_method": ["{photos}", "--unseen", "studio", *CHEAP],
+    "sweep_from_python": ["{photos}", "--seeds", "1", *CHEAP],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORDS)
+def test_in_a_process_of_its_own_with_the_core_alone(name: str, image_folder: Path, tmp_path: Path) -> None:
+    words = [word.format(photos=image_folder) for word in WORDS[name]]
+    command = [sys.executable, "-c", ONLY_CORE, str(EXAMPLES / f"{name}.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_fit_and_predict(run: Run, image_folder: Path, tmp_path: Path) -> None:

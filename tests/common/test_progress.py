@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from patchgen.common.progress import Progress, is_first, print_once
+from patchgen.common.progress import SILENCE, Progress, is_first, print_once
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [0.0]
     monkeypatch.setattr("patchgen.common.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("patchgen.common.progress.SILENCE", 1e9)
     return clock
 
 
@@ -52,6 +53,18 @@ def test_a_line_at_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
         for _ in range(40):
             bar.tick()
     assert len(capsys.readouterr().err.splitlines()) == 10
+
+
+def test_a_file_gets_a_line_every_thirty_seconds(
+    now: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert SILENCE == 30
+    monkeypatch.setattr("patchgen.common.progress.SILENCE", SILENCE)
+    with Progress("training", 100) as bar:
+        for _ in range(10):
+            now[0] += 12
+            bar.advance()
+    assert [line.split()[1].split("/")[0] for line in capsys.readouterr().err.splitlines()] == ["[3", "[6", "[9"]
 
 
 def test_news_are_said_once_within_a_fit() -> None:

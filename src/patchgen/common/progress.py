@@ -13,6 +13,7 @@ from typing import Self
 
 from patchgen.common.text import duration, printable
 
+SILENCE = 30.0  # seconds after which a file or pipe gets a line, whatever happens
 PLAIN = {"main": "loss"}  # displayed names of values; the terms of a method are in the records
 _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
 
@@ -88,7 +89,7 @@ class Progress:
         self.bar = Bar(*columns, console=self.console, disable=not self.live)
         self.task = self.bar.add_task(escape(printable(title)), total=total, completed=done, note="", left="")
         self.title, self.total, self.done = printable(title), total, done
-        self.rate = Rate()
+        self.rate, self.spoke = Rate(), time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -105,6 +106,8 @@ class Progress:
         self.done += count
         self.rate.mark(self.done)
         self.bar.update(self.task, advance=count, left=self._left() if self.live else "")
+        if not self.live and time.monotonic() - self.spoke >= SILENCE:
+            self.say("running")
 
     def tick(self, count: int = 1, word: str = "images") -> None:
         """`advance`; without a visible bar, also print a line at about every tenth of the work."""
@@ -120,6 +123,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line that stays."""
+        self.spoke = time.monotonic()
         text = printable(text)
         if self.live:
             self.console.print(text, highlight=False, markup=False)

@@ -138,6 +138,7 @@ def _budget(plan: Plan, minutes: float | None, fixed: frozenset[str]) -> tuple[P
     rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
     if minutes is not None:
         plan, note = within(plan, rates, minutes, fixed)
+        plan = _settled(plan)
         rates = {label: measure(config, plan.final.classes) for label, config in plan.candidates.items()}
         plan.say(f"to end within {minutes:g} min: {note}")
         plan.announce()
@@ -154,12 +155,12 @@ def _quick_plan(plan: Plan) -> Plan | None:
     if config is None or not plan.sites or "upper-layernorm" in (config.tune, method_class(config.method).tune):
         return None
     try:
-        quick = replace(config, **{**PRESETS["quick"], "precision": config.precision, "swad": False})
-        candidates = {label_of(quick): quick}
-        check_models(plan.with_candidates(candidates))
+        quick = replace(config, **{**PRESETS["quick"], "swad": False})
+        quick_plan = _settled(plan.with_candidates({label_of(quick): quick}))
+        check_models(quick_plan)
     except ValueError:  # such as a convolutional network, or another patch size
         return None
-    return plan.with_candidates(candidates)
+    return quick_plan
 
 
 def _quick_look(
@@ -221,12 +222,18 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
             f"name one method, such as --method {label_of(candidates[-1])}"
         )
     sites = {site: make_fold(replace(config, unseen=site), table) for site in left_out}
-    if config.precision == AUTO:  # one for all trainings of a fit
-        every = [replace(one, unseen=site) for one in candidates for site in (config.unseen, *sites)]
-        precision = settle(every, runs, fingerprint(table))
-        say(f"precision: {precision}, by `auto`")
-        candidates = [replace(one, precision=precision) for one in candidates]
-    return Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet)
+    return _settled(Plan({label_of(one): one for one in candidates}, table, Path(runs), final, sites, say, quiet))
+
+
+def _settled(plan: Plan) -> Plan:
+    """The plan with `--precision auto` resolved: one for all trainings of a fit."""
+    if plan.first.precision != AUTO:
+        return plan
+    sites = (plan.first.unseen, *plan.sites)
+    every = [replace(config, unseen=site) for config in plan.candidates.values() for site in sites]
+    precision = settle(every, plan.runs, fingerprint(plan.table))
+    plan.say(f"precision: {precision}, by `auto`")
+    return plan.with_candidates({label: replace(c, precision=precision) for label, c in plan.candidates.items()})
 
 
 def _leave_out(plan: Plan, config: Config, clock: Clock, track: str | bool) -> list[SiteFold]:

@@ -26,6 +26,7 @@ from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.content import digests
 from patchgen.data.images import ImageStore
+from patchgen.data.macenko import Macenko
 from patchgen.data.table import Table
 from patchgen.model.classifier import Classifier
 
@@ -67,7 +68,7 @@ def stored_tokens(
 
 
 def _key(model: Classifier, config: Config, table: Table, store: ImageStore) -> str:
-    backbone, stain = model.backbone, store.stain.facts() if store.stain else None
+    backbone, stain = model.backbone, store.stain.facts() if isinstance(store.stain, Macenko) else None
     facts = [backbone.pixels.facts(), backbone.tuned_from, model.size, config.precision, stain, table.label.tolist()]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     key.update(digests(table).tobytes())
