@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
 from patchgen.model.patchgen import PatchGen
+from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 Work = Callable[[], object]
 SMALL = {"repeats": 1}
@@ -78,7 +79,7 @@ def _step(images: int = 12, patches: int = 64, classes: int = 7, domains: int = 
     method.setup(model)
     index = torch.arange(images)
     batch = Batch(torch.randn(images, 3, side, side), index % classes, index % domains, index)
-    return PlainStep(method, model, make_optimizer(model, config, method), batch).take
+    return partial(plain_step, method, model, make_optimizer(model, config, method), batch)
 
 
 def _read(images: int, folder: Path, cached: bool) -> Work:

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 
 from benchmarks.common import Line, at_least_one, report, step_seconds
 from patchgen.data.loaders import Batch
 from patchgen.diagnose.cost import BASELINE, Rival, device, make_rival, random_batch
 from patchgen.model.backbone import load_architecture
 from patchgen.model.compiled import BACKEND, compile_blocks
+from patchgen.model.device import SingleDevice
 
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -96,7 +96,7 @@ class Runner:
     """A mode at work."""
 
     rival: Rival
-    fabric: Fabric
+    fabric: SingleDevice
     compile_seconds: float | None  # None: not asked for
     fell_back: str | None  # what was said, where compiling failed
 
@@ -122,7 +122,7 @@ def _runners(source: str, data: Batch, backend: str) -> dict[str, Runner]:
 def _runner(source: str, data: Batch, mode: Mode, backend: str) -> Runner:
     size = data.image.shape[-1]
     rival = make_rival(BASELINE, load_architecture(source, size), size)
-    fabric = Fabric(accelerator=device().type, devices=1, precision=mode.precision)
+    fabric = SingleDevice(device().type, mode.precision)
     if not mode.compiled:
         return Runner(rival, fabric, None, None)
     said: list[str] = []

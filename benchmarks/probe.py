@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch.nn import functional
 
 from benchmarks.common import Line, at_least_one, cpu_seconds, report
@@ -25,6 +24,7 @@ from patchgen.data.images import ImageStore
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_architecture
+from patchgen.model.device import SingleDevice
 from patchgen.train.evaluate import Reader
 from patchgen.train.optim import make_optimizer
 
@@ -82,7 +82,7 @@ class Probe:
         backbone, method = load_architecture(source, image_size), make_method(config)
         self.model = build_on(backbone, config, method, CLASSES)
         self.optimizer = make_optimizer(self.model, config, method)
-        self.reader = Reader(Fabric(accelerator="cpu", devices=1), self.model, ImageStore(files, image_size, cache))
+        self.reader = Reader(SingleDevice("cpu"), self.model, ImageStore(files, image_size, cache))
         self.rows = np.arange(len(files))
         self.forwards: list[int] = []
         backbone.register_forward_hook(self._count)

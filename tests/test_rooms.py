@@ -33,7 +33,7 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 
 
 def room_of(module: str) -> str:
-    """`patchgen.train.step` -> `train`; the package itself -> ``."""
+    """`patchgen.train.loop` -> `train`; the package itself -> ``."""
     return (module.split(".") + [""])[1]
 
 

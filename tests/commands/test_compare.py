@@ -48,7 +48,7 @@ def test_finished_runs_are_skipped(
     def refuse(*args: Any) -> None:
         raise AssertionError("a finished run was trained again")
 
-    monkeypatch.setattr(fold.FoldTrainer, "fit", refuse)
+    monkeypatch.setattr(fold, "fit", refuse)
     assert main(words(image_folder, runs, "--details")) == 0
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
     text = capsys.readouterr().out

@@ -53,7 +53,7 @@ def test_a_finished_run_is_not_trained_again_and_says_so(
 def test_an_interrupted_run_says_where_it_goes_on(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, seen = FoldTrainer._step, []
+    whole, seen = FoldTrainer.take_step, []
 
     def breaks(self: FoldTrainer, step: int) -> None:
         seen.append(step)
@@ -61,7 +61,7 @@ def test_an_interrupted_run_says_where_it_goes_on(
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(FoldTrainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
     assert main(words) == 130
     assert "resumed" not in capsys.readouterr().err
     assert main(words) == 0

@@ -26,7 +26,7 @@ OTHER: dict[str, Any] = {
     "task": "mdg_gcd", "hparams": {"miro": 0.5}, "known": "half", "unlabelled": "mixed", "labelled_share": 0.3,
     "num_classes": 9, "dropout": 0.1, "lr": 1e-4, "lr_module": 1e-2, "lr_backbone": 1e-5, "weight_decay": 0.1,
     "optimizer": "adamw", "lr_schedule": "cosine", "class_weights": "balanced", "lora_rank": 4, "patience": 3,
-    "accumulate": 4, "precision": "bf16-mixed", "clip_gradients": 1.0, "deterministic": True,
+    "accumulate": 4, "micro_batch": 8, "precision": "bf16-mixed", "clip_gradients": 1.0, "deterministic": True,
     "checkpoint_activations": True, "compile": True,
     "lambda_ms": 0.5, "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear",
     "swad": True, "swad_ratio": 1.2,
@@ -121,13 +121,24 @@ def test_shares_lie_between_0_and_1(name: str, value: float) -> None:
         Config(**BASE, **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("batch", "devices", "accumulate", "suggestion"), [(10, 2, 2, 8), (3, 1, 2, 4), (1, 4, 1, 4), (31, 4, 2, 32)]
-)
-def test_a_batch_must_divide_into_its_parts(batch: int, devices: int, accumulate: int, suggestion: int) -> None:
+@pytest.mark.parametrize(("batch", "devices", "suggestion"), [(10, 4, 8), (3, 2, 4), (1, 4, 4), (31, 4, 32)])
+def test_a_batch_must_divide_into_its_devices(batch: int, devices: int, suggestion: int) -> None:
     with pytest.raises(ValueError, match=f"batch_per_domain {batch} must be divisible .*; try {suggestion}$"):
-        Config(**BASE, batch_per_domain=batch, devices=devices, accumulate=accumulate)
-    Config(**BASE, batch_per_domain=suggestion, devices=devices, accumulate=accumulate)
+        Config(**BASE, batch_per_domain=batch, devices=devices)
+    Config(**BASE, batch_per_domain=suggestion, devices=devices)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "all"])
+def test_a_micro_batch_is_a_number_of_images_or_auto(value: Any) -> None:
+    with pytest.raises(ValueError, match="micro_batch must be `auto` or a number of images from 1"):
+        Config(**BASE, micro_batch=value)
+
+
+def test_a_micro_batch_leaves_the_name_and_an_old_one_keeps_its_own() -> None:
+    plain, old = Config(**BASE), Config(**BASE, accumulate=4)
+    assert run_name(Config(**BASE, micro_batch=8), "rows") == run_name(plain, "rows")
+    assert old.hashed()["accumulate"] == 4 and old.images_at_once(30) == 8
+    assert plain.images_at_once(30) is None and Config(**BASE, micro_batch=8).images_at_once(30) == 8
 
 
 @pytest.mark.parametrize("preset", PRESETS)

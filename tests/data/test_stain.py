@@ -140,17 +140,17 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(
 ) -> None:
     config = Config(**{**tiny_settings, "augmentation": "histology", "swad": False})
     whole = train(config, tmp_path / "whole", quiet=True)
-    step = FoldTrainer._step
+    step = FoldTrainer.take_step
 
     def breaks(self: FoldTrainer, number: int) -> None:
         if number == 4:
             raise KeyboardInterrupt
         step(self, number)
 
-    monkeypatch.setattr(FoldTrainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "broken", quiet=True)
-    monkeypatch.setattr(FoldTrainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "take_step", step)
     again = train(config, tmp_path / "broken", quiet=True)
 
     def numbers(run: Any) -> list[dict[str, Any]]:

@@ -158,7 +158,7 @@ def interrupted(
     """`interrupted(method=...)` trains, is stopped between two evaluations, and goes on to the end."""
 
     def run(**settings: Any) -> RunFolder:
-        whole, calls = FoldTrainer._step, iter(range(100))
+        whole, calls = FoldTrainer.take_step, iter(range(100))
 
         def breaks(self: FoldTrainer, number: int) -> None:
             if next(calls) == 4:  # after the state of step 2, and one more step
@@ -166,10 +166,10 @@ def interrupted(
             whole(self, number)
 
         config = Config(**{**tiny_settings, **settings})
-        monkeypatch.setattr(FoldTrainer, "_step", breaks)
+        monkeypatch.setattr(FoldTrainer, "take_step", breaks)
         with pytest.raises(KeyboardInterrupt):
             train(config, tmp_path, quiet=True)
-        monkeypatch.setattr(FoldTrainer, "_step", whole)
+        monkeypatch.setattr(FoldTrainer, "take_step", whole)
         return train(config, tmp_path, quiet=True)
 
     return run

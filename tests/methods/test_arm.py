@@ -19,7 +19,7 @@ from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.convert import Loaded, build
 from patchgen.predict.predictor import Prediction, load_run
-from patchgen.train.step import PlainStep
+from patchgen.train.loop import plain_step
 
 CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
 DOMAIN = torch.tensor([4, 1, 1, 4, 4])  # groups in no order
@@ -109,7 +109,7 @@ def test_a_step_tells_the_domains(name: str) -> None:
         rows = torch.nonzero(domain == DOMAIN).squeeze(1)
         by_domain |= dict(zip(rows.tolist(), model(batch.image[rows]).logits.detach(), strict=True))
     optimizer = torch.optim.Adam(trained_tensors(model).values())
-    PlainStep(method, model, optimizer, batch).take()
+    plain_step(method, model, optimizer, batch)
     expected = torch.stack([by_domain[i] for i in range(5)])
     torch.testing.assert_close(seen[0].detach(), expected, atol=1e-5, rtol=1e-4)
     assert context.groups is None

@@ -110,7 +110,7 @@ def test_runs_train_and_resume_to_the_same_bytes(
     from patchgen.train.lifecycle import train
 
     whole = tiny_run(method)
-    step = FoldTrainer._step
+    step = FoldTrainer.take_step
 
     def breaks(self: Any, number: int) -> None:
         if number == 3:
@@ -118,10 +118,10 @@ def test_runs_train_and_resume_to_the_same_bytes(
         step(self, number)
 
     config = Config(**{**tiny_settings, "method": method})
-    monkeypatch.setattr(FoldTrainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path, quiet=True)
-    monkeypatch.setattr(FoldTrainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "take_step", step)
     again = train(config, tmp_path, quiet=True)
     for name in ("selected", "swad"):
         assert again.checkpoint(name).read_bytes() == whole.checkpoint(name).read_bytes()
@@ -141,4 +141,4 @@ def test_recomputed_activations_are_refused_for_a_mask_inside_the_backbone(tiny_
 
 
 def test_accumulation_gives_the_labelled_mean(tiny_run: Callable[..., Any]) -> None:
-    assert tiny_run("patchgen-select", accumulate=2, swad=False).done
+    assert tiny_run("patchgen-select", micro_batch=5, swad=False).done

@@ -17,8 +17,8 @@ from patchgen.methods.bfmix import ThreeBatches, blend, foreground, mix
 from patchgen.methods.build import build_on
 from patchgen.model.attention import patch_attention
 from patchgen.model.backbone import load_backbone
+from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 
 def test_attention_is_that_of_the_network(clip_folder: Path) -> None:
@@ -87,10 +87,10 @@ def test_a_step_trains_on_all_three(scene: Callable[..., Any]) -> None:
     s = scene("bfmix-like", sources=(0, 2))
     before = s.model.head.weight.detach().clone()
     noted: list[set[str]] = []
-    step = PlainStep(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), s.batch)
+    step = Step(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), lambda: s.batch)
     whole = step.backward
     step.backward = lambda losses, watched=None: (noted.append(set(losses)), whole(losses))[1]  # type: ignore[method-assign,func-returns-value]
-    step.take()
+    take_step(step)
     assert noted == [{"main", "L_background", "L_foreground"}] and not torch.equal(before, s.model.head.weight)
 
 

@@ -58,13 +58,13 @@ def test_a_run_uses_them(uneven: Path, tiny_settings: dict[str, Any], tmp_path: 
     config = Config(**{**tiny_settings, "data": str(uneven), "method": "patchgen-select", "image_size": 28,
                        "swad": False, "class_weights": "balanced", "steps": 3})  # fmt: skip
     seen = []
-    whole = FoldTrainer._step
+    whole = FoldTrainer.take_step
 
     def look(self: FoldTrainer, step: int) -> None:
         seen.append(self.method.class_weights)
         whole(self, step)
 
-    monkeypatch.setattr(FoldTrainer, "_step", look)
+    monkeypatch.setattr(FoldTrainer, "take_step", look)
     run = train(config, tmp_path, quiet=True)
     assert run.done and run.config.class_weights == "balanced"
     assert seen[0] is not None and seen[0].numpy() == pytest.approx(make_fold(config).balanced_weights())

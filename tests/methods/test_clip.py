@@ -25,8 +25,8 @@ from patchgen.model.text import TextTower, load_text
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
+from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 CLASSES = ("circle", "cross", "round_square")
 WORDS = ("circle", "cross", "round square")
@@ -160,9 +160,9 @@ def test_only_steps_before_an_evaluation_look_at_a_batch(clip_folder: Path, monk
     noted: list[tuple[int, dict[str, Tensor]]] = []
     optimizer = make_optimizer(model, method.config, method)
     for number in range(10):
-        step = PlainStep(method, model, optimizer, batch, number)
+        step = Step(method, model, optimizer, lambda: batch, number)
         monkeypatch.setattr(step, "note", lambda values, number=number: noted.append((number, values)))
-        step.take()
+        take_step(step)
     assert [number for number, _ in noted] == [0, 4, 8, 9]
     expected = torch.nn.functional.cross_entropy(model(batch.image).logits[:3], batch.label[:3])
     torch.testing.assert_close(noted[0][1]["main"], expected)

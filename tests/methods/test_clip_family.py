@@ -35,8 +35,8 @@ from patchgen.model.clip import ClassVectors
 from patchgen.model.text import BANKS, IMAGENET, TextTower, in_domain, load_text
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors
+from patchgen.train.loop import Step, plain_step, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 CLASSES = ("circle", "cross", "round_square")
 SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds
@@ -72,7 +72,7 @@ def batch_of(*domain: int, image: Tensor | None = None) -> Batch:
 
 
 def step(method: Method, model: Classifier, batch: Batch, number: int = 0) -> None:
-    PlainStep(method, model, make_optimizer(model, method.config, method), batch, number).take()
+    plain_step(method, model, make_optimizer(model, method.config, method), batch, number)
 
 
 @pytest.fixture(scope="module")
@@ -240,11 +240,11 @@ def test_the_order_of_a_batch_does_not_matter_but_its_company_does(clip_folder: 
 def dpl_loss(model: Classifier, method: Method, batch: Batch) -> Tensor:
     """As a step makes it, without dropout."""
     seen: list[Tensor] = []
-    plain = PlainStep(method, model, make_optimizer(model, method.config, method), batch)
+    plain = Step(method, model, make_optimizer(model, method.config, method), lambda: batch)
     plain.backward = lambda losses, watched=None: seen.append(losses["main"].detach())  # type: ignore[method-assign]
     plain.apply = lambda: None  # type: ignore[method-assign]
     model.eval()
-    plain.take()
+    take_step(plain)
     return seen[0]
 
 
@@ -322,7 +322,7 @@ def test_the_average_of_the_way_predicts(clip_folder: Path) -> None:
     optimizer = make_optimizer(model, method.config, method)
     assert isinstance(optimizer, torch.optim.AdamW)
     for number in range(4):
-        PlainStep(method, model, optimizer, batch_of(0, 0, 1, 1), number).take()
+        plain_step(method, model, optimizer, batch_of(0, 0, 1, 1), number)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * (1 + math.cos(math.pi * number / 4)) / 2)
         way.append({name: t.detach().clone() for name, t in trained_tensors(model).items()})
     share = (0.25580, 0.16746, 0.15348, 0.16746, 0.25580)

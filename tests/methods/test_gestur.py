@@ -62,11 +62,11 @@ def test_the_average_starts_where_the_first_step_does(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(self: FoldTrainer) -> None:  # the mask is calibrated by now
-        found, trained = self._predicting(), trained_tensors(self.model)
+        found, trained = self.predicting(), trained_tensors(self.model)
         assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FoldTrainer, "fit", look)
+    monkeypatch.setattr("patchgen.train.fold.fit", look)
     with pytest.raises(KeyboardInterrupt):
         train(Config(**{**tiny_settings, "method": "patchgen+gestur"}), tmp_path, quiet=True)
 

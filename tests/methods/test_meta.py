@@ -20,8 +20,8 @@ from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
+from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 DOMAIN = [0] * 3 + [2] * 3 + [3] * 3 + [7] * 3
 LABEL = [0, 2, 1, 1, 0, -1, 2, 2, 0, 1, 1, 0]
@@ -93,7 +93,7 @@ def test_steps_are_those_of_the_slow_version(name: str, host: str, scene: Callab
     start = copy.deepcopy(s.model.state_dict())
     ours, theirs = optimiser_of(s, s.model), optimiser_of(s, other)
     for number in range(STEPS):
-        s.method.update(PlainStep(s.method, s.model, ours, batch_of(number), number))
+        plain_step(s.method, s.model, ours, batch_of(number), number)
         SLOW[name](s, other, theirs, batch_of(number), number)
         for n, tensor in trained_tensors(other).items():
             torch.testing.assert_close(s.model.get_parameter(n), tensor, rtol=1e-5, atol=1e-7, msg=n)
@@ -107,7 +107,7 @@ def test_fish_of_the_whole_way_is_a_step_on_each_domain(scene: Callable[..., Any
     s = scene("fish", lr=1e-3, hparams={"fish": 1.0})
     other = copy.deepcopy(s.model)
     theirs = optimiser_of(s, other)
-    s.method.update(PlainStep(s.method, s.model, optimiser_of(s, s.model), batch_of(0)))
+    plain_step(s.method, s.model, optimiser_of(s, s.model), batch_of(0))
     for domain in sorted(set(DOMAIN)):
         theirs.zero_grad()
         loss_of(s, other, domain, batch_of(0)).backward()
@@ -150,8 +150,6 @@ def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(
     ("name", "changes", "rule"),
     [
-        ("mldg", {"accumulate": 2}, "inner step on all samples of a domain, which accumulate 2 divides"),
-        ("fish", {"accumulate": 4}, "leave --accumulate out"),
         ("patchgen-select+mldg", {}, "Mldg and Balance cannot be combined"),
         ("patchgen-attend+fish", {}, "Fish and Balance cannot be combined"),
     ],

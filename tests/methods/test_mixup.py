@@ -14,8 +14,8 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.mixup import MixedBatch, mix, mixed_cross_entropy
 from patchgen.model.classifier import trained_tensors
+from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 DOMAIN = [5, 0, 2, 0, 5, 2]  # in no order; equally many of each
 
@@ -96,7 +96,7 @@ def test_a_step_sees_the_blended_batch(name: str, scene: Callable[..., Any], mon
     with torch.no_grad():
         logits = s.model(wanted.image).logits
     torch.manual_seed(3)
-    s.method.update(PlainStep(s.method, s.model, optimizer, s.batch, 2))
+    plain_step(s.method, s.model, optimizer, s.batch, 2)
     [(out, batch, losses)] = seen
     assert isinstance(batch, MixedBatch) and torch.equal(batch.image, wanted.image)
     torch.testing.assert_close(out.logits.detach(), logits)

@@ -16,8 +16,8 @@ from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, WITH_LREG, make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
+from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 ADDABLE = [name for name, method in METHODS.items() if method.addable]
 SOURCES, LABEL = (0, 2), (0, 2, 2, 1, 0, -1)
@@ -35,8 +35,8 @@ class Traces(NamedTuple):
     reached: set[str]  # those with a gradient that is not 0
 
 
-class WatchedStep(PlainStep):
-    """Keeps the names of the losses, and whom they reach; methods work on copies of it, which share these sets."""
+class WatchedStep(Step):
+    """Keeps the names of the losses, and whom they reach."""
 
     terms: set[str]
     reached: set[str]
@@ -46,7 +46,7 @@ class WatchedStep(PlainStep):
         super().backward(losses, watched)
 
     def apply(self) -> None:
-        named = self._method.named_parameters()
+        named = self.method.named_parameters()
         self.reached.update(name for name, tensor in named if tensor.grad is not None and tensor.grad.any())
         super().apply()
 
@@ -69,9 +69,9 @@ def traces(name: str) -> Traces:
     batch = Batch(image, torch.tensor(LABEL), torch.tensor([0, 0, 0, 2, 2, 2]), torch.arange(len(LABEL)))
     optimizer = make_optimizer(model, settings, method)
     rate_of = {id(tensor): group["lr"] for group in optimizer.param_groups for tensor in group["params"]}
-    step = WatchedStep(method, model, optimizer, batch)
+    step = WatchedStep(method, model, optimizer, lambda: batch)
     step.terms, step.reached = set(), set()
-    step.take()
+    take_step(step)
     rates = {name: rate_of[id(tensor)] for name, tensor in method.named_parameters()}
     return Traces(step.terms, rates, step.reached)
 

@@ -21,7 +21,7 @@ from patchgen.model.backbone import load_architecture
 from patchgen.model.classifier import trained_tensors
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
-from patchgen.train.step import PlainStep
+from patchgen.train.loop import plain_step
 
 OF_DOMAINS = ["irm", "vrex", "groupdro", "coral", "mmd", "mixup", "mldg", "fish", "arm", "mdsdi"]
 
@@ -35,7 +35,7 @@ def some_labels(**more: Any) -> Batch:
 def after_a_step(name: str, batch: Batch) -> dict[str, Tensor]:
     torch.manual_seed(0)
     rival = make_rival(name, load_architecture("tiny"), 28, lr=1e-2)
-    PlainStep(rival.method, rival.model, rival.optimizer, batch).take()
+    plain_step(rival.method, rival.model, rival.optimizer, batch)
     return trained_tensors(rival.model)
 
 
@@ -43,7 +43,7 @@ def after_a_step(name: str, batch: Batch) -> dict[str, Tensor]:
 def test_a_step_asks_for_nothing(name: str, asks: Any) -> None:
     rival = make_rival(name, load_architecture("tiny"), 28)
     with asks:
-        PlainStep(rival.method, rival.model, rival.optimizer, some_labels(num_domains=DOMAINS)).take()
+        plain_step(rival.method, rival.model, rival.optimizer, some_labels(num_domains=DOMAINS))
     assert not asks.who
 
 
@@ -72,16 +72,16 @@ def test_a_blended_batch_is_arranged_as_before() -> None:
     assert mixed.num_domains == DOMAINS and mixed.draw is None
 
 
-@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"tune": "full"}])
+@pytest.mark.parametrize("settings", [{"micro_batch": 5}, {"tune": "full"}])
 def test_the_trainers_own_steps_ask_for_nothing(
     settings: Any, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any
 ) -> None:
-    whole = FoldTrainer._step
+    whole = FoldTrainer.take_step
 
     def watched(self: FoldTrainer, number: int) -> None:
         with asks:
             whole(self, number)
 
-    monkeypatch.setattr(FoldTrainer, "_step", watched)
+    monkeypatch.setattr(FoldTrainer, "take_step", watched)
     train(Config(**{**tiny_settings, "method": "patchgen+coral", **settings}), tmp_path, quiet=True)
     assert not asks.who

@@ -149,7 +149,7 @@ def test_a_run_whose_back_end_fails_is_the_plain_one(
 @pytest.mark.parametrize(
     "more",
     [
-        {"accumulate": 2, "precision": "bf16-mixed"},
+        {"micro_batch": 4, "precision": "bf16-mixed"},
         {"checkpoint_activations": True},
         {"method": "patchgen+mixstyle"},
     ],

@@ -16,6 +16,7 @@ from PIL import Image
 
 from patchgen.data.images import decode
 from patchgen.draw.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
+from patchgen.model.device import find_device
 from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.discover import read_features
 from patchgen.predict.embed import embed
@@ -30,7 +31,6 @@ from patchgen.predict.predictor import (
     load_run,
 )
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.precision import device_of
 from patchgen.runs.tensors import load_tensors, save_tensors
 
 MakeRun = Callable[..., RunFolder]
@@ -159,9 +159,9 @@ def test_one_broken_output_costs_one_image(
 
 
 def test_devices_are_named(predictor: Predictor) -> None:
-    assert device_of("cpu").type == "cpu" and device_of("auto").type in ("cpu", "cuda", "mps")
+    assert find_device("cpu").type == "cpu" and find_device("auto").type in ("cpu", "cuda", "mps")
     with pytest.raises(ValueError, match="--accelerator must be auto or one that this machine has"):
-        device_of("tpu")
+        find_device("tpu")
 
 
 def test_wrong_arguments_are_refused_at_the_call(predictor: Predictor) -> None:

@@ -20,7 +20,7 @@ from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import make_fold
 from patchgen.tasks.mdg_gcd import DiscoveryFold, known_classes, output_names
 from patchgen.train.lifecycle import train
-from patchgen.train.step import Step
+from patchgen.train.loop import Step
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -236,7 +236,7 @@ def test_micro_batches_have_the_main_gradient_of_the_step(run_on: Any, monkeypat
         apply(self)
 
     monkeypatch.setattr(Step, "apply", keep)
-    runs = [run_on("plain", method="lp-ln", steps=1, batch_per_domain=4, accumulate=count) for count in (1, 2, 4)]
+    runs = [run_on("plain", method="lp-ln", steps=1, batch_per_domain=4, micro_batch=count) for count in (8, 4, 3)]
     wanted, *others = seen
     for found in others:
         assert found.keys() == wanted.keys()

@@ -11,7 +11,7 @@ import torch
 from patchgen.config import Config
 from patchgen.train.fold import deterministic
 from patchgen.train.lifecycle import train
-from patchgen.train.step import Step
+from patchgen.train.loop import Step
 
 
 def lengths(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path) -> list[float]:

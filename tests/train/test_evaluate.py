@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning_fabric import Fabric
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from patchgen.config import Config
@@ -17,6 +16,7 @@ from patchgen.data.images import ImageStore
 from patchgen.data.table import read_table
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
+from patchgen.model.device import SingleDevice
 from patchgen.model.losses import mask_health
 from patchgen.train import evaluate
 from patchgen.train.evaluate import Evaluator, Reader
@@ -38,7 +38,7 @@ def make(folder: Path, method: str, batch: int = 128) -> Evaluator:
     config = Config(data=str(folder), unseen="studio", backbone="tiny", image_size=SIZE, method=method)
     model = build_model(config, make_method(config), len(table.classes))
     store = CountingStore([table.file(i) for i in range(len(table))], SIZE, None)
-    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric = SingleDevice("cpu")
     return Evaluator(Reader(fabric, model, store), table.label, len(table.classes), batch)
 
 

@@ -95,7 +95,12 @@ def test_missing_or_damaged_predictions_are_none(unbroken: RunFolder, tmp_path: 
 
 @pytest.mark.parametrize(
     "moment",
-    [(FoldTrainer, "_step", 2), (FoldTrainer, "_step", 3), (FoldTrainer, "save_state", 2), (close, "_score", 2)],
+    [
+        (FoldTrainer, "take_step", 2),
+        (FoldTrainer, "take_step", 3),
+        (FoldTrainer, "save_state", 2),
+        (close, "_score", 2),
+    ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_records(
     moment: tuple[Any, str, int], unbroken: RunFolder, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
@@ -168,7 +173,7 @@ def test_a_process_that_dies_matters_only_before_the_end(
             work.keywords["run"].finish("summary")
         raise ProcessExitedException("process 1 terminated with signal SIGABRT", 1, 1, -6, "SIGABRT")
 
-    monkeypatch.setattr("lightning_fabric.Fabric.launch", launch)
+    monkeypatch.setattr("patchgen.model.device.SingleDevice.launch", launch)
     if finished:
         assert train(Config(**tiny_settings), tmp_path, quiet=True).done
     else:
@@ -188,7 +193,7 @@ def test_half_precision_follows_full(unbroken: RunFolder, tiny_settings: dict[st
 def test_micro_batches_add_up_to_the_step(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
     settings = {**tiny_settings, "method": "lp-ln", "steps": 2, "eval_every": 1}
     whole = train(Config(**settings), tmp_path, quiet=True)
-    parts = train(Config(**settings, accumulate=2), tmp_path, quiet=True)
+    parts = train(Config(**settings, micro_batch=3), tmp_path / "parts", quiet=True)
     for a, b in zip(whole.records("evaluation"), parts.records("evaluation"), strict=True):
         assert b["train"]["main"] == pytest.approx(a["train"]["main"], abs=1e-5)
 
@@ -207,7 +212,7 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
     select: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     seen: list[tuple[str, set[int]]] = []
-    for place, name in ((FoldTrainer, "_evaluate"), (close, "_score")):
+    for place, name in ((FoldTrainer, "evaluation"), (close, "_score")):
         whole = getattr(place, name)
 
         def spy(self: FoldTrainer, *args: Any, _whole: Any = whole, _name: str = name) -> Any:
@@ -225,7 +230,7 @@ def test_the_unseen_domain_is_scored_only_for_what_is_reported(
         monkeypatch.setattr(place, name, spy)
     run = train(Config(**{**tiny_settings, "select": select, "swad": False}), tmp_path, quiet=True)
     unseen = set(range(60, 90))  # "studio" is the last of three domains with 30 images each
-    during = [rows & unseen for name, rows in seen if name == "_evaluate"]
+    during = [rows & unseen for name, rows in seen if name == "evaluation"]
     assert any(during) == (select == "oracle")
     assert set().union(*(rows for name, rows in seen if name == "_score")) == unseen
     assert run.records("test")[0]["rule"] == select
@@ -253,7 +258,7 @@ def test_a_damaged_state_is_refused_and_kept(tiny_settings: dict[str, Any], tmp_
 
 def test_divergence_is_named(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(
-        StepValues, "add", lambda self, values, step: self.sums.update(main=(torch.tensor(float("nan")), 1))
+        StepValues, "add", lambda self, values, step, weight: self.sums.update(main=(torch.tensor(float("nan")), 1))
     )
     with pytest.raises(ValueError, match="diverged.*lower --lr"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
@@ -272,7 +277,7 @@ def test_another_backbone_is_not_mixed_in(tiny_settings: dict[str, Any], tmp_pat
 def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, seen = FoldTrainer._step, {}
+    whole, seen = FoldTrainer.take_step, {}
 
     def step(self: FoldTrainer, number: int) -> None:
         seen[number] = {str(self.fold.table.file(row)) for row in self.batches.rows_at(number)[0]}
@@ -280,7 +285,7 @@ def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
             next(self.model.head.parameters()).data.fill_(float("nan"))
         whole(self, number)
 
-    monkeypatch.setattr(FoldTrainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "take_step", step)
     with pytest.raises(ValueError, match="diverged at step 3: .*lower --lr") as caught:
         train(Config(**tiny_settings), tmp_path, quiet=True)
     [run] = tmp_path.iterdir()
@@ -293,7 +298,7 @@ def test_nan_names_the_images_of_its_step_and_keeps_the_last_state(
 def test_weights_alone_that_are_not_finite_name_the_last_step(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, seen = FoldTrainer._step, {}
+    whole, seen = FoldTrainer.take_step, {}
 
     def step(self: FoldTrainer, number: int) -> None:
         whole(self, number)
@@ -301,13 +306,13 @@ def test_weights_alone_that_are_not_finite_name_the_last_step(
         if number == 2:  # evaluated right after it, and its losses were fine
             next(self.model.head.parameters()).data[0, 0] = float("inf")
 
-    monkeypatch.setattr(FoldTrainer, "_step", step)
+    monkeypatch.setattr(FoldTrainer, "take_step", step)
     with pytest.raises(ValueError, match="diverged at step 2: weights is not finite"):
         train(Config(**tiny_settings), tmp_path, quiet=True)
     [file] = tmp_path.glob("*/diverged.json")
     found = json.loads(file.read_text())
     assert found["values"] == ["weights"] and set(found["images"]) == seen[2]
-    monkeypatch.setattr(FoldTrainer, "_step", whole)
+    monkeypatch.setattr(FoldTrainer, "take_step", whole)
     assert train(Config(**tiny_settings), tmp_path, quiet=True).done and not file.exists()
 
 

@@ -53,7 +53,7 @@ def test_a_killed_run_stops_at_the_same_step(
     killed_at: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At 5 between two evaluations without gain; at 7 the run has stopped and is about to be scored."""
-    whole = FoldTrainer._step
+    whole = FoldTrainer.take_step
 
     def breaks(self: FoldTrainer, step: int) -> None:
         if step == killed_at:
@@ -64,7 +64,7 @@ def test_a_killed_run_stops_at_the_same_step(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FoldTrainer, "_step", breaks)
+        patch.setattr(FoldTrainer, "take_step", breaks)
         patch.setattr("patchgen.train.fold.close_run", closes)
         run_with(tiny_settings, tmp_path / "killed", patience=2)
     run = run_with(tiny_settings, tmp_path / "killed", patience=2)

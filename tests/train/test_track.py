@@ -34,7 +34,7 @@ def test_a_resumed_run_is_one_line_and_has_the_same_name(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = Config(**{**tiny_settings, "method": "lp", "image_size": 28, "swad": False})
-    whole, seen = FoldTrainer._step, list[int]()
+    whole, seen = FoldTrainer.take_step, list[int]()
 
     def breaks(self: FoldTrainer, step: int) -> None:
         seen.append(step)
@@ -42,7 +42,7 @@ def test_a_resumed_run_is_one_line_and_has_the_same_name(
             raise KeyboardInterrupt
         whole(self, step)
 
-    monkeypatch.setattr(FoldTrainer, "_step", breaks)
+    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "runs", quiet=True, track=True)
     run = train(config, tmp_path / "runs", quiet=True, track=True)

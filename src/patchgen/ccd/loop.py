@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,11 +32,12 @@ from patchgen.common.progress import Progress
 from patchgen.data.augment import send
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.model.classifier import Output, trained_tensors
+from patchgen.model.device import find_device
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
-from patchgen.train.lifecycle import Trainer, device_error
-from patchgen.train.step import require_gradients
+from patchgen.train.lifecycle import Trainer
+from patchgen.train.loop import require_gradients
 from patchgen.train.values import StepValues, diverged, not_finite
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
@@ -81,7 +81,7 @@ class StreamTrainer(Trainer):
         self.model = build_stream_model(config, pool, prototypes, self.say, run.recorded_backbone())
         if self.method.prompts:
             check_promptable(self.model.backbone)
-        self.device = _device(config)
+        self.device = find_device(config.accelerator)
         self.about = self._about()
         self.say(f"backbone: {self.model.backbone.description}")
         self.model.to(self.device)
@@ -266,13 +266,6 @@ class StreamTrainer(Trainer):
         self.stage, self.epoch, self.kept = self.stage + 1, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
         self.save_state()
-
-
-def _device(config: StreamConfig) -> torch.device:
-    try:
-        return Fabric(accelerator=config.accelerator, devices=1).device
-    except RuntimeError as error:
-        raise device_error(config.accelerator, 1, error) from error
 
 
 def make_stream_optimizer(model: StreamModel, config: StreamConfig, decays_vectors: bool = True) -> torch.optim.SGD:

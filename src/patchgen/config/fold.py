@@ -79,8 +79,10 @@ class Config(Settings):
     """Rank of the updates that `--tune lora` trains."""
     dropout: float = 0.0
     """Dropout rate of the head's inputs."""
+    micro_batch: int | Literal["auto"] = "auto"
+    """Most images that a device processes at once; gradients add up to those of the whole batch. `auto`: what fits."""
     accumulate: int = 1
-    """Micro-batches per step (gradient accumulation); L_ms and L_sim are then means over a micro-batch."""
+    """Of runs of earlier versions: the number of parts of a step. Use `micro_batch`."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
     """Precision of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
     clip_gradients: float | None = None
@@ -109,7 +111,7 @@ class Config(Settings):
     """Use deterministic kernels, also on a GPU; warns where none exists."""
 
     not_hashed: ClassVar[tuple[str, ...]] = (
-        *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations"
+        *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations", "micro_batch"
     )  # fmt: skip
     least: ClassVar = {
         **Settings.least,
@@ -137,12 +139,23 @@ class Config(Settings):
             raise ValueError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if self.clip_gradients is not None and not 0 < self.clip_gradients < float("inf"):
             raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {self.clip_gradients}")
-        parts = self.accumulate * self.devices
-        if self.batch_per_domain % parts:
+        if self.micro_batch != "auto" and not (_is_whole(self.micro_batch) and self.micro_batch >= 1):
+            raise ValueError(f"micro_batch must be `auto` or a number of images from 1, not {self.micro_batch!r}")
+        if self.batch_per_domain % self.devices:
             raise ValueError(
-                f"batch_per_domain {self.batch_per_domain} must be divisible by devices x accumulate = {parts}; "
-                f"try {parts * max(1, round(self.batch_per_domain / parts))}"
+                f"batch_per_domain {self.batch_per_domain} must be divisible by devices = {self.devices}; "
+                f"try {self.devices * max(1, round(self.batch_per_domain / self.devices))}"
             )
+
+    def images_at_once(self, batch: int) -> int | None:
+        """`micro_batch` for a step of `batch` images on a device; None: to be found by trying."""
+        if self.micro_batch == "auto":
+            return -(-batch // self.accumulate) if self.accumulate > 1 else None
+        return self.micro_batch
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -96,8 +96,15 @@ class AugmentDraw:
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Copy to a device asynchronously; a plain `tensor.to(device)` would wait for its computations."""
-    return tensor.to(device, non_blocking=True)
+    """Copy to a device asynchronously; a plain `tensor.to(device)` would wait for its computations.
+
+    To a GPU from page-locked memory, without which the copy waits all the same. Apple's devices read a tensor that may
+    already be freed, so they wait.
+    """
+    kind = torch.device(device).type
+    if kind == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=kind != "mps")
 
 
 def draw(augment: Augment, batch: int, generator: torch.Generator) -> AugmentDraw:

@@ -30,8 +30,8 @@ from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import Backbone, load_architecture
 from patchgen.model.classifier import Classifier
+from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 BASELINE, MEASURED = "lp-ln", ("patchgen", "patchgen-select")
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch
@@ -93,7 +93,7 @@ class Rival:
 
     def step(self, batch: Batch) -> None:
         """The whole step as in the trainer, with a given batch."""
-        PlainStep(self.method, self.model, self.optimizer, batch, self.number).take()
+        plain_step(self.method, self.model, self.optimizer, batch, self.number)
         self.number += 1
 
 

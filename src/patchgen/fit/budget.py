@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -21,8 +22,8 @@ from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model
+from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import PlainStep
 
 if TYPE_CHECKING:
     from patchgen.fit.plan import Plan
@@ -64,9 +65,9 @@ def measure(config: Config, classes: tuple[str, ...]) -> Rate:
                 lower, images = _seconds(lambda: model.backbone.lower(images))
         if model.has_mask:
             model.start(images)
-        step = PlainStep(method, model, make_optimizer(model, config, method), _batch(images, len(classes)))
-        step.take()  # the first of a shape prepares kernels
-        training = min(_seconds(step.take)[0] for _ in range(2))
+        step = partial(plain_step, method, model, make_optimizer(model, config, method), _batch(images, len(classes)))
+        step()  # the first of a shape prepares kernels
+        training = min(_seconds(step)[0] for _ in range(2))
         with torch.no_grad():
             forward, _ = _seconds(lambda: model(images))
     return Rate(training / 8 * (AUGMENTED if config.augment else 1), forward / 8, build + LOADING, lower / 8)

@@ -14,12 +14,13 @@ The other rows need no separate class: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.data.loaders import Batch
+from patchgen.methods.method import Step
 from patchgen.methods.patchgen import PatchGenWithoutLosses
 from patchgen.methods.select import PatchGenSelect
 from patchgen.model.classifier import Classifier, Output
@@ -27,9 +28,6 @@ from patchgen.model.losses import class_similarity, mask_suppression, selected_c
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector, log_of
 from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 class OtherSelector(PatchGenWithoutLosses):
@@ -121,14 +119,15 @@ class SelectChoices(PatchGenSelect):
     def _expert(self, out: Output) -> Tensor:
         return super()._expert(out._replace(context=out.features.detach()) if self.hparams["on_features"] else out)
 
-    def update(self, step: Step) -> None:
-        selector = step.model.select
-        assert isinstance(selector, Selector)
-        selector.sharpen = self._sharpen((step.number + 1) / self.config.steps)
-        try:
-            super().update(step)
-        finally:
-            selector.sharpen = None
+    def begin_step(self, step: Step) -> None:
+        super().begin_step(step)
+        assert isinstance(step.model.select, Selector)
+        step.model.select.sharpen = self._sharpen((step.number + 1) / self.config.steps)
+
+    def after_step(self, model: Classifier) -> None:
+        super().after_step(model)
+        assert isinstance(model.select, Selector)
+        model.select.sharpen = None
 
     def _sharpen(self, done: float) -> Callable[[Tensor], Tensor] | None:
         """The function applied to log m (B, P) in a training pass, given the share of completed steps."""

@@ -21,8 +21,7 @@ context. The context network is part of the backbone, uses its learning rate in 
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,6 @@ from patchgen.methods.method import Method
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
-
 WIDTH = 16
 
 
@@ -44,6 +40,7 @@ class Arm(Method):
     reference = "Zhang et al., Adaptive Risk Minimization: Learning to Adapt to Domain Shift, NeurIPS 2021"
     needs = ("transductive",)
     addable = True
+    whole_batch = True
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
@@ -52,16 +49,11 @@ class Arm(Method):
         context.join(model.backbone)
         self._context = (context,)  # in a tuple, so that it is registered only in the model
 
-    def update(self, step: Step) -> None:
-        told, context = copy.copy(step), self._context[0]
-
-        def forward(batch: Batch) -> Output:
-            context.groups = by_domain(batch)
-            return step.forward(batch)
-
-        told.forward = forward  # type: ignore[method-assign]
+    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
+        context = self._context[0]
+        context.groups = by_domain(batch)
         try:
-            super().update(told)
+            return super().forward(network, batch, mask)
         finally:
             context.groups = None
 

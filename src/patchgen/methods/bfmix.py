@@ -15,9 +15,7 @@ split by rank and both kinds of mixes. The last block, the half, the distributio
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,9 +29,6 @@ from patchgen.model.attention import attention_layers, patch_attention
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +52,8 @@ class BfMixLike(Method):
         attention_layers(model.backbone)  # raises before the first step if there is no attention
         self._backbone = (model.backbone,)
 
-    def update(self, step: Step) -> None:
-        mixed = copy.copy(step)
-        mixed.batches = lambda: (mix(self._backbone[0], b, self.hparams["blend"]) for b in step.batches())  # type: ignore[method-assign]
-        super().update(mixed)
+    def blend(self, batch: Batch) -> Batch:
+        return mix(self._backbone[0], super().blend(batch), self.hparams["blend"])
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         if not isinstance(batch, ThreeBatches):

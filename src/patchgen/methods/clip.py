@@ -14,19 +14,16 @@ the same result, and `--steps 1` is enough. Differences of `coop` from the relea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.config import Config
-from patchgen.methods.method import COUNT, Method
+from patchgen.methods.method import COUNT, Method, Step
 from patchgen.model.classifier import Classifier
 from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
 from patchgen.model.text import PHOTO, ClipText, TextTower, load_text, sentences, spoken
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 class Sentences(Method):
@@ -85,13 +82,13 @@ class WithoutImages(Sentences):
                 "'coop' is the method whose prompt is learned"
             )
 
-    def update(self, step: Step) -> None:
+    def update(self, step: Step) -> bool:
         """Make no step; before an evaluation, record the loss of the batch."""
-        if step.number % self.config.eval_every and step.number < self.config.steps - 1:
-            return
-        for batch in step.batches():
-            with torch.no_grad():
-                step.note(self.losses(step.forward(batch), batch))
+        if step.number % self.config.eval_every == 0 or step.number == self.config.steps - 1:
+            for batch in step.batches():
+                with torch.no_grad():
+                    step.note(self.losses(step.forward(batch), batch))
+        return True
 
 
 class ZeroShot(WithoutImages):
@@ -112,7 +109,8 @@ class SourceFree(WithoutImages):
         self._text = (text.tower, names)  # a tuple, so that the tower is not registered as a submodule
         return ClassVectors(text.projection, text.scale, text.tower.read(sentences(PHOTO, names)), tuned=False)
 
-    def update(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
+        super().begin_step(step)
         if step.number == 0:
             tower, names = self._text
             head: Any = step.model.head
@@ -122,7 +120,6 @@ class SourceFree(WithoutImages):
             head.vectors.copy_(vectors.detach())
             if scale is not None:
                 head.scale.fill_(scale)
-        super().update(step)
 
     def learn(self, tower: TextTower, names: list[str]) -> tuple[Tensor, float | None]:
         """The classes' vectors (C, E), and the logarithm of the factor on their products (None: CLIP's)."""

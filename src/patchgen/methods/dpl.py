@@ -16,8 +16,7 @@ Evaluations use batches of up to 128 images, 64 there.
 
 from __future__ import annotations
 
-import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,6 @@ from patchgen.methods.method import COUNT
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.text import ClipText
 
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
-
 FIRST_BIAS = 0.01
 DROPOUT = 0.1
 
@@ -43,6 +39,7 @@ class Dpl(Sentences):
     needs = ("text", "transductive")
     optimizer = "sgd"
     momentum = 0.1
+    whole_batch = True
     defaults = {"context": 16, "width": 512}
     bounds = {"context": COUNT, "width": COUNT}
 
@@ -51,16 +48,11 @@ class Dpl(Sentences):
         self._head = (head,)
         return head
 
-    def update(self, step: Step) -> None:
-        told, head = copy.copy(step), self._head[0]
-
-        def forward(batch: Batch) -> Output:
-            head.groups = by_domain(batch)
-            return step.forward(batch)
-
-        told.forward = forward  # type: ignore[method-assign]
+    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
+        head = self._head[0]
+        head.groups = by_domain(batch)
         try:
-            super().update(told)
+            return super().forward(network, batch, mask)
         finally:
             head.groups = None
 

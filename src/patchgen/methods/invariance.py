@@ -18,20 +18,15 @@ makes a fraction of the step of q.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain, domain_risks
-from patchgen.methods.method import SHARE, Method
+from patchgen.methods.method import SHARE, Method, Step
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import mean_over_ranks
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 class Annealed(Method):
@@ -45,11 +40,11 @@ class Annealed(Method):
         self.change = int(self.hparams["anneal"] * config.steps)  # first step with the full weight
         self.full = self.change == 0
 
-    def update(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
+        super().begin_step(step)
         self.full = step.number >= self.change
         if step.number == self.change:
             step.forget()
-        super().update(step)
 
     def weight(self, name: str) -> float:
         """The penalty's weight at this step."""
@@ -92,7 +87,7 @@ class GroupDro(Method):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         risks = domain_risks(out.logits, batch)
-        rate = self.hparams["groupdro"] / self.config.accumulate
+        rate = self.hparams["groupdro"]
         self.q = (self.q.log() + rate * risks.detach()).softmax(0)
         return super().losses(out, batch) | {"main": (self.q * risks).sum()}
 

@@ -16,13 +16,12 @@ Other terms may compare domains, which is impossible here, so methods with their
 Differences from DomainBed: weights are changed in place and restored, only trained tensors are copied, and `meta_test`
 is reduced if there are too few domains. In Fish the run's optimiser makes the inner steps and keeps its state between
 steps, as in DomainBed. On several devices, each domain's samples are divided and the gradients of every pass are
-averaged, so the steps equal those of one device. Accumulation is rejected: an inner step needs all samples of a domain.
+averaged, so the steps equal those of one device.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,11 +31,8 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.domains import by_domain
-from patchgen.methods.method import COUNT, Method
+from patchgen.methods.method import COUNT, Method, Step
 from patchgen.model.classifier import Classifier, trained_tensors
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 class DomainByDomain(Method):
@@ -44,11 +40,6 @@ class DomainByDomain(Method):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if config.accumulate > 1:
-            raise ValueError(
-                f"method {config.method!r} makes an inner step on all samples of a domain, which accumulate "
-                f"{config.accumulate} divides; leave --accumulate out, or lower --batch-per-domain"
-            )
         odd = [part.__name__ for part in type(self).__mro__ if _has_terms(part)]
         if len(odd) > 1:
             raise ValueError(
@@ -76,7 +67,7 @@ class Mldg(DomainByDomain):
     defaults = {"mldg": 1.0, "meta_test": 2.0}
     bounds = {"meta_test": COUNT}
 
-    def update(self, step: Step) -> None:
+    def update(self, step: Step) -> bool:
         [batch] = step.batches()
         domains = [rows_of(batch, rows) for rows in by_domain(batch, "cpu")]
         random = np.random.default_rng([self.config.seed, step.number])  # the same on every device
@@ -88,6 +79,7 @@ class Mldg(DomainByDomain):
         self.adjust_gradients(step.model)
         step.apply()
         self.after_step(step.model)
+        return True
 
     def _add_pair(self, step: Step, train: Batch, test: Batch, total: dict[str, Tensor]) -> None:
         """Add the gradient on ``train``, and the gradient on ``test`` after an inner step."""
@@ -106,7 +98,7 @@ class Fish(DomainByDomain):
     addable = True
     defaults = {"fish": 0.5}
 
-    def update(self, step: Step) -> None:
+    def update(self, step: Step) -> bool:
         [batch] = step.batches()
         start = copies(step.model)
         for rows in by_domain(batch, "cpu"):
@@ -115,10 +107,13 @@ class Fish(DomainByDomain):
             step.apply()
         move(step.model, start, self.hparams["fish"])
         self.after_step(step.model)
+        return True
 
 
 def _has_terms(part: type) -> bool:
-    return getattr(part, "addable", False) and bool({"losses", "update"} & vars(part).keys())
+    return getattr(part, "addable", False) and bool(
+        {"losses", "update", "blend", "forward", "begin_step"} & vars(part).keys()
+    )
 
 
 def meta_pairs(count: int, num_test: int, random: np.random.Generator) -> list[tuple[int, int]]:

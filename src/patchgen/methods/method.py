@@ -8,10 +8,13 @@ A method is a class with one main function, ``losses``. Everything else has a de
     extend(model)             change the model that predicts: another head, a module inside the backbone
     setup(model)              create the method's parameters (as attributes: a method is a module)
     rates()                   learning rates of those parameters
+    begin_step(step)          called before a step
+    blend(batch)              the images and labels that a step sees, made from the drawn ones
+    forward(network, batch)   a training pass
     adjust_gradients(model)   called between backward and the optimiser's step
     after_step(model)         called after it, for moving averages
     predicting(model)         the tensors used for predictions, if they are not the trained ones
-    update(step)              the whole step, if none of the above is enough
+    update(step)              the whole step, if none of the above is enough (`patchgen.train.loop.take_step`)
 
 ``out`` has the logits, the input features of the head and, with PatchGen, the mask; ``batch`` has the images, labels
 (-1 for none), domains and rows. Terms call ``super().losses``, so ``patchgen+miro`` is a class with both.
@@ -19,9 +22,10 @@ A method is a class with one main function, ``losses``. Everything else has a de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from patchgen.common.text import did_you_mean
@@ -30,10 +34,6 @@ from patchgen.data.loaders import Batch
 from patchgen.model.attention import require_peft
 from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
-
 
 NEEDS = {
     "text": "a CLIP backbone with its text tower, and meaningful class names",
@@ -54,6 +54,38 @@ POSITIVE = Bound("above 0", lambda value: value > 0)
 SHARE = Bound("a share from 0 to 1", lambda value: 0 <= value <= 1)
 BELOW_ONE = Bound("a share from 0 to below 1", lambda value: 0 <= value < 1)
 COUNT = Bound("a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
+
+
+class Step(Protocol):
+    """One optimiser step, as `begin_step` and `update` see it (`patchgen.train.loop.Step`).
+
+    Attributes:
+        number: The step's number, from 0.
+        model: The classifier itself, for its parameters; call ``forward``, not the model, for a training pass.
+        optimizer: Its optimiser, including the method's parameters.
+    """
+
+    number: int
+    model: Classifier
+    optimizer: torch.optim.Optimizer
+
+    def batches(self) -> Iterator[Batch]:
+        """The step's batch, in one or several parts whose losses add up."""
+
+    def forward(self, batch: Batch) -> Output:
+        """A training pass."""
+
+    def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
+        """Accumulate the gradients of the last pass, and store the values for the next record."""
+
+    def note(self, values: Mapping[str, Tensor]) -> None:
+        """Store values for the next record; they are not trained on."""
+
+    def forget(self) -> None:
+        """Reset the optimiser state."""
+
+    def apply(self) -> None:
+        """The optimiser's step."""
 
 
 class Rates(NamedTuple):
@@ -83,6 +115,7 @@ class Method(nn.Module):
     addable: ClassVar[bool] = False  # a term that can follow a "+"; all other methods can precede one
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
     each_pass: ClassVar[str] = ""  # what it does at every pass, which cached features (lp --no-augment) would not have
+    whole_batch: ClassVar[bool] = False  # in a training pass an image's output depends on the others
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
     bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
@@ -194,14 +227,21 @@ class Method(nn.Module):
         """Tensors for predictions and checkpoints, named like the trained ones; None means the trained ones."""
         return None
 
-    def update(self, step: Step) -> None:
-        """One optimiser step."""
-        for batch in step.batches():
-            out = step.forward(batch)
-            step.backward(self.losses(out, batch), self.watch(out, batch))
-        self.adjust_gradients(step.model)
-        step.apply()
-        self.after_step(step.model)
+    def begin_step(self, step: Step) -> None:
+        """Called before a step."""
+
+    def blend(self, batch: Batch) -> Batch:
+        """The batch that a step sees, made from the one that was drawn."""
+        return batch
+
+    def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
+        """A training pass; ``network`` is the model, ``mask`` (B, P) replaces the learned one."""
+        output: Output = network(batch.image, mask=mask)
+        return output
+
+    def update(self, step: Step) -> bool:
+        """Make the whole step in the method's own way and return True."""
+        return False
 
 
 # The matched baselines: cross-entropy only; they differ in what is tuned

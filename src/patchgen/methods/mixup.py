@@ -11,14 +11,12 @@ x_i: a term is one number for the whole batch, so it cannot be weighted per pair
 near 0 or 1, and the difference is small.
 
 Differences from DomainBed: all pairs are processed in one pass; if an image has no label, only its partner's share
-counts. Each device, and each micro-batch with gradient accumulation, blends its own part of the batch.
+counts. Each device blends its own part of the batch.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,9 +29,6 @@ from patchgen.methods.domains import by_domain
 from patchgen.methods.method import POSITIVE, Method
 from patchgen.model.classifier import Output
 from patchgen.model.losses import mean_over_ranks
-
-if TYPE_CHECKING:
-    from patchgen.train.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +53,8 @@ class Mixup(Method):
         if self.mask == "true":
             raise ValueError(f"method {config.method!r}: a blended image has no true mask; mixup needs a learned one")
 
-    def update(self, step: Step) -> None:
-        mixed = copy.copy(step)
-        mixed.batches = lambda: (mix(b, self.hparams["mixup_alpha"]) for b in step.batches())  # type: ignore[method-assign]
-        super().update(mixed)
+    def blend(self, batch: Batch) -> Batch:
+        return mix(super().blend(batch), self.hparams["mixup_alpha"])
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)

@@ -34,9 +34,10 @@ from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained
 from patchgen.model.classifier import Classifier
+from patchgen.model.device import find_device
 from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.precision import Wanted, computes_half, device_of
+from patchgen.runs.precision import Wanted, computes_half
 from patchgen.runs.tensors import load_tensors
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Predictor:
         precision: Wanted = "32-true",
     ) -> None:
         # A run may have been trained elsewhere: its device is used only if it certainly exists.
-        self.device = device_of(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
+        self.device = find_device(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
         self.half = precision != "32-true" and computes_half(self.device, precision)
         self.model = model.to(self.device).eval()
         self.classes, self.config = classes, config

@@ -65,24 +65,6 @@ def _has_mps(accelerator: str) -> bool:
     return accelerator == "auto" and torch.backends.mps.is_available()
 
 
-def device_of(accelerator: str) -> torch.device:
-    """The device of `--accelerator`.
-
-    Raises:
-        ValueError: it is not there.
-    """
-    import torch
-
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
-    if name == "auto":
-        name = next(kind for kind in ("cuda", "mps", "cpu") if there[kind])
-    if not there.get(name):
-        known = [kind for kind, works in there.items() if works]
-        raise ValueError(f"--accelerator must be auto or one that this machine has ({', '.join(known)}), not {name!r}")
-    return torch.device(name, 0) if name == "cuda" else torch.device(name)
-
-
 def computes_half(device: torch.device, precision: Wanted) -> bool:
     """Whether to use bfloat16; ValueError if it was named and kills processes on this machine."""
     if precision == "auto":

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.model.classifier import Classifier, Output
+from patchgen.model.device import SingleDevice
 from patchgen.model.losses import mask_health
 from patchgen.tasks.metrics import mask_recovery, scores
 from patchgen.train.tallies import MaskTally, Tally
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
@@ -61,8 +64,11 @@ class Reader:
         tokens: The stored tokens of the lower blocks (N, T, D), if only the upper ones are tuned.
     """
 
-    def __init__(self, fabric: Fabric, model: Classifier, store: ImageStore, tokens: np.ndarray | None = None) -> None:
-        self.fabric, self.model, self.store, self.tokens = fabric, model, store, tokens
+    def __init__(
+        self, fabric: SingleDevice | Fabric, model: Classifier, store: ImageStore, tokens: np.ndarray | None = None
+    ) -> None:
+        self.fabric: Any = fabric
+        self.model, self.store, self.tokens = model, store, tokens
         self.memory = FeatureCache(MEMORY if model.reads_frozen else 0)
 
     @property

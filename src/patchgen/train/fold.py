@@ -1,8 +1,7 @@
-"""The training loop of a fold: one visible loop over the steps, on one device or several.
+"""A training of a fold, on one device or several: what the loop (`patchgen.train.loop.fit`) needs, and its state.
 
-A step draws a balanced batch, sums the method's named losses once, and updates. At an evaluation the held-out parts of
-the source domains are scored, a record is written, and the whole state is saved; resuming a killed run from there
-reproduces the uninterrupted run exactly. The unseen domain is used only to score the reported checkpoints.
+Resuming a killed run from its last evaluation reproduces the uninterrupted run exactly. The unseen domain is used only
+to score the reported checkpoints.
 """
 
 from __future__ import annotations
@@ -10,22 +9,20 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from lightning_fabric import Fabric
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.machine import require_bf16, use_threads
-from patchgen.common.progress import Progress, is_first
+from patchgen.common.progress import is_first
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
@@ -36,19 +33,23 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.compiled import compile_blocks
+from patchgen.model.device import SingleDevice, set_matmul_precision
 from patchgen.runs.folder import ProcessDied, RunFolder
 from patchgen.runs.selection import RULES
 from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.lifecycle import Trainer, device_error
+from patchgen.train.lifecycle import Trainer
+from patchgen.train.loop import Step, fit, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.step import Step
-from patchgen.train.summary import progress_line
+from patchgen.train.parts import images_at_once
 from patchgen.train.swad import Swad
 from patchgen.train.tokens import stored_tokens
 from patchgen.train.values import StepValues, diverged, not_finite
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 SLURM = ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_JOB_ID")
 
@@ -70,17 +71,23 @@ def work(config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
             ) from error
 
 
-def _fabric(config: Config) -> Fabric:
+def _fabric(config: Config) -> SingleDevice | Fabric:
     """One device, several devices of this machine, or one process of a job that torchrun or Slurm started."""
     assert config.precision != "auto"  # resolved by `train`
     external = "TORCHELASTIC_RUN_ID" in os.environ or _is_slurm_task()
-    strategy = "auto" if config.devices == 1 and not external else "ddp" if external else "ddp_spawn"
+    if config.devices == 1 and not external:
+        return SingleDevice(config.accelerator, config.precision)
+    from lightning_fabric import Fabric  # imported late: it takes longer than many a training's start
+
     try:
         return Fabric(
-            accelerator=config.accelerator, devices=config.devices, strategy=strategy, precision=config.precision
+            accelerator=config.accelerator,
+            devices=config.devices,
+            strategy="ddp" if external else "ddp_spawn",
+            precision=config.precision,
         )
     except RuntimeError as error:
-        raise device_error(config.accelerator, config.devices, error) from error
+        raise ValueError(f"--accelerator {config.accelerator} with --devices {config.devices}: {error}") from error
 
 
 def _is_slurm_task() -> bool:
@@ -92,21 +99,24 @@ def _is_slurm_task() -> bool:
     return False
 
 
-def _work(fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
+def _work(fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
     use_threads(config.threads)
+    set_matmul_precision(config.precision)
     with deterministic(config.deterministic):
         trainer = FoldTrainer(fabric, config, run, fold, quiet)
-        trainer.fit()
+        fit(trainer)
         close_run(trainer)
 
 
 class FoldTrainer(Trainer):
     model: Classifier
 
-    def __init__(self, fabric: Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False) -> None:
+    def __init__(
+        self, fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False
+    ) -> None:
         super().__init__(run, quiet or not fabric.is_global_zero)
-        self.fabric, self.config, self.fold = fabric, config, fold
-        self.writes = fabric.is_global_zero
+        self.fabric: Any = fabric
+        self.config, self.fold, self.writes = config, fold, fabric.is_global_zero
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
@@ -114,18 +124,7 @@ class FoldTrainer(Trainer):
             self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
         self.model.to(fabric.device)
-
-        shares = fabric.world_size * config.accumulate
-        if config.batch_per_domain % shares:  # the settings know the devices of one node, not of a whole cluster
-            raise ValueError(
-                f"batch_per_domain {config.batch_per_domain} must be divisible by processes x accumulate = {shares}"
-            )
-
-        table = fold.table
-        cache, backbone = cache_dir() if config.cache else None, self.model.backbone
-        store = shared_store(table, config.image_size, cache, backbone.interpolation)
-        if config.stain != "none":
-            store.stain = self._fit_stain(store)
+        store = self._images()
         self.batches = DomainBatches(
             store,
             fold.target,
@@ -135,24 +134,51 @@ class FoldTrainer(Trainer):
             AUGMENTATIONS[config.augmentation]() if config.augment else None,
         )
         self.reader = Reader(fabric, self.model, store, self._tokens(store))
-        if not run.checkpoint("state").exists():
-            self._calibrate()
-        if config.compile:
-            self._compile()
-        self._set_up_method()
-        if config.checkpoint_activations:
-            recompute_activations(self.model.backbone, config.method, self.model.pool == "select")
-        optimizer = make_optimizer(self.model, config, self.method)
-        self.parallel, self.optimizer = fabric.setup(self.model, optimizer)
-        truth = self._truth()
+        self._prepare_model()
+        self.part = None if self._keeps_features else images_at_once(self)
+        self.network, self.optimizer = self._set_up_network()
         self.evaluate = Evaluator(
-            self.reader, fold.truth, fold.size, truth=truth, mask=self.method.mask, num_known=fold.num_known
+            self.reader, fold.truth, fold.size, truth=self._truth(), mask=self.method.mask, num_known=fold.num_known
         )
         self.swad = self._make_swad()
         self.start, self.last, self.best = 0, -1, -math.inf
         self.peak, self.without_gain = -math.inf, 0  # of source validation, for --patience
         self.values = StepValues(fabric.device)
         self.resume()
+
+    def _images(self) -> ImageStore:
+        cache, backbone = cache_dir() if self.config.cache else None, self.model.backbone
+        store = shared_store(self.fold.table, self.config.image_size, cache, backbone.interpolation)
+        if self.config.stain != "none":
+            store.stain = self._fit_stain(store)
+        return store
+
+    def _prepare_model(self) -> None:
+        """Each part needs the one before: the method may read the mask's start, and its hooks decide the last."""
+        if self.model.has_mask and not self.run.checkpoint("state").exists():
+            # on the source images of the first step; the same on every rank
+            rows = np.unique(self.batches.rows_at(0)[0])[:64]
+            self.model.start(self.reader.images(rows) if self.reader.tokens is None else self.reader(rows))
+        if self.config.compile:  # whose trial the method's hooks should not see
+            self._compile()
+        self._set_up_method()
+        if self.config.checkpoint_activations:
+            recompute_activations(self.model.backbone, self.config.method, self.model.pool == "select")
+
+    def _set_up_network(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The model as a training pass calls it, and its optimiser."""
+        optimizer = make_optimizer(self.model, self.config, self.method)
+        if isinstance(self.fabric, SingleDevice):
+            return self.fabric.setup(self.model), optimizer
+        return cast(tuple[torch.nn.Module, torch.optim.Optimizer], self.fabric.setup(self.model, optimizer))
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a step on this device."""
+        images, processes = self.config.batch_per_domain, self.fabric.world_size
+        if images % processes:  # the settings know the devices of a node, not of a whole cluster
+            raise ValueError(f"batch_per_domain {images} must be divisible by the number of processes, {processes}")
+        return images * len(self.fold.train) // processes
 
     def _fit_stain(self, store: ImageStore) -> Macenko:
         """Fit stains on evenly spaced training images only; the same on every rank and after a restart."""
@@ -172,11 +198,11 @@ class FoldTrainer(Trainer):
         return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
 
     def _compile(self) -> None:
-        """Compile for the shape of a micro-batch, in the run's precision."""
+        """Compile for the shape of a pass, in the run's precision."""
         if self._keeps_features:
             self.say("--compile: the backbone is frozen and its features are cached; continuing without it")
             return
-        count = len(self.batches.rows_at(0)[0]) // (self.fabric.world_size * self.config.accumulate)
+        count = min(self.config.images_at_once(self.batch_size) or self.batch_size, self.batch_size)
         side = self.config.image_size
         with self.fabric.autocast():
             images = torch.zeros(count, 3, side, side, device=self.fabric.device)
@@ -215,59 +241,49 @@ class FoldTrainer(Trainer):
         usual = self.fold.benchmark.swad_ratio if self.fold.benchmark else 1.3
         return Swad(ratio=self.config.swad_ratio or usual, compat=self.config.swad_compat)
 
-    # The loop
-
-    def fit(self) -> None:
-        last = self.config.steps - 1
-        title = f"{self.config.method}, " + (f"unseen {self.fold.unseen}" if self.fold.test else "all domains")
-        with Progress(title, self.config.steps, self.start, self.quiet) as bar:
-            clock = time.monotonic()
-            for step in range(self.start, self.config.steps):
-                if self._out_of_patience:
-                    bar.say(f"stopped before step {step}: {self.without_gain} evaluations without a better validation")
-                    break
-                self._step(step)
-                bar.advance()
-                if bar.live and step % 20 == 0:  # not at every step: it synchronises the device
-                    bar.show(self.values.means())
-                if step % self.config.eval_every == 0 or step == last:
-                    record = self._evaluate(step, time.monotonic() - clock)
-                    bar.say(progress_line(record))
-                    clock = time.monotonic()
+    # A step
 
     @property
-    def _out_of_patience(self) -> bool:
+    def out_of_patience(self) -> bool:
         return self.config.patience is not None and self.without_gain >= self.config.patience
 
-    def _step(self, number: int) -> None:
+    def take_step(self, number: int) -> None:
+        """Make the step of this number."""
         # dropout uses torch's default generator: a resumed run must have the same state as an uninterrupted one
         torch.manual_seed((self.config.seed * 1_000_003 + number) * 1009 + self.fabric.global_rank)
-        self.method.update(Step(self, number))
-        if self.swad:
-            self.swad.update(self._predicting())
+        step = Step(
+            self.method,
+            self.model,
+            self.optimizer,
+            partial(self._batch, number),
+            number,
+            network=self.network,
+            runtime=self.fabric,
+            mask=lambda batch: self.evaluate.given_mask(batch.index.numpy(), self.method.mask),
+            values=self.values,
+            part=self.part,
+            first=number == self.start,
+            clip=self.config.clip_gradients,
+        )
+        take_step(step)
 
-    def batch(self, step: int, micro: int) -> Batch:
+    def _batch(self, step: int) -> Batch:
         """Pixels, augmented and normalised on the device; or cached features, if nothing before them can change."""
-        kept = self._keeps_features
-        part, parts = self._part(micro)
-        batch = self.batches.at(step, part, parts, images=not kept)
-        if kept:
+        cached, place = self._keeps_features, (self.fabric.global_rank, self.fabric.world_size)
+        batch = self.batches.at(step, *place, images=not cached)
+        if cached:
             return self._on_device(batch, self.reader(batch.index.numpy()))
-        if self.config.accumulate == 1 and step + 1 < self.config.steps:
-            self.batches.expect(step + 1, part, parts)
+        if step + 1 < self.config.steps:
+            self.batches.expect(step + 1, *place)
         pixels, backbone = self.fabric.to_device(batch.image), self.model.backbone
         draw = batch.draw.to(pixels.device) if batch.draw is not None else None
         return self._on_device(batch, prepare(pixels, draw, self.config.image_size, backbone.mean, backbone.std))
-
-    def _part(self, micro: int) -> tuple[int, int]:
-        count = self.config.accumulate
-        return self.fabric.global_rank * count + micro, self.fabric.world_size * count
 
     def _on_device(self, batch: Batch, image: torch.Tensor) -> Batch:
         move = self.fabric.to_device
         return replace(batch, image=image, label=move(batch.label), domain=move(batch.domain), draw=None)
 
-    def _predicting(self) -> dict[str, torch.Tensor]:
+    def predicting(self) -> dict[str, torch.Tensor]:
         """The tensors used for predictions: the trained ones, unless the method has others."""
         return dict(self.method.predicting(self.model) or trained_tensors(self.model))
 
@@ -287,7 +303,8 @@ class FoldTrainer(Trainer):
 
     # Evaluation and state
 
-    def _evaluate(self, step: int, seconds: float) -> dict[str, Any]:
+    def evaluation(self, step: int, seconds: float) -> dict[str, Any]:
+        """Score the held-out parts, and write the record, the checkpoint and the state."""
         means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
         self.values.clear()
         self._check_finite(means, step)
@@ -316,7 +333,7 @@ class FoldTrainer(Trainer):
             self.swad.evaluate(sum(losses) / len(losses), step)
         if self.writes:
             if better:
-                self.save("selected", self._predicting(), {"step": step, "rule": self.config.select})
+                self.save("selected", self.predicting(), {"step": step, "rule": self.config.select})
             self.run.append(record)
             self.last = step
             self.save_state()
@@ -355,12 +372,6 @@ class FoldTrainer(Trainer):
 
     def barrier(self) -> None:
         self.fabric.barrier()
-
-    def _calibrate(self) -> None:
-        """Calibrate the mask on the source images of the first step; the same on every rank."""
-        if self.model.has_mask:
-            rows = np.unique(self.batches.rows_at(0)[0])[:64]
-            self.model.start(self.reader.images(rows) if self.reader.tokens is None else self.reader(rows))
 
 
 @contextmanager

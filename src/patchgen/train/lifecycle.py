@@ -137,8 +137,3 @@ class Trainer:
         self.barrier()
         if self.writes:
             self.run.rewind_records(seen["records"], seen.get("records_crc32"))
-
-
-def device_error(accelerator: str, devices: int, error: RuntimeError) -> ValueError:
-    """The error for a device that is unavailable on this machine."""
-    return ValueError(f"--accelerator {accelerator} with --devices {devices}: {error}")

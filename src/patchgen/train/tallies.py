@@ -6,7 +6,7 @@ the test record.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from torch import Tensor
 
 from patchgen.runs.tensors import Predictions
 from patchgen.tasks.metrics import mask_recovery, probability_scores
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 MASK_NAMES = ("iou", "kept")
 
@@ -50,7 +47,7 @@ class ProbabilityTally:
         self.probabilities[places] = logits.float().softmax(1).cpu()
         self.label[places] = label.float().cpu()
 
-    def gather(self, fabric: Fabric) -> None:
+    def gather(self, fabric: Any) -> None:
         """Sum over all ranks: each row was scored by one of them."""
         if fabric.world_size > 1:
             for name in ("probabilities", "label"):
@@ -100,7 +97,7 @@ class PatientTally:
         self.probability.index_add_(0, of, said)
         self.hits.index_add_(0, of, (best == label).double())
 
-    def gather(self, fabric: Fabric) -> None:
+    def gather(self, fabric: Any) -> None:
         """Sum over all ranks."""
         for name in ("votes", "probability", "truth", "hits"):
             total = fabric.all_reduce(fabric.to_device(getattr(self, name).float()), reduce_op="sum")
@@ -145,7 +142,7 @@ class MaskTally:
         values = np.stack([recovery[name] for name in MASK_NAMES])  # (names, B)
         self.totals += torch.from_numpy(np.stack([np.nansum(values, 1), (~np.isnan(values)).sum(1)], 1))
 
-    def gather(self, fabric: Fabric) -> None:
+    def gather(self, fabric: Any) -> None:
         """Sum over all ranks."""
         total = fabric.all_reduce(fabric.to_device(self.totals.float()), reduce_op="sum")
         self.totals = cast(Tensor, total).double().cpu()

@@ -19,13 +19,15 @@ class StepValues:
     """Sums on the device, without synchronisation until they are read."""
 
     def __init__(self, device: torch.device) -> None:
-        self.sums: dict[str, tuple[Tensor, int]] = {}
+        self.sums: dict[str, tuple[Tensor, Tensor | int]] = {}
         self.first_bad = torch.full((), NEVER, device=device)  # the first step with a value that is not finite
 
-    def add(self, values: Mapping[str, Tensor], step: int) -> None:
+    def add(self, values: Mapping[str, Tensor], step: int, weight: Tensor | None = None) -> None:
+        """Add values of a step, or of a part of it with its share as the weight ()."""
         for name, value in values.items():
             total, count = self.sums.get(name, (torch.zeros_like(value), 0))
-            self.sums[name] = (total + value.detach(), count + 1)
+            value = value.detach()
+            self.sums[name] = (total + value, count + 1) if weight is None else (total + weight * value, count + weight)
         if values:  # a sum is finite only where all of its terms are
             finite = torch.stack([value.detach().float() for value in values.values()]).sum().isfinite()
             self.first_bad = torch.where(finite, self.first_bad, self.first_bad.clamp(max=step))

@@ -254,14 +254,14 @@ def _dying_thread(faults: Faults, line: Line, times: int) -> None:
 def _at_step(number: int, action: Callable[[object], None]) -> None:
     from patchgen.train.fold import FoldTrainer
 
-    whole = FoldTrainer._step
+    whole = FoldTrainer.take_step
 
     def step(self: FoldTrainer, current: int) -> None:
         if current == number:
             action(self)
         whole(self, current)
 
-    FoldTrainer._step = step  # type: ignore[method-assign]
+    FoldTrainer.take_step = step  # type: ignore[method-assign]
 
 
 def _vanishing_image(faults: Faults, line: Line, times: int) -> None:
@@ -288,13 +288,13 @@ def _not_a_number(faults: Faults, line: Line, times: int) -> None:
             from patchgen.data.loaders import Batch
             from patchgen.train.fold import FoldTrainer
 
-            whole = FoldTrainer.batch
+            whole = FoldTrainer._batch
 
-            def batch(self: FoldTrainer, step: int, micro: int) -> Batch:
-                found = whole(self, step, micro)
+            def batch(self: FoldTrainer, step: int) -> Batch:
+                found = whole(self, step)
                 return Batch(found.image * float("nan"), *list(vars(found).values())[1:]) if step == bad else found
 
-            FoldTrainer.batch = batch  # type: ignore[method-assign]
+            FoldTrainer._batch = batch  # type: ignore[method-assign]
             return faults.train(place)()
 
         ended = faults.try_one(line, f"NaN at step {bad}", work, place, needle=f"diverged at step {bad}:")

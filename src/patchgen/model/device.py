@@ -1,0 +1,113 @@
+"""Where a model computes: its device, its precision, and one device behind the interface of several.
+
+    runtime = SingleDevice("auto", "bf16-mixed")
+    network = runtime.setup(model)          # moved there, and its passes in that precision
+
+`SingleDevice` has the methods of `lightning_fabric.Fabric` that training and evaluation use, so the same code runs on
+one device without that package, whose import takes longer than a small model, and on several with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.data.augment import send
+
+T = TypeVar("T")
+
+
+def find_device(accelerator: str = "auto") -> torch.device:
+    """The device of `--accelerator`: `auto` is the first GPU, else Apple's, else the CPU.
+
+    Raises:
+        ValueError: no such device on this machine.
+    """
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    name = {"gpu": "mps" if there["mps"] else "cuda"}.get(accelerator, accelerator)
+    if name == "auto":
+        name = next(kind for kind, works in there.items() if works)
+    if not there.get(name):
+        known = [kind for kind, works in there.items() if works]
+        raise ValueError(f"--accelerator must be auto or one that this machine has ({', '.join(known)}), not {name!r}")
+    return torch.device("cpu") if name == "cpu" else torch.device(name, 0)
+
+
+def set_matmul_precision(precision: str) -> None:
+    """TF32 for the float32 products that remain beside bfloat16; exact float32 for `32-true`, on every device."""
+    half = precision == "bf16-mixed"
+    torch.set_float32_matmul_precision("high" if half else "highest")
+    torch.backends.cudnn.allow_tf32 = half
+
+
+class SingleDevice:
+    """One device.
+
+    Args:
+        accelerator: As `find_device`.
+        precision: `32-true`, or `bf16-mixed` for autocast to bfloat16.
+    """
+
+    world_size, global_rank, is_global_zero = 1, 0, True
+
+    def __init__(self, accelerator: str = "auto", precision: str = "32-true") -> None:
+        self.device, self.half = find_device(accelerator), precision == "bf16-mixed"
+
+    def launch(self, work: Callable[[SingleDevice], T]) -> T:
+        return work(self)
+
+    def setup(self, model: nn.Module) -> nn.Module:
+        """The model on the device; its passes compute in the precision."""
+        return _Mixed(model.to(self.device), self) if self.half else model.to(self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext()
+
+    def to_device(self, tensors: Any) -> Any:
+        """A tensor, or a dict of tensors."""
+        if isinstance(tensors, dict):
+            return {name: send(tensor, self.device) for name, tensor in tensors.items()}
+        return send(tensors, self.device)
+
+    def backward(self, loss: Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    def no_backward_sync(self, model: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def all_reduce(self, value: Tensor, reduce_op: str = "mean") -> Tensor:
+        return value
+
+    def all_gather(self, value: Tensor) -> Tensor:
+        return value
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
+class _Mixed(nn.Module):
+    """Passes of a model under autocast: floats in bfloat16 go in, and float32 comes out."""
+
+    def __init__(self, model: nn.Module, runtime: SingleDevice) -> None:
+        super().__init__()
+        self.model, self._runtime = model, runtime
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = convert((args, kwargs), torch.bfloat16)
+        with self._runtime.autocast():
+            out = self.model(*args, **kwargs)
+        return convert(out, torch.float32)
+
+
+def convert(value: Any, dtype: torch.dtype) -> Any:
+    """The floating-point tensors of a nested value in another dtype."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        parts = [convert(part, dtype) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return {name: convert(part, dtype) for name, part in value.items()} if isinstance(value, dict) else value

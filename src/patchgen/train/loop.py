@@ -1,0 +1,235 @@
+"""The training loop: batches, forward pass, losses, backward pass, optimiser's step, evaluation.
+
+`fit` trains a fold, `take_step` makes one step, and `Step` is what a step and a method's hooks work with. A step draws
+a balanced batch, sums the method's named losses once, and updates. At an evaluation the held-out parts of the source
+domains are scored, a record is written, and the whole state is saved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from patchgen.common.progress import Progress
+from patchgen.data.loaders import Batch
+from patchgen.methods import Method
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.device import SingleDevice
+from patchgen.train.optim import set_rates
+from patchgen.train.parts import is_mean, joined, random_state, replayed, tensors_of
+from patchgen.train.summary import progress_line
+from patchgen.train.values import StepValues
+
+if TYPE_CHECKING:
+    from patchgen.train.fold import FoldTrainer
+
+
+def fit(trainer: FoldTrainer) -> None:
+    """Train from the trainer's first step to the last, with an evaluation every `eval_every` steps."""
+    config, last = trainer.config, trainer.config.steps - 1
+    title = f"{config.method}, " + (f"unseen {trainer.fold.unseen}" if trainer.fold.test else "all domains")
+    with Progress(title, config.steps, trainer.start, trainer.quiet) as bar:
+        clock = time.monotonic()
+        for number in range(trainer.start, config.steps):
+            if trainer.out_of_patience:
+                bar.say(f"stopped before step {number}: {trainer.without_gain} evaluations without a better validation")
+                break
+            trainer.take_step(number)
+            if trainer.swad:
+                trainer.swad.update(trainer.predicting())
+            bar.advance()
+            if bar.live and number % 20 == 0:  # not at every step: it synchronises the device
+                bar.show(trainer.values.means())
+            if number % config.eval_every == 0 or number == last:
+                record = trainer.evaluation(number, time.monotonic() - clock)
+                bar.say(progress_line(record))
+                clock = time.monotonic()
+
+
+def take_step(step: Step) -> None:
+    """One optimiser step of a method."""
+    method = step.method
+    method.begin_step(step)
+    if method.update(step):  # a method may make the whole step in its own way
+        return
+    for batch in step.batches():
+        out = step.forward(batch)
+        losses = method.losses(out, batch)
+        step.backward(losses, method.watch(out, batch))
+    method.adjust_gradients(step.model)
+    step.apply()
+    method.after_step(step.model)
+
+
+class Step:
+    """A step as `take_step` and a method see it.
+
+    With `part`, no more than that many images go through the network at once, and the result is that of the whole
+    batch up to rounding. If the loss is a mean over images, `batches` gives the parts, whose gradients add up. Else the
+    losses compare images, and a pass has two rounds: `forward` computes the outputs of all parts without a graph,
+    `backward` the gradient of the losses by these outputs, and then each part again, with its share of that gradient.
+
+    Args:
+        batch: Reads the step's batch.
+        number: The step's number, from 0.
+        network: The model, wrapped for its precision and for several devices; call `forward`, not the model.
+        mask: The mask that replaces the learned one for the images of a batch, if any.
+        values: Receives the named values.
+        first: Check that every loss has a gradient.
+        clip: Largest norm of all gradients.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: Classifier,
+        optimizer: torch.optim.Optimizer,
+        batch: Callable[[], Batch],
+        number: int = 0,
+        *,
+        network: nn.Module | None = None,
+        runtime: Any = None,
+        mask: Callable[[Batch], Tensor | None] = lambda batch: None,
+        values: StepValues | None = None,
+        part: int | None = None,
+        first: bool = True,
+        clip: float | None = None,
+    ) -> None:
+        self.method, self.model, self.optimizer, self.number = method, model, optimizer, number
+        self._read, self._mask, self._values = batch, mask, values
+        self._network = model if network is None else network
+        self._runtime: Any = runtime or SingleDevice("cpu")
+        self._part, self._first, self._clip = part, first, clip
+        self._weight: Tensor | None = None  # of a part: its share of the labelled images
+        self._rounds: _Rounds | None = None
+
+    def batches(self) -> Iterator[Batch]:
+        """The step's batch; or its parts, for a loss that is a mean over images."""
+        batch = self.method.blend(self._read())
+        parts = self._parts(batch)
+        if len(parts) == 1 or not is_mean(self.method):
+            yield batch
+            return
+        labelled = torch.stack([(batch.label[part] >= 0).sum() for part in parts]).float()
+        labelled = self._runtime.all_reduce(labelled, reduce_op="sum")
+        shares = labelled / labelled.sum().clamp(min=1)
+        for i, part in enumerate(parts):
+            self._weight = shares[i]
+            with self._no_sync(i < len(parts) - 1):  # devices synchronise in the last pass
+                yield Batch(batch.image[part], batch.label[part], batch.domain[part], batch.index[part])
+
+    def forward(self, batch: Batch) -> Output:
+        """The network's output for a batch in a training pass."""
+        mask, parts = self._mask(batch), self._parts(batch)
+        if len(parts) == 1:
+            return self.method.forward(self._network, batch, mask)
+        outs: list[Output] = []
+        states: list[tuple[Tensor, ...]] = []
+        keeps = torch.is_grad_enabled()
+        for part in parts:
+            states.append(random_state(batch.image.device))
+            graph = keeps and part is parts[-1]  # that of the last part is kept, and need not be computed again
+            with torch.set_grad_enabled(graph), self._no_sync():
+                outs.append(self._pass(batch, mask, part))
+        whole = joined(outs)
+        if keeps:
+            self._rounds = _Rounds(batch, mask, parts, states, outs[-1], whole)
+        return whole
+
+    def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
+        """Sum the terms once, accumulate their gradients, and store their values for the next record."""
+        if self._first:
+            require_gradients(losses, self.method.config.method)
+        total, rounds = torch.stack(list(losses.values())).sum(), self._rounds
+        if rounds is None:
+            self._runtime.backward(total if self._weight is None else total * self._weight)
+        else:
+            self._rounds = None
+            with self._no_sync():
+                self._runtime.backward(total)  # down to the outputs
+            self._second_round(rounds)
+        self.note(losses | (watched or {}), self._weight)
+
+    def note(self, values: Mapping[str, Tensor], weight: Tensor | None = None) -> None:
+        """Store values for the next record; they are not trained on."""
+        if self._values is not None:
+            self._values.add(values, self.number, weight)
+
+    def forget(self) -> None:
+        """Reset the optimiser state, for example when the objective changes abruptly."""
+        self.optimizer.state.clear()
+
+    def apply(self) -> None:
+        """The optimiser's step."""
+        if self._runtime.world_size > 1:  # DDP averages the model's gradients, but not the method's
+            for parameter in self.method.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self._runtime.all_reduce(parameter.grad)
+        if self._clip is not None:
+            trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self._clip)
+        set_rates(self.optimizer, self.method, self.number)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    # A batch in parts
+
+    def _parts(self, batch: Batch) -> list[slice]:
+        count = len(batch.image)
+        size = self._part or max(count, 1)
+        return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
+
+    def _pass(self, batch: Batch, mask: Tensor | None, part: slice) -> Output:
+        return cast(Output, self._network(batch.image[part], mask=None if mask is None else mask[part]))
+
+    def _no_sync(self, enabled: bool = True) -> AbstractContextManager[Any]:
+        """Gradients stay on this device."""
+        return cast(AbstractContextManager[Any], self._runtime.no_backward_sync(self._network, enabled=enabled))
+
+    def _second_round(self, rounds: _Rounds) -> None:
+        """Carry the gradients of the outputs into the network; the kept part first, the others computed again."""
+        for i in (len(rounds.parts) - 1, *range(len(rounds.parts) - 1)):
+            part, again = rounds.parts[i], i < len(rounds.parts) - 1
+            with self._no_sync(i != len(rounds.parts) - 2):  # devices synchronise in the last pass
+                if again:
+                    with replayed(rounds.states[i], rounds.batch.image.device):
+                        out = self._pass(rounds.batch, rounds.mask, part)
+                else:
+                    out = rounds.kept
+                pairs = zip(tensors_of(out), tensors_of(rounds.whole), strict=True)
+                terms = [(own * whole.grad[part]).sum() for own, whole in pairs if whole.grad is not None]
+                self._runtime.backward(torch.stack(terms).sum())
+
+
+class _Rounds(NamedTuple):
+    """What the second round of a divided pass needs."""
+
+    batch: Batch
+    mask: Tensor | None
+    parts: list[slice]
+    states: list[tuple[Tensor, ...]]  # of the random generators before each part
+    kept: Output  # of the last part, with its graph
+    whole: Output  # of all parts; its tensors are leaves, whose gradients the losses give
+
+
+def require_gradients(losses: Mapping[str, Tensor], method: str) -> None:
+    """Raise ValueError for a term without gradient, which would be logged but train nothing."""
+    for name, value in losses.items():
+        if not value.requires_grad:
+            raise ValueError(
+                f"method {method!r}: the loss term {name!r} has no gradient, so it would train nothing. It comes "
+                "from detached values, such as `complementary_logits` (`complementary` has a gradient), or from "
+                "torch.no_grad(); return it from `watch` if it should only be logged"
+            )
+
+
+def plain_step(
+    method: Method, model: Classifier, optimizer: torch.optim.Optimizer, batch: Batch, number: int = 0
+) -> None:
+    """A step on a given batch, without a trainer: for measurements and tests."""
+    take_step(Step(method, model, optimizer, lambda: batch, number))

@@ -1,0 +1,131 @@
+"""`--micro-batch`: the gradients of a divided batch against those of the whole one, for every method."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from patchgen.config import Config
+from patchgen.data.loaders import Batch
+from patchgen.methods import METHODS, make_method
+from patchgen.methods.build import build_on
+from patchgen.model.backbone import load_backbone
+from patchgen.model.classifier import Classifier
+from patchgen.train.lifecycle import train
+from patchgen.train.loop import Step, take_step
+from patchgen.train.optim import make_optimizer
+from patchgen.train.parts import indivisible, is_mean, largest_part
+
+LABEL, DOMAIN = (0, 2, 2, 1, 0, -1, 1, 0), (0, 0, 0, 0, 2, 2, 2, 2)
+# methods that need the whole batch: they read or change activations inside, or compare images there
+TOGETHER = {"arm", "gmdg", "kadaptation", "kadaptation-moa", "miro", "mixstyle", "sagnet"}
+# the methods on sentences need a CLIP folder
+PLAIN = [name for name, method in METHODS.items() if "text" not in method.needs and method.labels != "all"]
+
+
+@functools.cache
+def backbone() -> Any:
+    return load_backbone("tiny")
+
+
+def made(name: str, **settings: Any) -> tuple[Any, Classifier, torch.optim.Optimizer]:
+    config = Config("photos", "c", method=name, backbone="tiny", image_size=28, dropout=0.2, lr=0.01, **settings)
+    method = make_method(config)
+    method.class_names = ("one", "two", "three")
+    model = build_on(copy.deepcopy(backbone()), config, method, 3)
+    method.sources = (0, 2)
+    torch.manual_seed(0)
+    method.setup(model)
+    return method, model, make_optimizer(model, config, method)
+
+
+def batch() -> Batch:
+    image = torch.randn(len(LABEL), 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    return Batch(image, torch.tensor(LABEL), torch.tensor(DOMAIN), torch.arange(len(LABEL)), num_domains=2)
+
+
+def gradients(name: str, part: int | None, **settings: Any) -> dict[str, Tensor]:
+    """Of a step; of all of the model's and the method's parameters. Dropout is off, for it differs by the shape."""
+    method, model, optimizer = made(name, **settings)
+    for module in [*model.modules(), *method.modules()]:
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    torch.manual_seed(3)
+    step = Step(method, model, optimizer, batch, 0, part=part)
+    found: dict[str, Tensor] = {}
+
+    def apply() -> None:
+        for whose, module in (("model", model), ("method", method)):
+            for key, tensor in module.named_parameters():
+                if tensor.grad is not None:
+                    found[f"{whose}.{key}"] = tensor.grad.clone()
+        Step.apply(step)
+
+    step.apply = apply  # type: ignore[method-assign]
+    take_step(step)
+    return found
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_gradients_are_those_of_the_whole_batch_or_it_is_refused(name: str) -> None:
+    method, model, _ = made(name)
+    if indivisible(method, model):
+        return
+    whole, parts = gradients(name, None), gradients(name, 3)
+    assert whole.keys() == parts.keys()
+    for key, tensor in whole.items():
+        torch.testing.assert_close(parts[key], tensor, rtol=1e-3, atol=2e-5 * max(1.0, float(tensor.abs().max())))
+
+
+def test_those_that_are_refused() -> None:
+    found = {name for name in PLAIN if indivisible(*made(name)[:2])}
+    assert found == TOGETHER
+
+
+def test_only_a_mean_over_images_is_added_up_in_one_round() -> None:
+    assert [is_mean(made(name)[0]) for name in ("lp-ln", "full", "patchgen", "mixup", "mldg")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_dropout_is_the_same_in_both_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, model, optimizer = made("patchgen")
+    seen: list[Tensor] = []
+    model.drop.register_forward_hook(lambda module, inputs, output: seen.append(output.detach() == 0))
+    take_step(Step(method, model, optimizer, batch, 0, part=3))
+    first, second, kept, *again = seen
+    assert kept.any() and [mask.tolist() for mask in again] == [first.tolist(), second.tolist()]
+
+
+def test_the_largest_part_that_fits_is_found_by_halving() -> None:
+    tried: list[int] = []
+
+    def trial(size: int) -> None:
+        tried.append(size)
+        if size > 20:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+
+    assert largest_part(96, trial) == 12 and tried == [96, 48, 24, 12]
+    with pytest.raises(RuntimeError, match="a shape"):
+        largest_part(96, lambda size: (_ for _ in ()).throw(RuntimeError("a shape is wrong")))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_run_in_parts_follows_the_whole_one(precision: str, tiny_settings: dict[str, Any], tmp_path: Any) -> None:
+    settings = {**tiny_settings, "steps": 3, "swad": False, "precision": precision}
+    whole = train(Config(**settings), tmp_path / "whole", quiet=True)
+    parts = train(Config(**settings, micro_batch=3), tmp_path / "parts", quiet=True)
+    assert parts.path.name == whole.path.name
+    near = 1e-4 if precision == "32-true" else 0.02
+    for a, b in zip(whole.records("evaluation"), parts.records("evaluation"), strict=True):
+        assert b["train"] == pytest.approx(a["train"], abs=near, rel=near)
+
+
+def test_a_method_that_needs_the_batch_refuses_parts(tiny_settings: dict[str, Any], tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="micro_batch 3 divides the 8 images .* 'miro' needs them together"):
+        train(Config(**{**tiny_settings, "method": "miro", "micro_batch": 3}), tmp_path, quiet=True)
