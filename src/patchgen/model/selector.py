@@ -164,17 +164,13 @@ class _Reading(TorchFunctionMode):
         before = k.shape[-2] - self.bias.shape[1]
         if not before:  # no class token
             return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
-        bias = F.pad(self.bias, (before, 0))[:, None, None].to(
-            q.dtype
-        )  # (B, 1, 1, T): 0 on the keys before the patches
+        bias = F.pad(self.bias, (before, 0))[:, None, None].to(q.dtype)  # (B, 1, 1, T): 0 on the prefix keys
         if attn_mask is not None and attn_mask.dtype == torch.bool:  # transformers passes all ones during export
             attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
         whole = None if attn_mask is None else attn_mask.expand(-1, -1, q.shape[-2], -1)  # (B, 1, T, T)
 
         def rows(start: int, end: int | None, added: Tensor | None) -> Tensor:
-            mask = added
-            if whole is not None:
-                mask = whole[..., start:end, :] + (0 if added is None else added)
+            mask = added if whole is None else whole[..., start:end, :] + (0 if added is None else added)
             return F.scaled_dot_product_attention(q[..., start:end, :], k, v, attn_mask=mask, **options)
 
         if self.selector.everywhere:
@@ -195,7 +191,7 @@ def relative(log_weight: Tensor) -> Tensor:
 @torch.no_grad()
 def _require_fused_attention(backbone: Backbone) -> None:
     """Run one small image to check that every later block uses the attention function that the mask can act on."""
-    side, blocks = 4 * backbone.patch_size, len(backbone.model.get_submodule(backbone.family.blocks))
+    side, blocks = 4 * backbone.patch_size, len(backbone.blocks)
     weight = next(backbone.parameters())
     images = torch.arange(3 * side * side, device=weight.device).sin().view(1, 3, side, side).to(weight.dtype)
     reading = _Probe(backbone.num_prefix_tokens + 16)
