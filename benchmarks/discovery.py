@@ -26,7 +26,8 @@ from patchgen.ccd.prompts import choose_prompts
 from patchgen.ccd.settings import StreamConfig
 from patchgen.diagnose.cost import device
 from patchgen.discovery import SemiSupervisedKMeans
-from patchgen.model.backbone import load_architecture, set_tuning
+from patchgen.model.backbone import load_architecture
+from patchgen.model.tuning import set_tuning
 
 SMALL = {
     "source": "tiny", "image_size": 28, "batch": 2, "repeats": 2, "labelled": 90, "unlabelled": 30, "dim": 16,

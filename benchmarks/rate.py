@@ -18,7 +18,8 @@ import torch
 
 from benchmarks.common import Line, at_least_one, report, step_seconds
 from patchgen.diagnose.cost import count_flops, device, make_rival, random_batch
-from patchgen.model.backbone import load_architecture, set_tuning
+from patchgen.model.backbone import load_architecture
+from patchgen.model.tuning import set_tuning
 
 METHODS = ("lp", "lp-ln", "full", "patchgen")
 STEP_TARGET = 1.06  # the most that a step of `patchgen` may take of LP+LN's

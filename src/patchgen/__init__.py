@@ -12,11 +12,12 @@ if TYPE_CHECKING:  # for type checkers, editors and the API pages
     from patchgen.data.table import read_table
     from patchgen.draw.overlay import Explanation
     from patchgen.fit.estimator import PatchGenClassifier
-    from patchgen.model.backbone import Backbone, load_backbone, set_tuning
+    from patchgen.model.backbone import Backbone, load_backbone
     from patchgen.model.classifier import Classifier
     from patchgen.model.losses import class_similarity, cross_entropy, mask_suppression, selected_confidence
     from patchgen.model.patchgen import PatchGen, PatchGenOutput
     from patchgen.model.selector import Selector
+    from patchgen.model.tuning import set_tuning
     from patchgen.predict.predictor import load_predictor, load_run
 
 __version__ = "0.2.0"
@@ -29,11 +30,12 @@ _HOME = {
     "patchgen.data.table": ["read_table"],
     "patchgen.draw.overlay": ["Explanation"],
     "patchgen.fit.estimator": ["PatchGenClassifier"],
-    "patchgen.model.backbone": ["Backbone", "load_backbone", "set_tuning"],
+    "patchgen.model.backbone": ["Backbone", "load_backbone"],
     "patchgen.model.classifier": ["Classifier"],
     "patchgen.model.losses": ["class_similarity", "cross_entropy", "mask_suppression", "selected_confidence"],
     "patchgen.model.patchgen": ["PatchGen", "PatchGenOutput"],
     "patchgen.model.selector": ["Selector"],
+    "patchgen.model.tuning": ["set_tuning"],
     "patchgen.predict.predictor": ["load_predictor", "load_run"],
 }
 

@@ -15,9 +15,10 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
 from patchgen.methods.miro import ChannelVariance, Miro, tap_modules
-from patchgen.model.backbone import Backbone, Origin, set_tuning
+from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import FAMILIES, Loaded, build
+from patchgen.model.tuning import set_tuning
 
 VIT = {"hidden_size": 64, "num_attention_heads": 1, "patch_size": 4, "image_size": 16}
 CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 24], "depths": [1, 1, 1, 1]}

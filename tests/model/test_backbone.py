@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from patchgen.model import weights
-from patchgen.model.backbone import BACKBONES, TUNING, Backbone, Origin, load_backbone, set_tuning
+from patchgen.model.backbone import BACKBONES, Backbone, Origin, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.preprocessing import IMAGENET
+from patchgen.model.tuning import TUNING, set_tuning
 
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}

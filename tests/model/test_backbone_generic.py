@@ -12,9 +12,10 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from patchgen.model.backbone import TUNING, Backbone, Origin, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.generic import adopt
+from patchgen.model.tuning import TUNING, set_tuning
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 4,

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.convert import Loaded, build
 from patchgen.model.generic import hide_broken_torchvision
 from patchgen.model.timm import build_timm
+from patchgen.model.tuning import set_tuning
 
 try:
     import timm as real_timm

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.model.backbone import load_backbone, set_tuning
+from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import POOLS, Classifier
+from patchgen.model.tuning import set_tuning
 
 SIZE = 56  # 4 x 4 patches of the tiny backbone
 

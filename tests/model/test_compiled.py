@@ -14,8 +14,9 @@ import torch
 
 from patchgen.config import Config
 from patchgen.model import compiled
-from patchgen.model.backbone import Backbone, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.compiled import compile_blocks
+from patchgen.model.tuning import set_tuning
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train

@@ -16,10 +16,11 @@ from patchgen.config import Config
 from patchgen.fit.procedure import finish
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
-from patchgen.model import attention
-from patchgen.model.attention import merged, patch_attention
-from patchgen.model.backbone import load_backbone, set_tuning
+from patchgen.model import tuning
+from patchgen.model.attention import patch_attention
+from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import trained_tensors
+from patchgen.model.tuning import merged, set_tuning
 from patchgen.predict.export import drawn_images, export
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
@@ -82,7 +83,7 @@ def test_a_run_becomes_a_model_folder_and_an_onnx_file(
 
 
 def test_without_peft_it_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "find_spec", lambda name: None)
+    monkeypatch.setattr(tuning, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs peft: install it with `pip install 'patchgen\[lora\]'`"):
         make_method(Config(data="x", unseen="a", method="lp-ln", tune="lora"))
 

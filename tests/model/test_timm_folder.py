@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from benchmarks.encoders import CARDS, REFUSED, SMALL, TIMM, TimmVit, write_timm
 from patchgen.model.attention import attention_layers
-from patchgen.model.backbone import TUNING, load_backbone, set_tuning
+from patchgen.model.backbone import load_backbone
 from patchgen.model.convert import build
 from patchgen.model.names import BACKBONES
 from patchgen.model.selector import Selector
+from patchgen.model.tuning import TUNING, set_tuning
 from patchgen.model.vit_files import read_timm
 
 KINDS = {

@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from patchgen.model.backbone import load_backbone, set_tuning
+from patchgen.model.backbone import load_backbone
+from patchgen.model.tuning import set_tuning
 from patchgen.model.vit import LAYOUTS, Vit, VitConfig
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}

@@ -11,8 +11,9 @@ import transformers
 
 from patchgen.config import Config
 from patchgen.methods.build import recompute_activations
-from patchgen.model.backbone import Backbone, Origin, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, Origin, load_backbone
 from patchgen.model.convert import Loaded, build
+from patchgen.model.tuning import set_tuning
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
 

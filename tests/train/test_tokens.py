@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.model.backbone import load_backbone, set_tuning
+from patchgen.model.backbone import load_backbone
+from patchgen.model.tuning import set_tuning
 from patchgen.train import tokens
 from patchgen.train.lifecycle import train
 

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 
 from patchgen.ccd.prompts import prompted
 from patchgen.ccd.settings import StreamConfig
-from patchgen.model.backbone import Backbone, Tokens, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, Tokens, load_backbone
 from patchgen.model.classifier import Output
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
+from patchgen.model.tuning import set_tuning
 
 START = 0.9  # initial standard deviation of a layer times the square root of its inputs: DINO's 0.02 at 2048
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.methods import Method
-from patchgen.model.backbone import Backbone, load_backbone, set_tuning
+from patchgen.model.backbone import Backbone, load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.tuning import set_tuning
 
 
 def build_model(

@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.model.attention import require_peft
 from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
+from patchgen.model.tuning import require_peft
 
 NEEDS = {
     "text": "a CLIP backbone with its text tower, and meaningful class names",

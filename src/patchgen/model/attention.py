@@ -1,22 +1,17 @@
-"""The linear layers of a vision transformer's attention, the attention of CLS to patches, and LoRA by peft.
+"""The linear layers of a vision transformer's attention, across naming schemes, and the attention of CLS to patches.
 
-    for layers in attention_layers(backbone):         # one entry per block
-        layers.inputs, layers.out                     # [query, key, value] or [all three in one], and the output
-    add_lora(backbone, rank=8)        # query, key and value of every block; called by set_tuning(backbone, "lora")
-    plain = merged(model)             # a copy with the updates merged into its layers, for export
-
-LoRA (Hu et al., ICLR 2022): y = W x + 2 B A x, with A (r, d_in) random and B (d_out, r) zero at the start, so that the
-first step sees the pretrained network.
+for layers in attention_layers(backbone):         # one entry per block
+    layers.inputs, layers.out                     # [query, key, value] or [all three in one], and the output
 """
 
 from __future__ import annotations
 
-import copy
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from patchgen.model.tuning import plain_name
 
 if TYPE_CHECKING:
     from patchgen.model.backbone import Backbone
@@ -87,49 +82,3 @@ def _heads(backbone: Backbone) -> int:
     known = getattr(backbone.model.config, "num_attention_heads", None)
     counts: list[Any] = [part.num_heads for part in backbone.modules() if hasattr(part, "num_heads")]  # timm
     return int(known or counts[-1])
-
-
-# LoRA
-
-SCALE = 2  # peft's alpha over rank
-ADDED, WRAPPED = "lora_", ".base_layer"  # in the names of peft's tensors
-M = TypeVar("M", bound=nn.Module)
-
-
-def require_peft() -> None:
-    """ValueError if the package of the extra `lora` is missing."""
-    if find_spec("peft") is None:
-        raise ValueError("tune 'lora' needs peft: install it with `pip install 'patchgen[lora]'`")
-
-
-def add_lora(backbone: Backbone, rank: int) -> list[nn.Module]:
-    """Add updates of this rank to query, key and value of every block; returns the trainable modules."""
-    require_peft()
-    from peft import LoraConfig, inject_adapter_in_model
-
-    layers = {id(layer) for block in attention_layers(backbone) for layer in block.inputs}
-    names = [name for name, part in backbone.model.named_modules() if id(part) in layers]
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=names), backbone.model)
-    return [part for name, part in backbone.model.named_modules() if name.rpartition(".")[2].startswith(ADDED)]
-
-
-def plain_name(name: str) -> str | None:
-    """The name of a tensor without LoRA; None for tensors that LoRA has added."""
-    return None if ADDED in name else name.replace(WRAPPED, "")
-
-
-def merged(model: M) -> M:
-    """A copy with the updates merged into its layers; the model itself if it has none."""
-    if find_spec("peft") is None:
-        return model
-    from peft.tuners.lora import LoraLayer
-
-    if not any(isinstance(part, LoraLayer) for part in model.modules()):
-        return model
-    whole = copy.deepcopy(model)
-    for name, part in list(whole.named_modules()):
-        if isinstance(part, LoraLayer):
-            part.merge()  # type: ignore[operator]
-            parent, _, own = name.rpartition(".")
-            setattr(whole.get_submodule(parent), own, part.get_base_layer())
-    return whole

@@ -26,12 +26,12 @@ from patchgen.common.files import expanded
 from patchgen.common.process_cache import cached, is_caching
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
-from patchgen.model.attention import add_lora, plain_name
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of
 from patchgen.model.generic import last_hidden, on_input, on_tensor
 from patchgen.model.local import content
 from patchgen.model.names import BACKBONES, Spec, card_of
 from patchgen.model.preprocessing import BILINEAR, IMAGENET, USUAL, Pixels, default_pixels, recorded_pixels
+from patchgen.model.tuning import plain_name
 from patchgen.model.weights import WeightsError
 
 SEED = 0  # for every randomly initialised backbone
@@ -217,54 +217,6 @@ class _Reached(Exception):
 
 def _stop(hidden: Tensor) -> Tensor:
     raise _Reached(hidden)
-
-
-def _tune_layernorm(backbone: nn.Module) -> list[nn.Module]:
-    # each family of transformers and timm has its own RMSNorm class, without a common base
-    kinds, own = (nn.LayerNorm, nn.BatchNorm2d), "rmsnorm"
-    return [part for part in backbone.modules() if isinstance(part, kinds) or type(part).__name__.lower().endswith(own)]
-
-
-def _tune_upper_layernorm(backbone: Backbone) -> list[nn.Module]:
-    if backbone.family.convolutional:
-        raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
-    backbone.tuned_from = len(backbone.blocks) * 2 // 3
-    norm = backbone.family.final_norm
-    tuned = [*backbone.blocks[backbone.tuned_from :], *([backbone.model.get_submodule(norm)] if norm else [])]
-    return [norm for part in tuned for norm in _tune_layernorm(part)]
-
-
-def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
-    last, norm = backbone.blocks[-1], backbone.family.final_norm
-    return [last, backbone.model.get_submodule(norm)] if norm else [last]
-
-
-TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
-    "head": lambda backbone: [],
-    "layernorm": _tune_layernorm,
-    "upper-layernorm": _tune_upper_layernorm,
-    "full": lambda backbone: [backbone.model],
-    "last_block": _tune_last_block,
-}
-
-
-def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
-    """Make exactly the tensors of `mode` trainable, and return their names.
-
-    Args:
-        mode: `head` nothing; `layernorm` the affine parameters of all LayerNorms and RMSNorms (BatchNorms in
-            convolutional nets); `upper-layernorm` those of the last third of the blocks; `last_block` the last
-            transformer block (last stage) and the final norm; `full` all; `lora` updates of rank `lora_rank`, added to
-            the attention layers and initialised at random (extra `lora`).
-    """
-    known = [*TUNING, "lora"]
-    if mode not in known:
-        raise ValueError(f"tuning must be one of {sorted(known)}, got {mode!r}{did_you_mean(mode, known)}")
-    backbone.requires_grad_(False)
-    backbone.tuned_from = 0
-    for module in add_lora(backbone, lora_rank) if mode == "lora" else TUNING[mode](backbone):
-        module.requires_grad_(True)
-    return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
 
 
 def load_backbone(

@@ -27,8 +27,8 @@ from patchgen import __version__
 from patchgen.common.files import replacing
 from patchgen.data.augment import normalize
 from patchgen.draw.overlay import NOTICE
-from patchgen.model.attention import merged
 from patchgen.model.classifier import Classifier
+from patchgen.model.tuning import merged
 from patchgen.predict.predictor import Predictor
 
 NOISE_FACTOR, LEAST, MOST = 20, 2e-6, 1e-2  # an output may differ by 20 times the network's own rounding in float32

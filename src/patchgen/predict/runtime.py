@@ -32,7 +32,7 @@ from patchgen.common.files import cache_dir, replacing, write_text
 from patchgen.common.plugins import used_by
 from patchgen.common.untrusted import read_json
 from patchgen.data.augment import normalize
-from patchgen.model.attention import merged
+from patchgen.model.tuning import merged
 from patchgen.predict.export import NEEDED, drawn_images, write_graph
 from patchgen.predict.predictor import Outputs, Predictor
 from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session, seconds_of

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from patchgen.common.files import replacing_folder
 from patchgen.common.text import json_text
-from patchgen.model.attention import merged
 from patchgen.model.classifier import Classifier
+from patchgen.model.tuning import merged
 from patchgen.predict.export import BATCHES, Difference, float32_noise, judged, refuse_stain
 from patchgen.predict.predictor import Predictor
 
