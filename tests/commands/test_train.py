@@ -14,9 +14,12 @@ import pytest
 from patchgen.ccd.settings import StreamConfig
 from patchgen.cli import main
 from patchgen.commands import fit
+from patchgen.commands.dry_run import cost_lines
 from patchgen.commands.settings import GROUPS, field_help
 from patchgen.commands.train import parsed
 from patchgen.config import Config
+from patchgen.diagnose.cost import make_rival, random_batch, step_peak
+from patchgen.model.backbone import load_architecture
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
 
@@ -183,3 +186,27 @@ def test_fit_has_no_options_of_other_tasks_and_reads_a_file(tmp_path: Path, caps
     options, given = fit.parsed(["photos", "--out", "m", "--config", str(file), "--method", "lp-ln", "--lr", "0.25"])
     [config] = fit._configs(options, given)
     assert (config.data, config.method, config.steps, config.lr) == ("photos", "lp-ln", 7, 0.25)
+
+
+def test_a_dry_run_says_what_a_run_costs(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = []
+    for batch in (2, 4):
+        assert main([*words, "--dry-run", "--json", "--tune", "layernorm", "--batch-per-domain", str(batch)]) == 0
+        costs.append(json.loads(capsys.readouterr().out))
+    small, large = costs
+    assert (small["images_per_step"], large["images_per_step"]) == (4, 8) and small["steps"] == 3
+    assert large["bytes"] - small["bytes"] == pytest.approx(4 * small["bytes_per_image"])
+    rival = make_rival("lp", load_architecture("tiny", 28), 28, tune="layernorm")
+    rival.step(random_batch(3, 28))
+    counted = sum(p.numel() * 4 for p in rival.model.parameters()) + step_peak(rival, random_batch(8, 28))
+    assert large["bytes"] == pytest.approx(counted, rel=0.05)
+    assert small["gflops_per_image"] == large["gflops_per_image"] > 0 and small["seconds"] > 0
+    assert main([*words, "--dry-run"]) == 0
+    assert "memory: " in capsys.readouterr().out and list(tmp_path.iterdir()) == []
+
+
+def test_a_step_larger_than_the_card_is_warned_of() -> None:
+    cost = {"images_per_step": 96, "steps": 5001, "seconds": 60.0, "seconds_per_image": 0.1, "gflops_per_image": 300.0,
+            "bytes_per_image": 255e6, "bytes": 24.5e9}  # fmt: skip
+    assert "WARNING: this card has 16.0 GB" in cost_lines({**cost, "card_bytes": 16_000_000_000})[-1]
+    assert not any("WARNING" in line for line in cost_lines({**cost, "card_bytes": 40_000_000_000}))

@@ -33,6 +33,8 @@ class TrainOptions(StartOptions):
 
     out: str = "runs"
     """Parent of the run folder."""
+    dry_run: bool = False
+    """Train nothing; print time on this machine, arithmetic and memory, from a few steps on random pixels."""
     quiet: bool = False
     """No progress."""
     track: Maybe[Tracking] = None
@@ -56,6 +58,8 @@ def main(argv: list[str]) -> int:
     options, config = parsed(expand_track(argv))
     require_data(config.data)
     announce(options.quiet)
+    if options.dry_run:
+        return _dry_run(options, config)
     from patchgen.train.lifecycle import train
 
     finished = {file.parent.name for file in Path(options.out).glob("*/done")}
@@ -70,4 +74,14 @@ def main(argv: list[str]) -> int:
     if not options.quiet:
         print((run.path / "summary.md").read_text(), file=sys.stderr)
     print(run.path)
+    return 0
+
+
+def _dry_run(options: TrainOptions, config: Settings) -> int:
+    if not isinstance(config, Config):
+        raise ValueError("--dry-run is for runs that leave a domain out, not for --task ccd")
+    from patchgen.commands.dry_run import cost_lines, measured_costs
+
+    cost = measured_costs(config)
+    print(json.dumps(cost, indent=2) if options.json else "\n".join(cost_lines(cost)))
     return 0

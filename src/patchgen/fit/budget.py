@@ -90,12 +90,13 @@ def estimate(plan: Plan, rates: Mapping[str, Rate]) -> float:
     jobs = [(label, *job) for label in plan.candidates for job in plan.left_out_with(label)]
     for label, config, fold in [*jobs, (last, plan.candidates[last], plan.final)]:
         if not plan.is_finished(config):
-            total += _training(config, fold, rates[label])
+            total += training_seconds(config, fold, rates[label])
     stored = sum(len(rows) for part in (plan.final.train, plan.final.test) for rows in part.values())
     return total + calibration_images(plan.final) * rates[last].forward + stored * rates[last].lower
 
 
-def _training(config: Config, fold: Fold, rate: Rate) -> float:
+def training_seconds(config: Config, fold: Fold, rate: Rate) -> float:
+    """Seconds of one run: start, steps, evaluations and tests."""
     steps = config.steps * config.batch_per_domain * len(fold.train)
     evaluations = ((config.steps - 1) // config.eval_every + 2) * sum(len(rows) for rows in fold.validation.values())
     masks = 2 if method_class(config.method).pool in ("patchgen", "patchgen-cls", "select") else 1  # the untrained too
