@@ -16,7 +16,7 @@ from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.sweep import engines, jobs
 from patchgen.sweep.jobs import Job, Outcome, perform
-from patchgen.sweep.shipped import find_recipe
+from patchgen.sweep.recipe import find_recipe
 
 
 class Here:

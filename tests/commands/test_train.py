@@ -210,3 +210,8 @@ def test_a_step_larger_than_the_card_is_warned_of() -> None:
             "bytes_per_image": 255e6, "bytes": 24.5e9}  # fmt: skip
     assert "WARNING: this card has 16.0 GB" in cost_lines({**cost, "card_bytes": 16_000_000_000})[-1]
     assert not any("WARNING" in line for line in cost_lines({**cost, "card_bytes": 40_000_000_000}))
+
+
+def test_a_name_of_timm_is_recognised(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--backbone", "vit_base_patch16_224"]) == 2
+    assert "did you mean 'timm:vit_base_patch16_224'?" in capsys.readouterr().err

@@ -12,8 +12,7 @@ import pytest
 from patchgen.ccd.settings import SMALL, StreamConfig
 from patchgen.config import Config
 from patchgen.methods.presets import preset_settings
-from patchgen.sweep.recipe import Planned, expand, read_recipe
-from patchgen.sweep.shipped import find_recipe
+from patchgen.sweep.recipe import Planned, expand, find_recipe, read_recipe
 
 Write = Callable[[str], Path]
 DOMAINS = {"a": ("x", "y"), "b": ("z",)}

@@ -69,8 +69,7 @@ COMMAND = SweepArguments
 
 def main(argv: list[str]) -> int:
     arguments = parse(SweepArguments, "sweep", expand_track(argv))
-    from patchgen.sweep.recipe import read_recipe
-    from patchgen.sweep.shipped import find_recipe, recipes
+    from patchgen.sweep.recipe import find_recipe, read_recipe, recipes
 
     if arguments.list:
         print_table(("recipe", "what"), recipes().items())

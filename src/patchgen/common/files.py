@@ -10,7 +10,6 @@ unlocked ones were left by a kill, and are removed when a process first writes t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import secrets
@@ -146,6 +145,8 @@ def _take_place(new: Path, target: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two names atomically; False if the system or the file system does not support it."""
+    import ctypes  # takes longer than all other imports of this module
+
     try:
         library = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":

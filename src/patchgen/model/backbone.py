@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -315,7 +316,8 @@ def _named(source: str) -> Backbone:
 
 
 def _unknown(source: str) -> str:
-    hint = did_you_mean(source, [*BACKBONES, "auto"])
+    is_timm = re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+(\.\w+)?", source)  # as in vit_base_patch16_224
+    hint = f"; did you mean 'timm:{source}'?" if is_timm else did_you_mean(source, [*BACKBONES, "auto"])
     return (
         f"backbone must be one of {['auto', *BACKBONES]}, a hub id 'org/name', timm:NAME, an existing folder or a "
         f".safetensors file, got {source!r}{hint}"
