@@ -111,4 +111,6 @@ def _slide(run: Path, folder: Path, count: int) -> int:
         pixels = np.random.default_rng(number).integers(100, 180, (SIDE, SIDE, 3)).astype(np.uint8)
         write_pyramid(place / f"{number:03}.tif", pixels, (0.5, 0.5))
     out = str(folder / f"maps-{count}")
-    return peak_bytes(["slide", str(run), str(place), "--out", out, "--tile", "32", "--min-tissue", "0"])
+    return peak_bytes(
+        ["slide", str(run), str(place), "--out", out, "--tile", "32", "--mpp", "0.5", "--min-tissue", "0"]
+    )

@@ -135,13 +135,13 @@ def test_the_log_of_a_sweep_is_a_plain_file(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[1]", '{"tile": 5}', "link"])
 def test_a_begun_slide_of_others_is_refused_in_a_sentence(content: str, tmp_path: Path) -> None:
-    from patchgen.commands.slide import DESCRIPTION, TILES, _check_settings
+    from patchgen.commands.slide import DESCRIPTION, TILES, check_settings
 
     (tmp_path / DESCRIPTION).write_text("{}" if content == "link" else content)
     if content == "link":
         (tmp_path / TILES).symlink_to(tmp_path.parent / "precious")
     with pytest.raises(ValueError, match="damaged|other settings|holds a link"):
-        _check_settings(tmp_path, {} if content == "link" else {"tile": 512})
+        check_settings(tmp_path / DESCRIPTION, {} if content == "link" else {"tile": 512})
 
 
 def test_an_annotation_that_is_a_pipe_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,9 @@ def test_a_crash_inside_openslide_costs_one_slide(
 
     monkeypatch.setattr(slide, "_check_tiles", lambda path, handle: None)
     forge(Path(slides[0]), 1 << 20)
-    assert main(["slide", str(fitted_model), *slides, "--tile", "64", "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["slide", str(fitted_model), *slides, "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]) == 0
+    )
     errors = capfd.readouterr().err
     assert "1 of 2 slides" in errors and "crash with exit code -6" in errors and "Traceback" not in errors
     assert (tmp_path / "out" / "good" / "tiles.csv").is_file()

@@ -52,16 +52,17 @@ def pages(
 
 def cohort(out: Path) -> None:
     from patchgen.pages.page import write_page
-    from patchgen.slides.cohort import SlideSummary, _page
+    from patchgen.slides.cohort import Rates, SlideSummary, _page
 
     classes = tuple(f"class {i} {LONG[:20]}" for i in range(9))
     folder = out / "slide 1"
     folder.mkdir(parents=True)
     for name in ("thumbnail.png", "map.png"):
         Image.fromarray(np.full((60, 90, 3), 120, np.uint8)).save(folder / name)
-    shares = tuple(1 / 9 for _ in classes)
-    slide = SlideSummary(folder, f"{LONG}.svs", "abc", 12, 1.5, classes, shares, shares, 0.1, 0.5, {"mask": "map.png"})
-    write_page(out / "index.html", _page([slide], {f"{LONG}<i>.svs": f"cannot use slide {LONG}"}))
+    rates = Rates(np.array([[9.0, *[1.0] * 18]] * 2))
+    slide = SlideSummary(folder, f"{LONG}.svs", "abc", 1.5, classes, rates, 0.1, 0.5, {"mask": "map.png"})
+    failures = {f"{LONG}<i>.svs": f"cannot use slide {LONG}"}
+    write_page(out / "index.html", _page([slide], failures, [(LONG, [slide], rates)]))
 
 
 @pytest.fixture(scope="module")

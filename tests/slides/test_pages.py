@@ -90,5 +90,6 @@ def test_command_runs(line: str, ground: Path, tmp_path: Path, monkeypatch: pyte
         for option, value in (("--tile", TILE), ("--mpp", MPP)):
             if option in words:
                 words[words.index(option) + 1] = str(value)
-        words += [] if "--tile" in words else ["--tile", str(TILE)]
+        if words[1] == "tiles" and "--tile" not in words:
+            words += ["--tile", str(TILE)]
     assert main(words) == 0, words

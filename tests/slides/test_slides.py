@@ -296,7 +296,18 @@ def test_whole_path_from_the_shell(
 
     (tmp_path / "broken.svs").write_text("no slide")
     run, out = str(tiny_run().path), tmp_path / "out"
-    words = ["slide", run, str(tmp_path / "broken.svs"), str(planted.path), "--out", str(out), "--tile", str(STEP)]
+    words = [
+        "slide",
+        run,
+        str(tmp_path / "broken.svs"),
+        str(planted.path),
+        "--out",
+        str(out),
+        "--tile",
+        str(STEP),
+        "--mpp",
+        "0.5",
+    ]
     assert main(words) == 0
     text = capsys.readouterr()
     assert text.out.strip() == str(out / "biopsy") and "1 of 2 slides could not be read" in text.err
@@ -326,7 +337,7 @@ def test_another_calibration_is_another_model(
     calibrated = write_model(tmp_path / "model", model)
     model.predictor.confidence = Confidence(3.0, model.predictor.confidence.familiar)
     cooler = write_model(tmp_path / "cooler", model)
-    words = [str(planted.path), "--out", str(tmp_path / "out"), "--tile", str(STEP)]
+    words = [str(planted.path), "--out", str(tmp_path / "out"), "--tile", str(STEP), "--mpp", "0.5"]
     assert main(["slide", str(calibrated), *words]) == 0
     before = (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes()
     for other in (run, cooler):

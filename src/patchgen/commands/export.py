@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -13,6 +13,10 @@ from patchgen.commands import announce, parse
 from patchgen.commands.inputs import find_images
 from patchgen.common.files import check_writable
 from patchgen.common.text import printable
+
+if TYPE_CHECKING:
+    from patchgen.data.table import TileScale
+    from patchgen.predict.predictor import Predictor
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,9 @@ class ExportArguments:
     format: Literal["onnx", "wsinfer"] = "onnx"
     """An ONNX file, or a folder with TorchScript and config.json for WSInfer and its QuPath extension."""
     spacing: float | None = None
-    """wsinfer: microns per pixel of the tiles that the model was trained on, such as 0.5."""
+    """wsinfer: microns per pixel of the training tiles; by default as the model remembers from `slide tiles`."""
     patch: int | None = None
-    """wsinfer: side of such a tile in pixels, before it was resized; by default the model's image size."""
+    """wsinfer: side of such a tile in pixels, before it was resized; by default as the model remembers."""
     images: tuple[str, ...] = ()
     """Images, folders or patterns for the comparison; generated ones by default."""
     count: int = 32
@@ -66,14 +70,27 @@ def main(argv: list[str]) -> int:
     if arguments.format == "onnx":
         differences = export(predictor, target, images)
     else:
-        assert arguments.spacing is not None  # checked by _check_target
-        patch = arguments.patch or size
-        differences = export_wsinfer(predictor, target, images, spacing=arguments.spacing, patch=patch)
+        scale = _scale(arguments, predictor)
+        differences = export_wsinfer(predictor, target, images, spacing=scale.mpp, patch=scale.side)
     for name, (value, allowed) in differences.items():
         print(f"{name}: largest difference {value:.1e} on {len(images)} images (allowed: {allowed:.1e}, at most "
               f"{NOISE_FACTOR} times the network's own rounding in float32)")  # fmt: skip
     print(printable(target))
     return 0
+
+
+def _scale(arguments: ExportArguments, predictor: Predictor) -> TileScale:
+    """The scale of the training tiles: as given, else as the model remembers it."""
+    from patchgen.data.table import TileScale
+
+    known = predictor.tiles
+    spacing = arguments.spacing or (known.mpp if known else None)
+    if spacing is None:
+        raise ValueError(
+            "--format wsinfer needs --spacing, the microns per pixel of the tiles (such as 0.5): this model was not "
+            "trained on tiles of `patchgen slide tiles`, which remember it"
+        )
+    return TileScale(spacing, arguments.patch or (known.side if known else predictor.config.image_size))
 
 
 def _check_target(arguments: ExportArguments, target: Path) -> None:
@@ -84,9 +101,9 @@ def _check_target(arguments: ExportArguments, target: Path) -> None:
         for name in ("spacing", "patch"):
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} is for --format wsinfer; an ONNX file has no such field")
-    elif arguments.spacing is None or not 0 < arguments.spacing < 1000:
+    elif arguments.spacing is not None and not 0 < arguments.spacing < 1000:
         raise ValueError(
-            f"--format wsinfer needs --spacing, microns per pixel of the tiles (such as 0.5), not {arguments.spacing}"
+            f"--spacing is the number of microns per pixel of the tiles (such as 0.5), not {arguments.spacing}"
         )
     elif arguments.patch is not None and arguments.patch < 1:
         raise ValueError(f"--patch must be at least 1 pixel, not {arguments.patch}")

@@ -1,6 +1,6 @@
 """patchgen slide MODEL SLIDE... --out DIR: maps of whole slides as PNG, pyramid TIFF, CSV and GeoJSON for QuPath.
 
-`patchgen slide tiles` (`slide_tiles.py`) makes training data from slides.
+`patchgen slide tiles` (`slide_tiles.py`) makes training data from slides, `patchgen slide embed` feature vectors.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import Maybe, announce, parse
 from patchgen.commands.engine import EngineArguments
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.model_options import RuntimeOptions
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from patchgen.predict.predictor import Predictor
+    from patchgen.slides.scan import Place
     from patchgen.slides.slide import Slide
     from patchgen.slides.tiles import TileGrid
     from patchgen.sweep.unit import Unit
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
-ACTIONS = ("tiles",)  # `patchgen slide tiles`
+ACTIONS = ("tiles", "embed")  # `patchgen slide tiles`, `patchgen slide embed`
 WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder of partial results
 
 
@@ -51,12 +53,18 @@ class SlideArguments(RuntimeOptions, EngineArguments):
     """Slide files: .svs, .ndpi, .mrxs, .scn, .tif and other formats that OpenSlide reads; or folders of them."""
     out: str
     """Folder for the results; created if missing. Resumable with the same command."""
-    mpp: float = 0.5
-    """Resolution of the tiles in microns per pixel: that of the images the model was trained on (0.5 is 20x)."""
-    tile: int = 224
-    """Side of a tile in pixels at that resolution, to match the field of view of the training images."""
-    mpp_slide: float | None = None
+    mpp: Maybe[float] = None
+    """Resolution of the tiles in microns per pixel (0.5 is 20x); by default that of the training tiles."""
+    tile: Maybe[int] = None
+    """Side of a tile in pixels at that resolution; by default that of the training tiles."""
+    tissue: str = "otsu"
+    """How tissue is found: the built-in rule, or the name of a plug-in's function."""
+    mask: Maybe[str] = None
+    """Your own mask of tissue instead, image or GeoJSON; for several slides a folder of masks named like them."""
+    mpp_slide: Maybe[float] = None
     """Microns per pixel of the slides themselves, if missing or wrong in the files."""
+    patients: Maybe[str] = None
+    """CSV file with the columns slide and patient (or group): adds a table per patient."""
     min_tissue: float = 0.5
     """Tiles with a smaller share of tissue are left out."""
     strict: bool = False
@@ -65,7 +73,10 @@ class SlideArguments(RuntimeOptions, EngineArguments):
     """Tiles per forward pass."""
 
 
-def _check(arguments: SlideArguments) -> None:
+Scaled = TypeVar("Scaled", bound=SlideArguments)
+
+
+def check_arguments(arguments: SlideArguments) -> None:
     """Check the options that apply to all slides, before any work."""
     if not arguments.slides:
         raise ValueError("no slide given; name slide files after the model")
@@ -80,8 +91,52 @@ def _check(arguments: SlideArguments) -> None:
         raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
 
 
-def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+def slides_of(arguments: SlideArguments) -> list[Path]:
+    """The slide files, which must have different names, after the checks that concern them."""
+    from patchgen.slides.plan import find_slides
+    from patchgen.slides.slide import require_openslide
+    from patchgen.slides.tissue import check_rule
+
+    slides = find_slides(arguments.slides)
+    check_rule(arguments.tissue, arguments.mask, slides)
+    twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
+    if twice:
+        raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
+    require_openslide()
+    return slides
+
+
+def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
+    """The arguments with --mpp and --tile of the training tiles, where they are not given.
+
+    Raises:
+        ValueError: the model does not know them.
+    """
+    from patchgen.data.table import TileScale
+
+    known = predictor.tiles
+    if known is None and (arguments.mpp is None or arguments.tile is None):
+        raise ValueError(
+            f"{arguments.model} does not say at what scale its training images were cut (only models trained on the "
+            "manifest of `patchgen slide tiles` do): give --mpp (microns per pixel, such as 0.5) and --tile (pixels, "
+            "such as 224), as those images have them"
+        )
+    if known is None:
+        return arguments
+    scale = TileScale(arguments.mpp or known.mpp, arguments.tile or known.side)
+    if scale != known:
+        print(
+            f"WARNING: tiles of {scale}, but the model was trained on tiles of {known}: its predictions may be "
+            "confident and wrong",
+            file=sys.stderr,
+        )
+    return replace(arguments, mpp=scale.mpp, tile=scale.side)
+
+
+def tile_settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
     """The settings that the tiles and their predictions depend on."""
+    from patchgen.slides.tissue import rule_for
+
     return {
         "slide": slide.path.name,
         "bytes": slide.path.stat().st_size,
@@ -89,38 +144,62 @@ def _settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, dig
         "mpp": arguments.mpp,
         "tile": arguments.tile,
         "min_tissue": arguments.min_tissue,
+        **rule_for(slide.path, arguments.tissue, arguments.mask).facts(),
         "image_size": predictor.config.image_size,
         "classes": list(predictor.classes),
         "model": digest,
     }
 
 
-def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError if the folder exists and was started with other settings."""
-    file = folder / DESCRIPTION
+def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if results exist whose description in `file` has other settings."""
     if not file.is_file():
         return
-    refuse_links(folder)
+    refuse_links(file.parent)
     try:
         was = read_json(file)
     except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); remove {folder}, or choose another --out") from error
+        raise ValueError(f"{file} is damaged ({error}); remove it with its results, or choose another --out") from error
     other = [name for name, value in settings.items() if was.get(name) != value]
     if other:
         change = f"{other[0]} {shortly(was.get(other[0]))}, now {shortly(settings[other[0]])}"
-        raise ValueError(f"{folder} was started with other settings ({change}); remove it, or choose another --out")
+        place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
+        raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     write_text(file, json_text(content) + "\n")
 
 
-def _model(arguments: SlideArguments) -> tuple[Predictor, str]:
+def load_model(arguments: SlideArguments) -> tuple[Predictor, str]:
     """The predictor and its digest, loaded once for all slides of this process."""
     from patchgen.predict.predictor import identity
 
     predictor = arguments.load_once(arguments.model)
     return predictor, " ".join([identity(arguments.model, arguments.checkpoint)[:16], predictor.variant]).strip()
+
+
+def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Place]]:
+    """The grid of a slide, its thumbnail and mask of tissue, and the tiles with enough tissue.
+
+    Raises:
+        UnreadableSlide: there are none.
+    """
+    from patchgen.slides.scan import find_places
+    from patchgen.slides.slide import UnreadableSlide
+    from patchgen.slides.tiles import make_grid
+    from patchgen.slides.tissue import find_tissue, rule_for, tissue_share
+
+    assert options.mpp is not None and options.tile is not None  # by `with_scale`
+    grid = make_grid(slide, options.mpp, options.tile)
+    small, mask = find_tissue(slide, grid, rule_for(slide.path, options.tissue, options.mask))
+    places = find_places(tissue_share(mask, grid), options.min_tissue)
+    if not places:
+        raise UnreadableSlide(
+            slide.path, f"no tile has {options.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
+        )
+    slide.handle.allow(len(places))
+    return grid, small, mask, places
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:
@@ -134,31 +213,21 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
     from patchgen.common.progress import Progress
     from patchgen.slides.cohort import save_thumbnail
     from patchgen.slides.heatmap import save_png
-    from patchgen.slides.scan import find_places, scan
-    from patchgen.slides.slide import UnreadableSlide, open_slide
-    from patchgen.slides.tiles import make_grid, thumbnail
-    from patchgen.slides.tissue import tissue_mask, tissue_share
+    from patchgen.slides.scan import scan
+    from patchgen.slides.slide import open_slide
 
-    given, path, part = SlideArguments(**arguments), Path(slide), folder / PART
-    predictor, digest = _model(given)
-    with open_slide(path, given.mpp_slide) as opened:
-        grid = make_grid(opened, given.mpp, given.tile)
-        small = thumbnail(opened, grid)
-        mask = tissue_mask(small, grid.cell**2 / 4)
-        places = find_places(tissue_share(mask, grid), given.min_tissue)
-        if not places:
-            raise UnreadableSlide(
-                path, f"no tile has {given.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
-            )
-        settings = _settings(given, predictor, opened, digest)
-        _check_settings(part, settings)
+    options, path, part = SlideArguments(**arguments), Path(slide), folder / PART
+    predictor, digest = load_model(options)
+    with open_slide(path, options.mpp_slide) as opened:
+        grid, small, mask, places = find_tiles(opened, options)
+        settings = tile_settings(options, predictor, opened, digest)
+        check_settings(part / DESCRIPTION, settings)
         part.mkdir(exist_ok=True)
         _write_json(part / DESCRIPTION, settings)
         save_png(part / "tissue.png", Image.fromarray(mask))
         save_thumbnail(part, small, grid)
-        opened.handle.allow(len(places))
         with Progress(printable(path.name), len(places), quiet=quiet) as bar:
-            scan(predictor, opened, grid, places, part / TILES, given.batch, bar.tick)
+            scan(predictor, opened, grid, places, part / TILES, options.batch, bar.tick)
         files = _write_results(part, predictor.classes, grid, small, opened.mpp)
         facts = {"tiles": len(places), "origin": list(opened.origin), "files": files}
     _write_json(part / DESCRIPTION, settings | facts)
@@ -187,11 +256,10 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.sweep.unit import Needs, Unit
 
-    a = arguments
-    predictor, digest = _model(a)
+    predictor, digest = load_model(arguments)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
-    runtime = a.runtime if a.alone else a.resolved_runtime(predictor)
+    runtime = arguments.runtime if arguments.alone else arguments.resolved_runtime(predictor)
     for path in slides:
         result, claim = out / path.stem, out / WORK / path.stem
         call = {
@@ -204,7 +272,7 @@ def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
             if (folder / DESCRIPTION).is_file():
                 try:
                     with open_slide(path, arguments.mpp_slide) as slide:
-                        _check_settings(folder, _settings(arguments, predictor, slide, digest))
+                        check_settings(folder / DESCRIPTION, tile_settings(arguments, predictor, slide, digest))
                 except UnreadableSlide:  # reported when it is processed
                     continue
         units.append(unit)
@@ -233,31 +301,26 @@ COMMAND = SlideArguments
 
 def main(argv: list[str]) -> int:
     if argv and argv[0] in ACTIONS:
-        from patchgen.commands.slide_tiles import main as main_tiles
-
-        return main_tiles(argv[1:])
+        return int(import_module(f"patchgen.commands.slide_{argv[0]}").main(argv[1:]))
     arguments = parse(SlideArguments, "slide", argv)
-    _check(arguments)
-    from patchgen.slides.plan import find_slides
+    check_arguments(arguments)
+    from patchgen.slides.plan import read_patients
 
-    slides = find_slides(arguments.slides)
-    twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
-    if twice:
-        raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
+    slides = slides_of(arguments)
+    patients = read_patients(arguments.patients) if arguments.patients else {}
     announce()
     from patchgen.common.machine import use_threads
     from patchgen.slides.cohort import write_cohort
-    from patchgen.slides.slide import require_openslide
 
-    require_openslide()
     if arguments.alone:
         use_threads(arguments.threads)  # before a runtime queries them
+    arguments = with_scale(arguments, load_model(arguments)[0])
     units = _units(arguments, slides)
     failures = arguments.do_units(units, Path(arguments.out) / WORK, "slides", quiet=arguments.alone)
     done = [unit.result for unit in units if unit.label not in failures]
     for folder in done:
         print(folder, flush=True)
     if done:
-        page = write_cohort(Path(arguments.out), done, failures)
+        page = write_cohort(Path(arguments.out), done, failures, patients)
         print(f"all slides on one page: {page}", file=sys.stderr)
     return report_slides(failures, len(slides), arguments.strict)

@@ -6,7 +6,7 @@ import csv
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,7 +44,7 @@ class TilesArguments(EngineArguments):
     outside: str | None = None
     """The class of tissue outside all annotations of an annotated slide; by default such tiles are left out."""
     mpp: float = 0.5
-    """Resolution of the tiles in microns per pixel (0.5 is 20x); give the same to `patchgen slide`."""
+    """Resolution of the tiles in microns per pixel (0.5 is 20x); models trained on them remember it."""
     tile: int = 224
     """Side of a tile in pixels at that resolution."""
     overlap: float = 0.0
@@ -53,6 +53,10 @@ class TilesArguments(EngineArguments):
     """Tiles with a smaller share of tissue are left out."""
     min_label: float = 0.75
     """Share of a tile that its class must cover, above 0.5; tiles in between are ambiguous and left out."""
+    tissue: str = "otsu"
+    """How tissue is found: the built-in rule, or the name of a plug-in's function."""
+    mask: str | None = None
+    """Your own mask of tissue instead, image or GeoJSON; for several slides a folder of masks named like them."""
     mpp_slide: float | None = None
     """Microns per pixel of the slides themselves, if missing or wrong in the files."""
     from_corner: bool = False
@@ -65,8 +69,7 @@ class TilesArguments(EngineArguments):
         """The settings that the tiles depend on."""
         from patchgen.slides.cut import CutSettings
 
-        names = ("mpp", "tile", "overlap", "min_tissue", "min_label", "outside", "ignore", "mpp_slide", "from_corner")
-        return CutSettings(**{name: getattr(self, name) for name in names})
+        return CutSettings(**{field.name: getattr(self, field.name) for field in fields(CutSettings)})
 
 
 def _check(arguments: TilesArguments) -> None:
@@ -90,9 +93,11 @@ def _check(arguments: TilesArguments) -> None:
 
 def _plan(arguments: TilesArguments) -> Plan:
     from patchgen.slides.plan import find_annotations, find_slides, make_plan, read_labels
+    from patchgen.slides.tissue import check_rule
 
     labels = read_labels(arguments.labels) if arguments.labels else {}
     slides, annotations = find_slides(arguments.slides), find_annotations(arguments.annotations)
+    check_rule(arguments.tissue, arguments.mask, slides)
     plan = make_plan(
         slides, annotations, labels, classes=arguments.classes, ignore=arguments.ignore, outside=arguments.outside
     )
@@ -125,20 +130,20 @@ def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
     return units
 
 
-def _write_manifest(out: Path, slides: Sequence[PlannedSlide]) -> int:
-    """All tiles of the slides that are cut; returns how many."""
+def _write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSettings) -> int:
+    """All tiles of the slides that are cut, with their scale, which models remember; returns how many."""
     from patchgen.common.csv_files import write_csv
     from patchgen.slides.cut import TILES
 
-    rows = []
+    rows, scale = [], (f"{settings.mpp:g}", str(settings.tile))
     for slide in slides:
         with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
             rows += [
-                (f"{IMAGES}/{slide.folder}/{one['file']}", slide.domain, one["label"], slide.group)
+                (f"{IMAGES}/{slide.folder}/{one['file']}", slide.domain, one["label"], slide.group, *scale)
                 for one in csv.DictReader(stream)
             ]
     if rows:
-        write_csv(out / MANIFEST, ("path", "domain", "label", "group"), rows)
+        write_csv(out / MANIFEST, ("path", "domain", "label", "group", "mpp", "tile"), rows)
     return len(rows)
 
 
@@ -188,7 +193,7 @@ def main(argv: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     failures = arguments.do_units(list(units.values()), out / ".work", "slides")
     done = [slide for slide in plan.slides if str(slide.path) not in failures]
-    count = _write_manifest(out, done)
+    count = _write_manifest(out, done, arguments.settings)
     sites = _summarise(out, plan, failures)
     if len(sites) == 1:
         print(

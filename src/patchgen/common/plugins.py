@@ -2,7 +2,7 @@
 
 An installed package declares them as entry points; a single file adds them to the tables itself:
 
-    [project.entry-points."patchgen.methods"]       # or patchgen.stream_methods, patchgen.backbones, patchgen.datasets
+    [project.entry-points."patchgen.methods"]       # or .stream_methods, .backbones, .datasets, .tissue
     center = "my_package.losses:CenterLoss"
 
     METHODS["center"] = CenterLoss                  # last line of center.py
@@ -28,7 +28,7 @@ from patchgen.common.files import cache_dir, expanded, write_text
 from patchgen.common.untrusted import shortly
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, separated by the system's path separator; inherited by child processes
-GROUPS = ("methods", "stream_methods", "backbones", "datasets")
+GROUPS = ("methods", "stream_methods", "backbones", "datasets", "tissue")
 
 
 class Plugin(NamedTuple):

@@ -1,7 +1,7 @@
 """Turn a folder or a CSV manifest into a table with one checked row per image.
 
     table = read_table("PACS")                       # domain/class/*.jpg
-    table = read_table("tiles.csv")                  # columns path, domain, label and, if known, group
+    table = read_table("tiles.csv")                  # columns path, domain, label and, if known, group, mpp and tile
     table.counts()["sketch"]["dog"]                  # 772
 
 Only names are read here, never pixels. Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted
@@ -11,10 +11,12 @@ file name), so that split indices refer to the same images.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
@@ -24,10 +26,30 @@ from patchgen.common.text import did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
 from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images
 from patchgen.data.manifest import read_lines
+from patchgen.data.safe_open import MOST_SIDE
 
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks compare all pairs
 Row = tuple[str, str, str]  # path, domain, class (empty: no label)
 LAYOUT = "Expected <data>/<domain>/<class>/<image>, or a CSV manifest with the columns path, domain, label"
+
+
+class TileScale(NamedTuple):
+    """The field of view of tiles that were cut from slides."""
+
+    mpp: float  # microns per pixel
+    side: int  # pixels
+
+    def __str__(self) -> str:
+        return f"{self.side} pixels at {self.mpp:g} microns per pixel"
+
+
+def tile_scale(mpp: Any, side: Any) -> TileScale | None:
+    """The scale that a manifest or a model states; None if it states none, or no positive numbers."""
+    try:
+        scale = TileScale(float(mpp), int(side))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return scale if 0 < scale.mpp < math.inf and 0 < scale.side < MOST_SIDE else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +65,7 @@ class Table:
     group: tuple[str, ...] | None = None  # patient or slide of each row
     benchmark: str | None = None
     options: dict[str, str] = field(default_factory=dict)  # reading options in force
+    tiles: TileScale | None = None  # of images that are tiles of slides, all of one scale
 
     def __post_init__(self) -> None:
         lengths = [len(column) for column in (self.paths, self.domain, self.label, self.group) if column is not None]
@@ -98,6 +121,8 @@ class Table:
             columns["group"] = self.group
         if self.benchmark is not None:
             columns["benchmark"] = [f"{self.benchmark}?{urlencode(self.options)}".rstrip("?")] * len(self)
+        if self.tiles is not None:
+            columns |= {"mpp": [f"{self.tiles.mpp:g}"] * len(self), "tile": [str(self.tiles.side)] * len(self)}
         write_csv(path, list(columns), zip(*columns.values(), strict=True))
 
 
@@ -277,7 +302,9 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     entry = entry or (get_benchmark(tag) if tag else None)
     rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
-    return _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
+    scales = {(cells.get("mpp"), cells.get("tile")) for _, cells in lines}
+    tiles = tile_scale(*next(iter(scales))) if len(scales) == 1 else None
+    return replace(_build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path), tiles=tiles)
 
 
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:

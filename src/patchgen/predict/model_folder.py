@@ -34,7 +34,7 @@ from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.convert import Loaded, build
 from patchgen.model.preprocessing import recorded_pixels
 from patchgen.predict.confidence import Confidence, Familiar
-from patchgen.predict.predictor import Predictor
+from patchgen.predict.predictor import Predictor, read_tile_scale
 from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
 from patchgen.runs.tensors import under
 
@@ -163,6 +163,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
         "weights": {"file": WEIGHTS, "sha256": digest},
         **({"plugins": used} if used else {}),
         **({"stain": predictor.stain.facts()} if predictor.stain else {}),
+        **({"tiles": predictor.tiles._asdict()} if predictor.tiles else {}),
     }
 
 
@@ -191,7 +192,7 @@ def read_model(path: str | Path, **device: Any) -> Model:
         ) from error
     known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
     stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
-    predictor = Predictor(model, classes, config, confidence, stain, **device)
+    predictor = Predictor(model, classes, config, confidence, stain, read_tile_scale(facts), **device)
     return Model(predictor, {name: facts[name] for name in known if name in facts})
 
 

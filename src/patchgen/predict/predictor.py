@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, get_args
@@ -30,6 +30,7 @@ from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.inputs import squares
 from patchgen.data.macenko import Macenko, read_macenko
+from patchgen.data.table import TileScale, tile_scale
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained
@@ -158,7 +159,13 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected", **device: Any
     _check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
     stain = read_macenko(facts.get("stain"), str(file)) if config.stain != "none" else None
-    return Predictor(model, classes, config, stain=stain, **device)
+    return Predictor(model, classes, config, stain=stain, tiles=read_tile_scale(facts), **device)
+
+
+def read_tile_scale(facts: Mapping[str, Any]) -> TileScale | None:
+    """The scale of the training tiles, as a checkpoint or model folder records it."""
+    recorded = facts.get("tiles")
+    return tile_scale(recorded.get("mpp"), recorded.get("side")) if isinstance(recorded, dict) else None
 
 
 def _checkpoint_file(folder: RunFolder, name: str) -> Path:
@@ -209,6 +216,7 @@ class Predictor:
         config: Config,
         confidence: Confidence | None = None,
         stain: Macenko | None = None,
+        tiles: TileScale | None = None,
         *,
         accelerator: str | None = None,
         precision: Wanted = "32-true",
@@ -220,6 +228,7 @@ class Predictor:
         self.classes, self.config = classes, config
         self.confidence = confidence or Confidence()
         self.stain = stain  # stain normalisation as in training, also for files, slides and uploads
+        self.tiles = tiles  # scale of the training images, if they were tiles of slides
         self.runtime: Runtime | None = None  # replaces torch
 
     @property

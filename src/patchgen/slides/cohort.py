@@ -1,15 +1,20 @@
-"""Many slides at a glance: a CSV with a row per slide, and one page with their thumbnails and maps.
+"""Many slides at a glance: a CSV with a row per slide or patient, and one page with their thumbnails and maps.
 
-    page = write_cohort(out, [out / "a", out / "b"], {"c.svs": "cannot use slide c.svs: ..."})
+    page = write_cohort(out, [out / "a", out / "b"], {"c.svs": "cannot use slide c.svs: ..."}, {"a.svs": "patient-1"})
 
-Everything comes from the finished folders of the slides, so it can be regenerated at any time. A slide's numbers are
-means and counts over its tiles, not a diagnosis of the patient.
+Everything comes from the finished folders of the slides, so it can be regenerated at any time. The numbers are means
+and shares over tiles, not a diagnosis of the patient.
+
+Neighbouring tiles are alike, so an interval from single tiles would be far too narrow: blocks of `BLOCK` x `BLOCK`
+tiles are resampled (bootstrap, 95 %). It says how much the number depends on which of the tissue was scanned, not
+whether the model is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,47 +24,83 @@ from patchgen.common.csv_files import write_csv
 from patchgen.common.untrusted import read_json
 from patchgen.pages.page import Cell, file_address, render, write_page
 from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png
-from patchgen.slides.scan import read_tiles
+from patchgen.slides.scan import TilePrediction, read_tiles
 from patchgen.slides.tiles import TileGrid
 
-TABLE, PAGE, THUMBNAIL = "cohort.csv", "index.html", "thumbnail.png"
+TABLE, PATIENTS, PAGE, THUMBNAIL = "cohort.csv", "patients.csv", "index.html", "thumbnail.png"
 SIDE = 512  # pixels of a thumbnail's longer side, at most
+BLOCK, RESAMPLES = 4, 1000  # tiles per side of a resampled block; times that blocks are drawn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Mean probabilities and shares of the predicted classes, of the tiles of a slide or patient."""
+
+    blocks: np.ndarray  # (B, 1 + 2C): tiles of a block, sums of their probabilities, tiles of each predicted class
+
+    @property
+    def tiles(self) -> int:
+        return round(self.blocks[:, 0].sum())
+
+    @property
+    def values(self) -> np.ndarray:
+        """(2C,): mean probability of each class, then share of the tiles that it is predicted for."""
+        return _rates(self.blocks.sum(0))
+
+    @cached_property
+    def interval(self) -> np.ndarray:
+        """(2, 2C): lower and upper ends of the 95 % intervals; NaN with a single block."""
+        count = len(self.blocks)
+        if count < 2:
+            return np.full((2, self.blocks.shape[1] - 1), np.nan)
+        drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
+        return np.quantile(_rates(drawn @ self.blocks), (0.025, 0.975), axis=0)
+
+    @property
+    def best(self) -> int:
+        """The class with the largest mean probability."""
+        return int(np.argmax(self.values[: len(self.values) // 2]))
+
+
+def _rates(sums: np.ndarray) -> np.ndarray:
+    return sums[..., 1:] / sums[..., :1]
+
+
+def rates(tiles: Sequence[TilePrediction], classes: Sequence[str]) -> Rates:
+    """Sums over blocks of neighbouring tiles."""
+    rows = np.array([[1, *tile.probabilities, *(tile.label == name for name in classes)] for tile in tiles], float)
+    places = np.array([(tile.column // BLOCK, tile.row // BLOCK) for tile in tiles])
+    _, block = np.unique(places, axis=0, return_inverse=True)
+    sums = np.zeros((block.max() + 1, rows.shape[1]))
+    np.add.at(sums, block.ravel(), rows)
+    return Rates(sums)
+
+
+@dataclass(frozen=True, eq=False)
 class SlideSummary:
     """Summary of a slide's tiles."""
 
     folder: Path
     slide: str
     model: str  # digest
-    tiles: int
     tissue: float  # square millimetres
     classes: tuple[str, ...]
-    shares: tuple[float, ...]  # of the tiles, by predicted class
-    means: tuple[float, ...]  # of the tiles' probabilities
+    rates: Rates
     unlike: float | None  # share of the tiles that are unlike the training images
     mask: float | None  # mean of the selection mask
     maps: dict[str, str]  # what -> picture
-
-    @property
-    def best(self) -> int:
-        """The class with the largest mean probability."""
-        return int(np.argmax(self.means))
 
 
 def summarise(folder: Path) -> SlideSummary:
     """The summary of a finished slide's folder."""
     facts = read_json(folder / "slide.json")
     classes, tiles = tuple(facts["classes"]), list(read_tiles(folder / "tiles.csv", facts["classes"]))
-    labels = [tile.label for tile in tiles]
     unlike = [tile.unlike_training for tile in tiles if tile.unlike_training is not None]
     masks = [tile.mask for tile in tiles if tile.mask is not None]
     area = (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
     return SlideSummary(
-        folder, facts["slide"], facts["model"], len(tiles), sum(tile.tissue for tile in tiles) * area, classes,
-        tuple(labels.count(name) / len(labels) for name in classes),
-        tuple(float(p) for p in np.mean([tile.probabilities for tile in tiles], axis=0)),
+        folder, facts["slide"], facts["model"], sum(tile.tissue for tile in tiles) * area, classes,
+        rates(tiles, classes),
         float(np.mean(unlike)) if unlike else None,
         float(np.mean(masks)) if masks else None,
         {name: files[0] for name, files in facts["files"].items()},
@@ -74,34 +115,69 @@ def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
     save_png(folder / THUMBNAIL, picture)
 
 
-def write_cohort(out: Path, folders: Sequence[Path], failures: Mapping[str, str]) -> Path:
-    """Write the table and page of finished slides and of failures with their reasons; returns the page."""
+def write_cohort(
+    out: Path, folders: Sequence[Path], failures: Mapping[str, str], patients: Mapping[str, str] | None = None
+) -> Path:
+    """Write the tables and page of finished slides and of failures with their reasons; returns the page.
+
+    Args:
+        patients: Patient of each slide, by its name with or without extension; no table of patients by default.
+    """
     slides = [summarise(folder) for folder in folders]
     classes = slides[0].classes
-    header = ["slide", "folder", "tiles", "tissue_mm2", "label", "mean_probability", "mask_mean", "unlike_training",
-              *(f"mean_p_{name}" for name in classes), *(f"share_{name}" for name in classes), "error"]  # fmt: skip
-    empty = [""] * (len(header) - 2)
+    names = [f"{what}_{name}{end}" for end in ("", "_low", "_high") for what in ("mean_p", "share") for name in classes]
+    header = ["slide", "folder", "tiles", "tissue_mm2", "label", "mean_probability", "mask_mean", "unlike_training"]
     rows = [[*_cells(slide), ""] for slide in slides]
+    empty = [""] * (len(header) + len(names) - 1)
     rows += [[Path(path).name, *empty, why.strip().splitlines()[-1]] for path, why in failures.items()]
-    write_csv(out / TABLE, header, rows, people=True)
-    return write_page(out / PAGE, _page(slides, failures))
+    write_csv(out / TABLE, [*header, *names, "error"], rows, people=True)
+    pooled = _by_patient(slides, patients or {})
+    if pooled:
+        cells = [
+            [name, str(len(of)), str(rate.tiles), classes[rate.best], *_numbers(rate)] for name, of, rate in pooled
+        ]
+        write_csv(out / PATIENTS, ["patient", "slides", "tiles", "label", *names], cells, people=True)
+    return write_page(out / PAGE, _page(slides, failures, pooled))
+
+
+def _by_patient(
+    slides: Sequence[SlideSummary], patients: Mapping[str, str]
+) -> list[tuple[str, list[SlideSummary], Rates]]:
+    """Patient, slides and pooled tiles, in which each slide counts by its tiles; a slide of no patient is left out."""
+    groups: dict[str, list[SlideSummary]] = {}
+    for slide in slides:
+        if patient := patients.get(slide.slide) or patients.get(Path(slide.slide).stem):
+            groups.setdefault(patient, []).append(slide)
+    return [(name, of, Rates(np.concatenate([slide.rates.blocks for slide in of]))) for name, of in groups.items()]
+
+
+def _numbers(rate: Rates) -> list[str]:
+    numbers = [*rate.values, *rate.interval[0], *rate.interval[1]]
+    return ["" if np.isnan(value) else f"{value:.6f}" for value in numbers]
 
 
 def _cells(slide: SlideSummary) -> list[str]:
     optional = ["" if value is None else f"{value:.6f}" for value in (slide.mask, slide.unlike)]
-    best = [slide.classes[slide.best], f"{slide.means[slide.best]:.6f}"]
-    numbers = [f"{value:.6f}" for value in (*slide.means, *slide.shares)]
-    return [slide.slide, slide.folder.name, str(slide.tiles), f"{slide.tissue:.4f}", *best, *optional, *numbers]
+    best = [slide.classes[slide.rates.best], f"{slide.rates.values[slide.rates.best]:.6f}"]
+    name = [slide.slide, slide.folder.name]
+    return [*name, str(slide.rates.tiles), f"{slide.tissue:.4f}", *best, *optional, *_numbers(slide.rates)]
 
 
-def _page(slides: Sequence[SlideSummary], failures: Mapping[str, str]) -> str:
+def _page(
+    slides: Sequence[SlideSummary],
+    failures: Mapping[str, str],
+    pooled: Sequence[tuple[str, list[SlideSummary], Rates]] = (),
+) -> str:
+    classes = slides[0].classes
     return render(
         "cohort.html",
         title=f"{len(slides)} slide{'s' * (len(slides) > 1)}, model {slides[0].model}",
         table_file=TABLE,
         notice=TILE_NOTICE,
-        head=["slide", "tiles", "mm²", *slides[0].classes],
+        head=["slide", "tiles", "mm²", *classes],
         rows=[_row(slide) for slide in slides],
+        patients_head=["patient", "slides", "tiles", *classes],
+        patients=[[name, len(of), rate.tiles, *_means(rate)] for name, of, rate in pooled],
         slides=[_section(slide) for slide in slides],
         failures=[(Path(path).name, why.strip().splitlines()[-1]) for path, why in failures.items()],
     )
@@ -109,19 +185,29 @@ def _page(slides: Sequence[SlideSummary], failures: Mapping[str, str]) -> str:
 
 def _row(slide: SlideSummary) -> list[object]:
     name = Cell(slide.slide, link=f"#{file_address(slide.folder.name)}")
-    means = [Cell(f"{mean:.3f}", "best" if i == slide.best else "") for i, mean in enumerate(slide.means)]
-    return [name, slide.tiles, f"{slide.tissue:.2f}", *means]
+    return [name, slide.rates.tiles, f"{slide.tissue:.2f}", *_means(slide.rates)]
+
+
+def _means(rate: Rates) -> list[Cell]:
+    """Mean probability of each class with its interval, the largest marked."""
+    count = len(rate.values) // 2
+    low, high = rate.interval[:, :count]
+    texts = [f"{mean:.3f}" for mean in rate.values[:count]]
+    if not np.isnan(low).any():
+        texts = [f"{text} ({a:.2f} to {b:.2f})" for text, a, b in zip(texts, low, high, strict=True)]
+    return [Cell(text, "best" if i == rate.best else "") for i, text in enumerate(texts)]
 
 
 def _section(slide: SlideSummary) -> dict[str, object]:
     """The section of a slide on the page."""
     folder = slide.folder.name
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(slide.classes, slide.shares, strict=True))
+    shares = slide.rates.values[len(slide.classes) :]
+    text = ", ".join(f"{name} {share:.1%}" for name, share in zip(slide.classes, shares, strict=True))
     unlike = f"; {slide.unlike:.1%} unlike the training images" if slide.unlike is not None else ""
     return {
         "id": file_address(folder),
         "name": slide.slide,
-        "text": f"{slide.tiles} tiles: {shares}{unlike}.",
+        "text": f"{slide.rates.tiles} tiles: {text}{unlike}.",
         "thumbnail": file_address(folder, THUMBNAIL),
         "maps": [
             ("mean of the selection mask" if name == MASK else name, file_address(folder, file))

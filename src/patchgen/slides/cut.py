@@ -27,8 +27,8 @@ from patchgen.common.csv_files import write_csv
 from patchgen.common.files import replacing_folder, write_text
 from patchgen.slides.annotations import Box, shares
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
-from patchgen.slides.tiles import TileGrid, check_count, make_grid, thumbnail
-from patchgen.slides.tissue import tissue_mask
+from patchgen.slides.tiles import TileGrid, check_count, make_grid
+from patchgen.slides.tissue import find_tissue, rule_for
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"
 COLUMNS = ("file", "label", "x", "y", "width", "height", "tissue", "cover")
@@ -48,6 +48,8 @@ class CutSettings:
     ignore: tuple[str, ...]  # ignored annotation classes
     mpp_slide: float | None
     from_corner: bool  # annotation coordinates start at the corner of the scanned area
+    tissue: str = "otsu"  # how tissue is found
+    mask: str | None = None  # the user's masks of tissue
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def cut_slide(
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:
         grid = make_grid(opened, rules.mpp, rules.tile)
-        mask = tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4)
+        _, mask = find_tissue(opened, grid, rule_for(opened.path, rules.tissue, rules.mask))
         check_count(opened, *(math.ceil(n / (1 - rules.overlap)) for n in (grid.columns, grid.rows)))
         windows = list(find_windows(mask, grid, rules.overlap, rules.min_tissue))
         if not windows:
@@ -94,6 +96,8 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
     drawn = hashlib.sha256(Path(annotation).read_bytes()).hexdigest()[:16] if annotation else None
     size = Path(slide).stat().st_size if Path(slide).exists() else -1
     settings = {**asdict(rules), "ignore": list(rules.ignore)}
+    del settings["tissue"], settings["mask"]
+    settings |= rule_for(Path(slide), rules.tissue, rules.mask).facts()
     return {"slide": Path(slide).name, "bytes": size, "annotation": drawn, "label": label, **settings}
 
 

@@ -90,27 +90,41 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def read_labels(path: str | Path) -> dict[str, dict[str, str]]:
-    """The rows of a CSV file by slide; a slide is named with or without its extension.
+    """The rows of --labels by slide; a slide is named with or without its extension.
 
     Raises:
         ValueError: no such file or column, an empty cell, or a slide twice.
     """
+    return _read_rows(path, "--labels", ("label", "domain", *GROUP))
+
+
+def read_patients(path: str | Path) -> dict[str, str]:
+    """The patient of each slide, by its name in the file.
+
+    Raises:
+        ValueError: no such file or column, or a slide twice.
+    """
+    rows = _read_rows(path, "--patients", GROUP)
+    return {slide: next((cells[name] for name in GROUP if cells.get(name)), slide) for slide, cells in rows.items()}
+
+
+def _read_rows(path: str | Path, option: str, columns: Sequence[str]) -> dict[str, dict[str, str]]:
     file = expanded(path)
     if not file.is_file():
-        raise ValueError(f"--labels: there is no file {printable(path)}")
-    header, rows = read_csv(file)
-    if "slide" not in header or not {"label", "domain", *GROUP} & set(header):
+        raise ValueError(f"{option}: there is no file {printable(path)}")
+    header, lines = read_csv(file)
+    if "slide" not in header or not {*columns} & {*header}:
         raise ValueError(
-            f"{file} needs the column `slide` and one or more of label, domain, group (found: {', '.join(header)})"
+            f"{file} needs the column `slide` and one or more of {', '.join(columns)} (found: {', '.join(header)})"
             f"{did_you_mean('slide', header)}"
         )
-    found: dict[str, dict[str, str]] = {}
-    for line, cells in rows:
+    rows: dict[str, dict[str, str]] = {}
+    for line, cells in lines:
         name = Path(cells["slide"].strip()).name
-        if not name or name in found:
+        if not name or name in rows:
             raise ValueError(f"{file}, line {line}: the slide {name!r} is {'there twice' if name else 'not named'}")
-        found[name] = {key: cell.strip() for key, cell in cells.items()}
-    return found
+        rows[name] = {key: cell.strip() for key, cell in cells.items()}
+    return rows
 
 
 def make_plan(

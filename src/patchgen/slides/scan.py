@@ -77,15 +77,27 @@ def scan(
     done = _resume(file, header(predictor.classes), places, batch)
     if tick and done:
         tick(done)
+    with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
+        for part, pixels in read_batches(slide, grid, places[done:], predictor, batch, tick):
+            stream.write(_lines(part, predictor.score(pixels), grid, predictor.classes))
+            stream.flush()
+
+
+def read_batches(
+    slide: Slide,
+    grid: TileGrid,
+    places: Sequence[Place],
+    predictor: Predictor,
+    batch: int,
+    tick: Callable[[int], None] | None = None,
+) -> Iterator[tuple[Sequence[Place], list[np.ndarray]]]:
+    """Batches of tiles as the model reads them, (S, S, 3) uint8; the next batch is read while one is used."""
     size = predictor.config.image_size
 
     def read(place: Place) -> np.ndarray:
         return slide.read(grid.corner(place.column, place.row), grid.step, (size, size), predictor.interpolation)
 
-    with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
-        for part, pixels in batches(places[done:], read, batch, tick, each=True):
-            stream.write(_lines(part, predictor.score(pixels), grid, predictor.classes))
-            stream.flush()
+    yield from batches(places, read, batch, tick, each=True)
 
 
 def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: TileGrid, classes: Sequence[str]) -> str:

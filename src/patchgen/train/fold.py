@@ -123,6 +123,8 @@ class FoldTrainer(Trainer):
         if is_first(self.model.backbone.description):  # printed once for all trainings of a fit
             self.say(f"backbone: {self.model.backbone.description}")
         self.about = describe(self.model, fold.classes)
+        if fold.table.tiles is not None:
+            self.about["tiles"] = fold.table.tiles._asdict()
         self.model.to(fabric.device)
         store = self._images()
         self.batches = DomainBatches(
