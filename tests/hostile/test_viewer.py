@@ -87,10 +87,19 @@ def test_errors_name_no_path(client: TestClient, model_folder: Path, tmp_path: P
         answer = other.get("/api/models/1")
     assert answer.status_code == 422 and "model.safetensors has sha256" in answer.text
     assert str(tmp_path) not in answer.text and "/tmp/" not in answer.text
-    assert (
-        hide_paths("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b")
-        == "no file 'b c/d.txt', nor z: but 3/4 and a/b"
-    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no file '/a/b c/d.txt', nor /x/y/z: but 3/4 and a/b", "no file 'd.txt', nor z: but 3/4 and a/b"),
+        ("cannot read /home/Ann Lee, MD/it's mine/x.png: damaged", "cannot read x.png: damaged"),
+        (r"cannot read C:\Users\Ann Lee\x.png", "cannot read x.png"),
+        ("see https://example.org/a/b", "see https://example.org/a/b"),
+    ],
+)
+def test_absolute_paths_are_hidden_with_their_spaces(text: str, shown: str) -> None:
+    assert hide_paths(text) == shown
 
 
 def test_a_picture_that_hangs_or_crashes_its_decoder_is_refused_alone(image_folder: Path) -> None:

@@ -279,6 +279,23 @@ def test_an_unfinished_run_is_listed_and_says_why_it_has_no_model(
     assert "no checkpoint 'selected'" in client.get("/api/models/1").json()["error"]
 
 
+def test_equal_names_are_told_apart_and_a_backbones_path_is_not_shown(
+    run_folders: list[Path], tmp_path: Path, make_client: Any
+) -> None:
+    from patchgen.viewer.library import Library, find_items
+
+    text = (run_folders[0] / "config.yaml").read_text()
+    place = tmp_path / "private place" / "weights"
+    for parent in ("a", "b/a"):
+        (tmp_path / parent / "run").mkdir(parents=True)
+        (tmp_path / parent / "run" / "config.yaml").write_text(text.replace("backbone: tiny", f"backbone: {place}"))
+    client = make_client(Library(find_items([tmp_path / "a" / "run", tmp_path / "b" / "a" / "run"])))
+    rows = client.get("/api/models").json()["models"]
+    assert [row["name"] for row in rows] == ["a/run", "a/run (2)"] and [row["done"] for row in rows] == [False, False]
+    answer = client.get("/api/runs/1")
+    assert answer.json()["settings"]["backbone"] == "weights" and "private" not in answer.text
+
+
 def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
     from patchgen.config import Config
     from patchgen.viewer import runs

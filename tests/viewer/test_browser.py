@@ -196,6 +196,21 @@ def test_all_dimmed_patches_at_once_and_mean_colour(page: Viewer, files: Path) -
     assert other["off"] == blurred["off"]
 
 
+def test_earlier_probabilities_are_gone_while_new_ones_are_computed(page: Viewer, files: Path) -> None:
+    page.upload(files / "good0.png")
+    page.until("state.current.maps.mask && document.querySelectorAll('#classes tr').length > 0")
+    page.run("state.model.knows_unlike = true; drawAnswer()")
+    assert "is like the training images" in page.text("calibration")
+    page.run("window.asked = ask; "
+             "ask = (...words) => new Promise((go) => { window.answer = () => go(asked(...words)); })")  # fmt: skip
+    page.run("void toggle(5)")
+    assert page.text("answer") == "Computing the answer with 1 of 16 patches away …" and page.text("calibration") == ""
+    assert page.run("document.querySelectorAll('#classes tr').length") == 0
+    page.run("answer(); ask = asked")
+    page.until("state.current.moved && document.querySelectorAll('#classes tr').length > 0")
+    assert "is like the training images" not in page.text("calibration")
+
+
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_a_bad_file_is_said_and_the_good_one_shown(page: Viewer, files: Path, name: str) -> None:
     page.upload(files / name, files / "good0.png")

@@ -130,8 +130,9 @@ def require(recorded: Any, where: str | Path) -> None:
             if hashlib.sha256(source).hexdigest() == version:
                 _run(kept, source, name)
                 continue
-        fix = "give it with --plugin FILE.py" if name.endswith(".py") else f"pip install {name}=={version}"
-        what = f"{name} (sha256 {version[:12]}...)" if name.endswith(".py") else f"{name} {version}"
+        is_file = name.endswith(".py")  # a folder's word is no reason to install a package: no command is suggested
+        fix = "give it with --plugin FILE.py" if is_file else "if you trust it, install that package from its authors"
+        what = f"{shortly(name)} ({f'sha256 {version[:12]}...' if is_file else shortly(version)})"
         raise ValueError(f"{where} was made with the plug-in {what}, which is not known on this machine; {fix}")
 
 

@@ -139,7 +139,7 @@ class Viewer:
     def models(self) -> dict[str, Any]:
         """What can be chosen; nothing is loaded for it."""
         rows = [runs.overview(item) for item in self.library.items.values()]
-        names = ("id", "name", "kind", "method", "unseen", "seed", "task", "error")
+        names = ("id", "name", "kind", "method", "unseen", "seed", "task", "done", "error")
         limits = {name: getattr(self.limits, name) for name in ("file_bytes", "pixels", "images")}
         models = [{name: row[name] for name in names if name in row} for row in rows]
         return {"models": models, "limits": limits, "notice": NOTICE}
@@ -264,7 +264,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(ValueError)
     async def mistake(request: Request, found: ValueError) -> JSONResponse:
-        return error(422, hide_paths(str(found)))
+        return error(422, hide_paths(str(found))[:500])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, found: RequestValidationError) -> JSONResponse:

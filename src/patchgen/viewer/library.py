@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,8 @@ from patchgen.runs.folder import is_model_folder
 from patchgen.viewer.guard import RefusedRequest
 from patchgen.viewer.uploads import clean_name
 
+# `/home/ann lee/x/` of `/home/ann lee/x/y.png`: folders may hold spaces, but no quote before a delimiter and no `: `
+PATH = re.compile(r"""(?<![\w./])(?:[A-Za-z]:)?(?!//)[/\\](?:(?:(?!['"][\s,;:.)]|: |; )[^/\\\n])+[/\\])+""")
 LOADED = 3  # models in memory at a time: as many as the page compares on an image
 EXAMPLES = 24  # images of the unseen domain that are offered
 
@@ -52,12 +54,12 @@ def without_paths(error: Exception, folder: Path) -> str:
         if place != Path(place.anchor):
             text = text.replace(f"{place}{os.sep}", f"{place.name}{os.sep}" if place == folder else "")
             text = text.replace(str(place), place.name)
-    return hide_paths(text)
+    return hide_paths(text)[:500]
 
 
 def hide_paths(text: str) -> str:
-    """The text with the last part alone of each absolute path, and of bounded length."""
-    return re.sub(r"(?<![\w.])(?:[A-Za-z]:)?[/\\\\](?:[^/\\\\\s'\":,;]+[/\\\\])+", "", text)[:500]
+    """The text with only the last part of each absolute path; where a path ends is guessed, rather too late."""
+    return PATH.sub("", text)
 
 
 def find_items(words: Sequence[str | Path]) -> list[Item]:
@@ -99,15 +101,15 @@ def _kind(path: Path) -> Literal["run", "model"] | None:
 
 def _with_ids(items: Sequence[Item]) -> list[Item]:
     """Numbered, so that an id says nothing of a path; folders of one name are told apart by the one above."""
-    names = [item.name for item in items]
-    return [
-        replace(item, id=str(i), name=item.name if names.count(item.name) == 1 else _longer(item))
-        for i, item in enumerate(items, 1)
+    names = Counter(item.name for item in items)
+    longer = [
+        item.name if names[item.name] == 1 else f"{clean_name(item.path.parent.name)}/{item.name}" for item in items
     ]
-
-
-def _longer(item: Item) -> str:
-    return f"{clean_name(item.path.parent.name)}/{item.name}"
+    named = []
+    for i, (item, name) in enumerate(zip(items, longer, strict=True), 1):
+        again = longer[:i].count(name)
+        named.append(replace(item, id=str(i), name=f"{name} ({again})" if again > 1 else name))
+    return named
 
 
 class Library:

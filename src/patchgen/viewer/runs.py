@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 from patchgen.common.files import refuse_links, regular
 from patchgen.common.untrusted import read_json
 from patchgen.config import Config
+from patchgen.model.local import local_path
 from patchgen.runs.find import UNREADABLE
 from patchgen.runs.folder import RunFolder
-from patchgen.viewer.library import Item, without_paths
+from patchgen.viewer.library import Item, hide_paths, without_paths
 
 SUMMARY = 200_000  # characters of a summary that are shown
 POINTS = 400  # of a curve
@@ -73,7 +75,7 @@ def _at(record: Any, where: tuple[str, ...]) -> float | None:
 
 def _run_row(run: RunFolder) -> dict[str, Any]:
     settings = run.settings
-    values = settings.deciding()
+    values = _without_place(settings.deciding())
     return {
         "done": run.done,
         "method": values.get("method"),
@@ -113,7 +115,7 @@ def _model_row(path: Path) -> dict[str, Any]:
         "method": settings.get("method"),
         "unseen": _at_text(facts, "data", "unseen"),
         "seed": settings.get("seed"),
-        "settings": _deciding(settings),
+        "settings": _without_place(_deciding(settings)),
         "scores": {} if expected is None else {"expected at a new site": expected},
     }
 
@@ -122,6 +124,13 @@ def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide a model's numbers, as a run lists them; one of an earlier release has the default."""
     usual = Config(data="data", unseen="none").deciding()
     return {name: settings.get(name, value) for name, value in usual.items()}
+
+
+def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the name alone of a backbone's folder or file."""
+    backbone = settings.get("backbone")
+    is_path = isinstance(backbone, str) and (backbone[:1] in ("/", "~", ".", "\\") or local_path(backbone) is not None)
+    return {**settings, "backbone": re.split(r"[/\\]", backbone.rstrip("/\\"))[-1]} if is_path else settings
 
 
 def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
@@ -136,7 +145,7 @@ def _text(path: Path) -> str:
         if path.is_symlink() or not regular(path):
             return ""
         with open(path, encoding="utf-8", errors="replace") as handle:
-            return handle.read(SUMMARY)
+            return hide_paths(handle.read(SUMMARY))
     except OSError:
         return ""
 

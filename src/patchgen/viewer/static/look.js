@@ -189,7 +189,7 @@ function describeConfidence(now) {
   const first = calibrated
     ? `Confidence is calibrated on source validation (temperature ${temperature.toFixed(2)}).`
     : "Confidence is a plain softmax, not calibrated.";
-  const like = now.unlike_training ? "" : "The image is like the training images.";
+  const like = now.unlike_training || state.current.moved ? "" : "The image is like the training images.";
   const second = knows ? like : "This model has no check for images unlike its training images.";
   at("calibration").textContent = `${first} ${second}`;
 }
@@ -225,14 +225,31 @@ async function perturb() {
   if (!isReady()) return;
   const picture = state.current, turn = ++latest;
   drawMap();
-  let moved = null;
+  picture.moved = null;
   if (picture.off.size) {
     const operator = at("operator").value, off = [...picture.off];
-    moved = await ask("/api/perturb", { model: state.model.id, image: picture.image, off, operator });
-    if (turn !== latest || picture !== state.current) return;
+    drawWaiting(off.length);
+    try {
+      const moved = await ask("/api/perturb", { model: state.model.id, image: picture.image, off, operator });
+      if (turn !== latest || picture !== state.current) return;
+      picture.moved = moved;
+    } catch (error) {
+      if (turn !== latest || picture !== state.current) return;
+      picture.off.clear(); // there is no answer for them
+      drawMap();
+      drawAnswer();
+      throw error;
+    }
   }
-  picture.moved = moved;
   drawAnswer();
+}
+
+/** No earlier probability stays visible while those without the patches are computed. */
+function drawWaiting(count) {
+  at("answer").textContent = `Computing the answer with ${count} of ${patches()} patches away …`;
+  at("warning").hidden = true;
+  at("calibration").textContent = "";
+  at("classes").replaceChildren();
 }
 
 function sayCell(patch) {

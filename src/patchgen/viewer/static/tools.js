@@ -82,5 +82,6 @@ function guarded(action) {
 function modelName(row) {
   const unseen = row.unseen ? `${row.unseen} unseen` : "";
   const seed = row.seed == null ? "" : `seed ${row.seed}`;
-  return `${[row.method || row.kind, unseen, seed].filter(Boolean).join(", ")} (${row.name})`;
+  const state = row.done === false ? "training not finished" : "";
+  return `${[row.method || row.kind, unseen, seed, state].filter(Boolean).join(", ")} (${row.name})`;
 }
