@@ -4,6 +4,7 @@ import errno
 import hashlib
 import multiprocessing
 import os
+import shutil
 import struct
 import threading
 import warnings
@@ -440,3 +441,23 @@ def test_a_damaged_shape_is_decoded_again(shapes: list[Path], tmp_path: Path, pl
         file.write(b"\xff\xff\xff\x0f")
     found = ImageStore(shapes, SIZE, tmp_path / "cache", keep_aspect=True).images([0])
     assert np.array_equal(found[0], by_hand(shapes[0], SIZE))
+
+
+def test_a_large_cache_is_announced_or_refused(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from patchgen.data import images
+
+    files = sorted(image_folder.rglob("*.png"))
+    needed = 3 * 20 * 20 * len(files)
+    monkeypatch.setattr(images, "LARGE_CACHE", needed)
+    store = ImageStore(files, 20, tmp_path / "cache")
+    assert f"the cache of {len(files)} decoded images needs" in capsys.readouterr().err
+    store.load(range(len(files)))
+    ImageStore(files, 20, tmp_path / "cache")  # it is there already
+    assert capsys.readouterr().err == ""
+    free = shutil.disk_usage(tmp_path)._replace(free=needed - 1)
+    monkeypatch.setattr(images.shutil, "disk_usage", lambda place: free)
+    with pytest.raises(ValueError, match="or add --no-cache"):
+        ImageStore(files, 20, tmp_path / "other")
+    ImageStore(files, 19, tmp_path / "other")  # not large

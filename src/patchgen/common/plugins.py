@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchgen.common.files import cache_dir, expanded, write_text
+from patchgen.common.text import printable
 from patchgen.common.untrusted import shortly
 
 VARIABLE = "PATCHGEN_PLUGINS"  # files, separated by the system's path separator; inherited by child processes
@@ -132,7 +133,7 @@ def require(recorded: Any, where: str | Path) -> None:
                 continue
         is_file = name.endswith(".py")  # a folder's word is no reason to install a package: no command is suggested
         fix = "give it with --plugin FILE.py" if is_file else "if you trust it, install that package from its authors"
-        what = f"{shortly(name)} ({f'sha256 {version[:12]}...' if is_file else shortly(version)})"
+        what = f"{printable(name[:80])} ({f'sha256 {version[:12]}...' if is_file else printable(version[:40])})"
         raise ValueError(f"{where} was made with the plug-in {what}, which is not known on this machine; {fix}")
 
 

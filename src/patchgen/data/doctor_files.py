@@ -7,18 +7,21 @@ facts = list(inspect_files(table.files, decode=True, progress=None))
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from patchgen.common.children import safe_children
 from patchgen.common.files import regular
-from patchgen.data.images import UnreadableImage, gray_bits
+from patchgen.data.images import UnreadableImage, cores, gray_bits
 from patchgen.data.images import decode as decode_image
 from patchgen.data.near_duplicates import dhash, similar_pairs
 from patchgen.data.safe_open import check_length, open_image
@@ -28,6 +31,7 @@ Status = Literal["pass", "warn", "fail"]
 SEVERITY: tuple[Status, ...] = ("pass", "warn", "fail")
 SHOWN = 3  # examples in a detail
 TINY_SIDE = 8  # smallest shorter side in pixels
+FEW, CHUNK = 2000, 512  # files that one process decodes; files that wait at a time
 LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
 
 
@@ -66,12 +70,20 @@ class FileFacts:
 def inspect_files(
     files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
 ) -> Iterator[FileFacts]:
-    """Facts of every file, in order, read by threads in chunks, so that a large set does not make a large queue."""
-    chunk = 512
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(files), chunk):
-            part = files[start : start + chunk]
-            for done, facts in enumerate(pool.map(lambda file: _inspect(file, decode), part), start + 1):
+    """Facts of every file, in order; many files are decoded in as many processes as there are cores.
+
+    A large set is read in chunks, so that it does not make a large queue.
+    """
+    inspect = partial(_inspect, decode=decode)
+    with ExitStack() as stack:
+        if len(files) < FEW or not decode or cores() == 1:  # starting processes would take longer
+            pool: Executor = stack.enter_context(ThreadPoolExecutor(min(4, cores())))
+        else:
+            stack.enter_context(safe_children())
+            pool = stack.enter_context(ProcessPoolExecutor(cores(), mp_context=get_context("spawn")))
+        for start in range(0, len(files), CHUNK):
+            part = files[start : start + CHUNK]
+            for done, facts in enumerate(pool.map(inspect, part, chunksize=16), start + 1):
                 yield facts
                 if progress is not None:
                     progress(done, len(files))

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import struct
+import sys
 import threading
 import warnings
 import weakref
@@ -44,6 +46,7 @@ BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 ENDINGS = (".pixels", ".slots")
 CHECKED = 64  # images between two progress updates
+LARGE_CACHE = 2_000_000_000  # bytes from which the cache is announced, and refused where the disk is too small
 
 
 class UnreadableImage(ValueError):
@@ -141,6 +144,11 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     return image.convert("RGB")
 
 
+def cores() -> int:
+    """The number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _Slot(NamedTuple):
     """The record of a slot with pixels (3,height,width)."""
 
@@ -154,6 +162,7 @@ class ImageStore:
 
     Args:
         size: Side of the square images; with `keep_aspect` the shorter side.
+        threads: Images decoded at the same time; by default as many as this process has cores.
         interpolation: How square images are resized, as the backbone expects. Images that keep their aspect are always
             resized bicubically.
 
@@ -168,12 +177,13 @@ class ImageStore:
         files: Sequence[Path],
         size: int,
         cache: Path | None,
-        threads: int = 2,
+        threads: int | None = None,
         *,
         keep_aspect: bool = False,
         interpolation: str = BILINEAR,
     ) -> None:
         resampling(interpolation)  # raises on an unknown name
+        threads = cores() if threads is None else threads
         if size < 1 or threads < 1:
             raise ValueError(f"size and threads must be at least 1, got size={size}, threads={threads}")
         self.files, self.size, self.threads = [Path(file) for file in files], size, threads
@@ -279,11 +289,32 @@ class ImageStore:
         base = folder / key.hexdigest()[:32]
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._check_space(base)
             self._pixels, self._slots = (self._descriptor(base, end, os.O_RDWR | os.O_CREAT) for end in ENDINGS)
         except OSError as error:
             self._stop_writing(error)
             if all(base.with_suffix(end).exists() for end in ENDINGS):  # a shared cache may be read-only
                 self._pixels, self._slots = (self._descriptor(base, end, os.O_RDONLY) for end in ENDINGS)
+
+    def _check_space(self, base: Path) -> None:
+        """Announce a large cache before it is written, and refuse one that the disk cannot hold.
+
+        Raises:
+            ValueError: names the size, the free space and the ways out.
+        """
+        file = base.with_suffix(ENDINGS[0])
+        written = file.stat().st_blocks * 512 if file.exists() else 0  # the rest is a hole in the file
+        needed = 3 * self.size**2 * len(self) - written
+        if needed < LARGE_CACHE:
+            return
+        free = shutil.disk_usage(base.parent).free
+        text = f"the cache of {len(self):,} decoded images needs {needed / 1e9:.1f} GB more in {base.parent}"
+        if needed > free:
+            raise ValueError(
+                f"{text}, and {free / 1e9:.1f} GB are free: free some space, set $PATCHGEN_CACHE to a folder on "
+                "another disk, or add --no-cache, which decodes every image at each use"
+            )
+        print(f"{text} ({free / 1e9:.1f} GB are free; --no-cache trains without it)", file=sys.stderr, flush=True)
 
     def _descriptor(self, base: Path, ending: str, flags: int) -> int:
         descriptor = os.open(base.with_suffix(ending), flags | getattr(os, "O_CLOEXEC", 0), 0o666)

@@ -1,10 +1,10 @@
-"""The viewer: one local page that shows what a model answers, its maps, and what its run recorded.
+"""The viewer: a local page with a model's predictions, its maps and the records of its run.
 
-guard      who may ask: hosts, origins, sizes, deadlines, headers
-uploads    uploaded pictures: checked, in memory, the least recently used dropped first
-library    models and runs, known to requests by id alone
-answers    what a model says of a picture, its rankings, and what it says with patches taken away
-runs       settings, scores and curves out of run folders
+guard      checks of every request (host, origin, size, time), and security headers of every response
+uploads    uploaded images: checked, kept in memory, least recently used removed first
+library    models and runs, which requests name by id
+answers    predictions, rankings of patches, and predictions with patches removed, as JSON
+runs       settings, scores and curves from run folders
 worker     one thread for all model work, with a bounded queue
-app        the addresses; static/ is the page: no build step, nothing from the network
+app        the routes; static/ is the page: no build step, nothing from the network
 """

@@ -1,4 +1,4 @@
-"""What a model says of a picture, as JSON for the page: classes, mask, rankings, and answers with patches away."""
+"""Predictions, masks, rankings and predictions with patches removed, as JSON for the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PERTURBATIONS = {"blur": "blurred", "mean": "the image's mean colour"}
 
 
 def describe(predictor: Predictor) -> dict[str, Any]:
-    """What the page must know of a model before it shows a picture."""
+    """What the page needs to know about a model."""
     return {
         "method": predictor.config.method,
         "classes": list(predictor.classes),
@@ -35,7 +35,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
 
 
 def scored(predictor: Predictor, pixels: np.ndarray) -> dict[str, Any]:
-    """Pixels (S, S, 3) uint8 -> classes, likeliest first, and the mask (h, w) where there is one."""
+    """Pixels (S, S, 3) uint8 -> classes by decreasing probability, and the mask (h, w), if any."""
     [scores] = predictor.score([pixels])
     mask = None if scores.mask is None else _grid(scores.mask)
     return {**_classes(predictor, scores.probabilities), "mask": mask, "unlike_training": scores.unlike_training}
@@ -58,7 +58,7 @@ def ranked(predictor: Predictor, pixels: np.ndarray, names: Sequence[str]) -> di
 
 @torch.no_grad()
 def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], operator: str) -> dict[str, Any]:
-    """The classes when the pixels of the patches `off` (row by row, from 0) are perturbed, as `diagnose` does it.
+    """The classes after the pixels of patches `off` (row by row, from 0) are perturbed, as in `diagnose`.
 
     Raises:
         ValueError: no such patch or operator.
@@ -93,7 +93,7 @@ def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:
 
 
 def _grid(values: np.ndarray) -> list[list[float]]:
-    """Digits that count: attention over many patches is small everywhere, and must not become ties."""
+    """Six significant digits: attention over many patches is small, and rounding must not create ties."""
     _require_finite(values)
     return [[float(f"{value:.6g}") for value in row] for row in values]
 

@@ -1,4 +1,4 @@
-"""The viewer's addresses. Everything that a request may name is an id; every answer is JSON, a picture or the page.
+"""The viewer's routes. Requests name things by id; responses are JSON, an image or the page.
 
 app = create_app(Library(find_items(["runs"])))
 GET  /api/health  /api/models  /api/models/ID  /api/models/ID/examples  /api/runs  /api/runs/ID  /api/images/ID
@@ -90,9 +90,9 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
 
 
 class _OneLine:
-    """Logs what goes wrong outside of a request, such as a connection for which there is no file descriptor left.
+    """Logs errors outside of requests, such as a lack of file descriptors for new connections.
 
-    The loop tries again thousands of times a second; the same line is written once in `QUIET` seconds.
+    The loop retries thousands of times a second; the same line is logged once in `QUIET` seconds.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _OneLine:
 
 
 class Viewer:
-    """What the addresses do."""
+    """The handlers of the routes."""
 
     def __init__(self, library: Library, limits: Limits) -> None:
         self.library, self.limits = library, limits
@@ -137,7 +137,7 @@ class Viewer:
     # Models and runs
 
     def models(self) -> dict[str, Any]:
-        """What can be chosen; nothing is loaded for it."""
+        """The models that can be chosen; loads none of them."""
         rows = [runs.overview(item) for item in self.library.items.values()]
         names = ("id", "name", "kind", "method", "unseen", "seed", "task", "done", "error")
         limits = {name: getattr(self.limits, name) for name in ("file_bytes", "pixels", "images")}
@@ -167,7 +167,7 @@ class Viewer:
         return Response(await self.worker.run(picture.preview), media_type="image/jpeg")
 
     async def predict(self, request: Request) -> dict[str, Any]:
-        """Files -> a prediction each, or why there is none."""
+        """A prediction, or the reason why there is none, for each file."""
         model, files = await self._form(request)
         self.library.item(model)
         return {"images": [await self.worker.run(lambda f=file: self._predict(model, *f)) for file in files]}  # type: ignore[misc]
@@ -201,7 +201,7 @@ class Viewer:
         return model, files
 
     async def score(self, ask: ImageRequest) -> dict[str, Any]:
-        """A picture that is kept already, with another model."""
+        """An uploaded image with another model."""
         picture = self.uploads.get(ask.image)
         found = await self.worker.run(lambda: self._with(ask, answers.scored))
         return self._answer(ask.model, picture, found)
@@ -239,7 +239,7 @@ async def _files(form: FormData) -> list[tuple[str, bytes]]:
 
 
 def _add_page(app: FastAPI) -> None:
-    """Files with fixed names: no part of an address is ever looked up on the disk."""
+    """Files with fixed names: no part of a URL is ever looked up on disk."""
     for path, (name, kind) in PAGE.items():
         text = resources.files("patchgen.viewer").joinpath("static", name).read_text(encoding="utf-8")
         app.add_route(path, _constant(text, kind), methods=["GET"])
@@ -253,7 +253,7 @@ def _constant(text: str, kind: str) -> Callable[[Request], Any]:
 
 
 def _add_errors(app: FastAPI) -> None:
-    """Every error is a JSON object with one sentence; a defect of ours is logged and says nothing of its inside."""
+    """Errors are JSON objects with one sentence; unexpected exceptions are logged, and their details not shown."""
 
     def error(status: int, message: str) -> JSONResponse:
         return JSONResponse({"error": message}, status)

@@ -1,4 +1,4 @@
-"""Uploaded pictures are decoded in a child process, within a time: one that takes too long stops nobody else.
+"""Decode uploads in a child process with limits: one that hangs or crashes its decoder affects no other.
 
 decoder = Decoder()
 decoder.decode(data, 224)     # (224, 224, 3) uint8, as `patchgen predict` decodes the file
@@ -23,7 +23,7 @@ MEMORY = 4 << 30  # bytes of the child's address space
 
 
 class Decoder:
-    """Starts its child when it is first needed, and again after one that was lost."""
+    """Starts its child process at first use, and a new one after a crash or timeout."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
@@ -55,8 +55,8 @@ class Decoder:
 
 
 def _answer(request: dict[str, Any], data: bytes) -> Message:
-    """What the child does."""
-    file = cast(Any, io.BytesIO(data))  # `decode` and `original` say path, but hand it to Pillow
+    """Runs in the child."""
+    file = cast(Any, io.BytesIO(data))  # Pillow takes files where `decode` and `original` say path
     try:
         pixels = decode(file, request["size"], request["interpolation"]) if "size" in request else original(file)
     except UnreadableImage as error:

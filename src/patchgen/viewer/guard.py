@@ -1,8 +1,9 @@
-"""What stands between a browser and the viewer: every request passes here before anything reads it.
+"""Checks of every request before the application reads it, and security headers of every response.
 
-A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: the name in `Host` must be
-one that the viewer is served under (a name that was rebound to this machine is not), and `Origin`, which browsers send
-with every POST, must be the viewer's own. Bodies are read here: whole, in memory, within a size and a time.
+A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: `Host` must be a name of
+the viewer (a name rebound to this machine by DNS is not), and `Origin`, which browsers send with every POST, must be the
+viewer's own. Bodies are read here: completely, in memory, within limits of size and time. Starlette's
+`TrustedHostMiddleware` checks neither ports nor IPv6 addresses nor `Origin`, and answers in plain text.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, and all together, may take."""
+    """Limits of one request, and of all together."""
 
     file_bytes: int = 24 * MEGABYTE
     request_bytes: int = 64 * MEGABYTE
@@ -62,7 +63,7 @@ class Limits:
 
 
 class RefusedRequest(Exception):
-    """A request that is not answered: an HTTP status and a sentence for the person."""
+    """A refused request: an HTTP status and a sentence for the user."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -70,7 +71,7 @@ class RefusedRequest(Exception):
 
 
 class Hosts:
-    """The names that the viewer answers to, whatever the port (it may be forwarded)."""
+    """The host names of the viewer, with any port (it may be forwarded)."""
 
     LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -79,7 +80,7 @@ class Hosts:
         self.everywhere = host in ("0.0.0.0", "::")
 
     def serves(self, name: str) -> bool:
-        """An address in numbers cannot be rebound, so all of them are served where the viewer listens everywhere."""
+        """Numeric addresses cannot be rebound, so all are served if the viewer listens on all interfaces."""
         return name in self.names or (self.everywhere and _is_address(name))
 
 
@@ -92,7 +93,7 @@ def _is_address(name: str) -> bool:
 
 
 def host_name(netloc: str) -> str:
-    """`LOCALHOST:8000` -> `localhost`, `[::1]:8000` -> `::1`; empty where it is no such thing."""
+    """`LOCALHOST:8000` -> `localhost`, `[::1]:8000` -> `::1`; empty if invalid."""
     found = NETLOC.fullmatch(netloc.lower())
     if found is None or int(found["port"] or 0) > 65535:
         return ""
@@ -100,13 +101,13 @@ def host_name(netloc: str) -> str:
 
 
 def _origin_host(origin: str) -> str:
-    """`http://LOCALHOST:8000` -> `localhost:8000`; empty where it is no origin (`null`, a path, broken brackets)."""
+    """`http://LOCALHOST:8000` -> `localhost:8000`; empty if it is no origin (`null`, a path, broken brackets)."""
     scheme, _, netloc = origin.lower().partition("://")
     return netloc if scheme in ("http", "https") and host_name(netloc) else ""
 
 
 class Guard:
-    """Checks a request, reads its body, and puts the security headers on every answer."""
+    """Checks a request, reads its body, and adds security headers to the response."""
 
     def __init__(self, app: App, hosts: Hosts, limits: Limits) -> None:
         self.app, self.hosts, self.limits = app, hosts, limits
@@ -192,7 +193,7 @@ class Guard:
 
 
 class HeaderTimeout(H11Protocol):
-    """Closes connections whose next request's headers take too long, for which uvicorn itself waits without a limit.
+    """Closes connections whose next request's headers take too long; uvicorn itself waits without limit.
 
     ``uvicorn.Config(app, http=HeaderTimeout)``
     """
@@ -212,7 +213,7 @@ class HeaderTimeout(H11Protocol):
 
 
 class _Gone(Exception):
-    """The client went away, or does not read: there is nobody to answer."""
+    """The client disconnected, or does not read."""
 
 
 def megabytes(count: int) -> str:
@@ -220,7 +221,7 @@ def megabytes(count: int) -> str:
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """By name; one that must not be there twice is refused, because two readers could take different ones."""
+    """Headers by name; duplicates of critical ones are refused, because two readers could use different ones."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
@@ -231,7 +232,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body in one piece, and then whatever comes (the client's leaving)."""
+    """The body in one piece, then further messages (such as a disconnect)."""
     sent = False
 
     async def next_message() -> Message:
@@ -245,7 +246,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _in_time(send: Send, seconds: float) -> Send:
-    """Give up a client that does not read its answer: its connection is cut, and its memory freed."""
+    """Abort the connection of a client that does not read its response, which frees its memory."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)  # the server's; tests have none
 
     def cut() -> None:

@@ -1,7 +1,7 @@
-"""The models and runs that the viewer was given. Requests know them by id; no path ever comes from a request.
+"""The models and runs of the viewer, by id: no request ever contains a path.
 
 library = Library(find_items(["runs", "tiles-model"]))   # a run, a model folder, or a folder of them
-library.predictor("05c5e4b787f7")                        # loaded when first asked for, three kept at a time
+library.predictor("05c5e4b787f7")                        # loaded at first use, at most three in memory
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Example:
-    """An image of the domain that the run never trained on."""
+    """An image of the run's unseen domain."""
 
     name: str
     label: str
@@ -48,7 +48,7 @@ class Example:
 
 
 def without_paths(error: Exception, folder: Path) -> str:
-    """What an error says, with the folder's name in place of where it lies: pages are told no path."""
+    """The message of an error without paths: the folder appears by its name only."""
     text = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     for place in dict.fromkeys((folder, folder.resolve(), folder.parent, folder.resolve().parent)):
         if place != Path(place.anchor):
@@ -63,10 +63,10 @@ def hide_paths(text: str) -> str:
 
 
 def find_items(words: Sequence[str | Path]) -> list[Item]:
-    """Runs and models as they are, and those that lie directly in a folder; each once, in the order of the words.
+    """Runs and models, and those directly inside folders, each once, in the order given.
 
     Raises:
-        ValueError: a word that leads to none.
+        ValueError: a path without any.
     """
     found: dict[Path, Literal["run", "model"]] = {}
     for word in words:
@@ -100,7 +100,7 @@ def _kind(path: Path) -> Literal["run", "model"] | None:
 
 
 def _with_ids(items: Sequence[Item]) -> list[Item]:
-    """Numbered, so that an id says nothing of a path; folders of one name are told apart by the one above."""
+    """Items with numbers as ids, which reveal no path; equal names get their parent folder's name, then a number."""
     names = Counter(item.name for item in items)
     longer = [
         item.name if names[item.name] == 1 else f"{clean_name(item.path.parent.name)}/{item.name}" for item in items
@@ -113,7 +113,7 @@ def _with_ids(items: Sequence[Item]) -> list[Item]:
 
 
 class Library:
-    """Items by id, with the models that were used last, each on the runtime that was asked for."""
+    """Items by id, and the most recently used models on the chosen runtime."""
 
     def __init__(self, items: Sequence[Item], runtime: RuntimeName = "torch", **device: Any) -> None:
         self.items, self.runtime, self.device = {item.id: item for item in items}, runtime, device
@@ -146,7 +146,7 @@ class Library:
             return self._loaded[name]
 
     def examples(self, name: str) -> list[Example]:
-        """Images of the run's unseen domain, evenly over the classes; none where its data are not there."""
+        """Images of the run's unseen domain, balanced over classes; none if its data are missing."""
         item = self.item(name)
         if name not in self._examples:
             self._examples[name] = _examples_of(item) if item.kind == "run" else []

@@ -1,4 +1,4 @@
-"""What run folders say of themselves, for the page that compares them: settings, scores, curves, summary."""
+"""Settings, scores, curves and summaries of run folders, for the page that compares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from patchgen.viewer.library import Item, hide_paths, without_paths
 SUMMARY = 200_000  # characters of a summary that are shown
 POINTS = 400  # of a curve
 
-# What a curve is called, and where its value stands in a record of an evaluation.
+# Name of a curve -> keys of its value in an evaluation record; a star averages over all keys.
 CURVES: dict[str, tuple[str, ...]] = {
     "training loss": ("train", "main"),
     "source validation loss": ("validation", "*", "loss"),
@@ -32,7 +32,7 @@ CURVES: dict[str, tuple[str, ...]] = {
 
 
 def overview(item: Item) -> dict[str, Any]:
-    """A row of the table of runs; a run that cannot be read says why."""
+    """A row of the table of runs; for an unreadable run, with the reason."""
     row: dict[str, Any] = {"id": item.id, "name": item.name, "kind": item.kind}
     try:
         return plain(row | (_run_row(RunFolder.open(item.path)) if item.kind == "run" else _model_row(item.path)))
@@ -50,7 +50,7 @@ def detail(item: Item) -> dict[str, Any]:
 
 
 def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
-    """Name -> [[step, value], ...], of the curves that have a value; thinned where there are very many."""
+    """Name -> [[step, value], ...] of the curves with values, with at most about `POINTS` points."""
     records = list(records)
     records = records[:: max(1, math.ceil(len(records) / POINTS))]
     found = {}
@@ -62,7 +62,7 @@ def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]
 
 
 def _at(record: Any, where: tuple[str, ...]) -> float | None:
-    """The number at a place of a record, the mean over the names where the place has a star."""
+    """The number at a path of keys in a record; a star averages over all keys."""
     if not where:
         return float(record) if isinstance(record, (int, float)) and math.isfinite(record) else None
     if not isinstance(record, Mapping):
@@ -88,7 +88,7 @@ def _run_row(run: RunFolder) -> dict[str, Any]:
 
 
 def _scores(run: RunFolder) -> dict[str, float]:
-    """Shares of one by name; a run that is not finished has none, a run of stages those of its kept epochs."""
+    """Accuracies from 0 to 1 by name; none for an unfinished run, those of the kept epochs for a run of stages."""
     found: dict[str, float | None] = {}
     for record in run.records("test"):
         name = {"selected": "unseen accuracy", "swad": "unseen accuracy, SWAD"}.get(record.get("checkpoint", ""))
@@ -121,7 +121,7 @@ def _model_row(path: Path) -> dict[str, Any]:
 
 
 def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide a model's numbers, as a run lists them; one of an earlier release has the default."""
+    """The settings that a model's numbers depend on; defaults for those that an earlier release did not have."""
     usual = Config(data="data", unseen="none").deciding()
     return {name: settings.get(name, value) for name, value in usual.items()}
 
@@ -140,7 +140,7 @@ def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a plain file of the folder; a link could lead anywhere on this machine."""
+    """The beginning of a plain file; links, which may lead anywhere on this machine, are not followed."""
     try:
         if path.is_symlink() or not regular(path):
             return ""
@@ -151,7 +151,7 @@ def _text(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: numbers that are not finite become nothing, other kinds their text."""
+    """A value that JSON can hold: numbers that are not finite become null, other objects their text."""
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

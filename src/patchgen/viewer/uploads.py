@@ -1,4 +1,4 @@
-"""Uploaded pictures: checked before they are decoded, kept in memory only, the least recently used dropped first."""
+"""Uploaded images: checked before they are decoded, kept in memory only, least recently used removed first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NAME = 120  # characters of a file's name that are shown
 
 @dataclass(eq=False)
 class Upload:
-    id: str  # drawn at random: what requests name it by
+    id: str  # random; requests name the image by it
     name: str
-    data: bytes  # the file as it came
+    data: bytes  # the file, unchanged
     decoder: Decoder
     truth: str | None = None  # the true class, where it is known
     _pixels: dict[tuple[int, str], np.ndarray] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Upload:
         return self._pixels[size, interpolation]
 
     def preview(self) -> bytes:
-        """A JPEG of our own making, upright and at its own aspect: what the page shows."""
+        """The JPEG that the page shows: re-encoded by us, upright, aspect kept."""
         if self._preview is None:
             buffer = io.BytesIO()
             Image.fromarray(self.decoder.original(self.data)).save(buffer, "JPEG", quality=92)
@@ -45,7 +45,7 @@ class Upload:
 
 
 class UploadStore:
-    """Uploads by id, within a number of bytes and of pictures."""
+    """Uploads by id, bounded in bytes and number."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -56,7 +56,7 @@ class UploadStore:
         """Check a file and keep it.
 
         Raises:
-            UnreadableImage: no image that we read, or one above a limit; the `reason` is fit to be shown.
+            UnreadableImage: not an image, or above a limit; the `reason` can be shown to users.
         """
         shown = clean_name(name)
         check_image(shown, data, self.limits)
@@ -86,14 +86,14 @@ class UploadStore:
 
 
 def clean_name(name: str) -> str:
-    """The last part of a file's name, printable, on one line; its end is kept where it is too long."""
+    """The last part of a file's name, printable, on one line; a long one loses its beginning."""
     last = name.replace("\\", "/").rpartition("/")[2]
     printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in last).strip()
     return (printable if len(printable) <= NAME else "…" + printable[1 - NAME :]) or "image"
 
 
 def check_image(name: str, data: bytes, limits: Limits) -> None:
-    """Refuse by the header alone what must not be decoded.
+    """Reject by its header an image that must not be decoded.
 
     Raises:
         UnreadableImage: with the reason.

@@ -1,4 +1,4 @@
-"""One thread for everything that a model does: hooks and memory then need no lock, and the server stays awake."""
+"""One thread for all model work: hooks and memory need no lock, and the server stays responsive."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class ModelThread:
-    """Runs jobs one after the other, in the order they came.
+    """Runs jobs one at a time, in order of arrival.
 
     Args:
-        seconds: How long a request waits for its answer.
-        waiting: Jobs that may stand in the queue.
+        seconds: Time limit of a request, waiting included.
+        waiting: Maximum jobs in the queue.
     """
 
     def __init__(self, seconds: float, waiting: int) -> None:
@@ -29,7 +29,7 @@ class ModelThread:
         """The job's result.
 
         Raises:
-            RefusedRequest: the queue is full, or the time is over (a job that has not begun is then dropped).
+            RefusedRequest: the queue is full, or the time is up (a job that has not started is then cancelled).
         """
         if self.queued >= self.waiting:
             raise RefusedRequest(503, f"{self.queued} requests are waiting for the model; try again in a moment")
