@@ -1,7 +1,7 @@
 """Checks of every request before the application reads it, and security headers of every response.
 
 A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: `Host` must be a name of
-the viewer (a name rebound to this machine by DNS is not), and `Origin`, which browsers send with every POST, must be the
+the viewer (one that DNS rebinds to this machine is not), and `Origin`, which browsers send with every POST, must be the
 viewer's own. Bodies are read here: completely, in memory, within limits of size and time. Starlette's
 `TrustedHostMiddleware` checks neither ports nor IPv6 addresses nor `Origin`, and answers in plain text.
 """
