@@ -129,8 +129,9 @@ def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings with the name alone of a backbone's folder or file."""
     backbone = settings.get("backbone")
-    is_path = isinstance(backbone, str) and (backbone[:1] in ("/", "~", ".", "\\") or local_path(backbone) is not None)
-    return {**settings, "backbone": re.split(r"[/\\]", backbone.rstrip("/\\"))[-1]} if is_path else settings
+    if not isinstance(backbone, str) or not (backbone.startswith(("/", "~", ".", "\\")) or local_path(backbone)):
+        return settings
+    return {**settings, "backbone": re.split(r"[/\\]", backbone.rstrip("/\\"))[-1]}
 
 
 def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
