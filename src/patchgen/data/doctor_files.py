@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from patchgen.common.children import safe_children
+from patchgen.common.child_process import safe_children
 from patchgen.common.files import regular
 from patchgen.data.images import UnreadableImage, cores, gray_bits
 from patchgen.data.images import decode as decode_image
