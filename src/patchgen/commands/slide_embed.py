@@ -119,7 +119,7 @@ def _units(arguments: SlideEmbedArguments, slides: Sequence[Path]) -> list[Unit]
 def main(argv: list[str]) -> int:
     arguments = parse(SlideEmbedArguments, "slide embed", argv)
     check_arguments(arguments)
-    from patchgen.common.threads import use_threads
+    from patchgen.common.machine import use_threads
     from patchgen.predict.embed import check_target
 
     slides, out = slides_of(arguments), Path(arguments.out)
