@@ -135,6 +135,8 @@ def _drawn(*shape: int) -> Tensor:
 class Embeddings(nn.Module):
     """Images (B, 3, H, W) -> class token, registers and patches with their positions (B, 1 + R + P, D)."""
 
+    register_tokens: Tensor | None
+
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         self.antialias, dim = LAYOUTS[config.model_type].antialias, config.hidden_size
@@ -194,6 +196,10 @@ class ClipEmbeddings(Embeddings):
 class Attention(nn.Module):
     """Self-attention (B, T, D) -> (B, T, D) with H heads; q, k and v are three products, as in transformers."""
 
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
         dim, names = config.hidden_size, LAYOUTS[config.model_type].projections
@@ -213,6 +219,12 @@ class Attention(nn.Module):
 
 class Mlp(nn.Module):
     """The feed-forward layer (B, T, D) -> (B, T, D), plain or gated (SwiGLU)."""
+
+    fc1: nn.Linear
+    fc2: nn.Linear
+    gate_proj: nn.Linear
+    up_proj: nn.Linear
+    down_proj: nn.Linear
 
     def __init__(self, config: VitConfig) -> None:
         super().__init__()
