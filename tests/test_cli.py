@@ -100,8 +100,8 @@ def test_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: py
         (["--lr", "fast"], "--lr must be a number, got 'fast'"),
         (["--val-images", "0"], "--val-images must be at least 1, not 0"),
         (
-            ["--batch-per-domain", "12", "--accumulate", "5"],
-            "--batch-per-domain 12 must be divisible by devices x accumulate",
+            ["--batch-per-domain", "12", "--devices", "5"],
+            "--batch-per-domain 12 must be divisible by devices = 5",
         ),
         (["--config", "a.yaml", "--preset", "paper"], "--config and --preset exclude each other"),
     ],

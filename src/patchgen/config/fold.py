@@ -79,8 +79,8 @@ class Config(Settings):
     """Rank of the updates that `--tune lora` trains."""
     dropout: float = 0.0
     """Dropout rate of the head's inputs."""
-    micro_batch: int | Literal["auto"] = "auto"
-    """Most images that a device processes at once; gradients add up to those of the whole batch. `auto`: what fits."""
+    micro_batch: int | None = None
+    """Maximum images that a device processes at once, for the same gradients; by default all, on a GPU what fits."""
     accumulate: int = 1
     """Of runs of earlier versions: the number of parts of a step. Use `micro_batch`."""
     precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
@@ -116,7 +116,7 @@ class Config(Settings):
     least: ClassVar = {
         **Settings.least,
         **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
-        **dict.fromkeys(("patience", "lora_rank"), 1),
+        **dict.fromkeys(("patience", "lora_rank", "micro_batch"), 1),
         "swad_ratio": 1,
     }
     not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")
@@ -139,8 +139,6 @@ class Config(Settings):
             raise ValueError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if self.clip_gradients is not None and not 0 < self.clip_gradients < float("inf"):
             raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {self.clip_gradients}")
-        if self.micro_batch != "auto" and not (_is_whole(self.micro_batch) and self.micro_batch >= 1):
-            raise ValueError(f"micro_batch must be `auto` or a number of images from 1, not {self.micro_batch!r}")
         if self.batch_per_domain % self.devices:
             raise ValueError(
                 f"batch_per_domain {self.batch_per_domain} must be divisible by devices = {self.devices}; "
@@ -149,13 +147,9 @@ class Config(Settings):
 
     def images_at_once(self, batch: int) -> int | None:
         """`micro_batch` for a step of `batch` images on a device; None: to be found by trying."""
-        if self.micro_batch == "auto":
-            return -(-batch // self.accumulate) if self.accumulate > 1 else None
+        if self.micro_batch is None and self.accumulate > 1:
+            return -(-batch // self.accumulate)
         return self.micro_batch
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -72,12 +72,12 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
     if backbone.family.convolutional:
         raise ValueError(
             f"checkpoint_activations needs a backbone of transformer blocks, and {backbone.source!r} is a "
-            f"{backbone.model_type}; leave it out, or raise --accumulate to save memory"
+            f"{backbone.model_type}; leave it out, or give --micro-batch to save memory"
         )
     if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in backbone.model.modules()):
         raise ValueError(
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
-            "the backbone; leave it out, or raise --accumulate to save memory"
+            "the backbone; leave it out, or give --micro-batch to save memory"
         )
     backbone.checkpoint_activations()
 
