@@ -28,7 +28,7 @@ OTHER: dict[str, Any] = {
     "optimizer": "adamw", "lr_schedule": "cosine", "class_weights": "balanced", "lora_rank": 4, "patience": 3,
     "accumulate": 4, "micro_batch": 8, "precision": "bf16-mixed", "clip_gradients": 1.0, "deterministic": True,
     "checkpoint_activations": True, "compile": True,
-    "lambda_ms": 0.5, "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear",
+    "lambda_ms": 0.5, "lambda_sim": 0.5, "lambda_conf": 0.5, "tau": 0.5, "refine": "linear", "rho_start": "conv", "spread": 0.5,
     "swad": True, "swad_ratio": 1.2,
     "swad_compat": True, "select": "last", "seed": 2, "devices": 2, "accelerator": "cpu", "threads": 1, "cache": False,
 }  # fmt: skip

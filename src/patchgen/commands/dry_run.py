@@ -31,7 +31,8 @@ def measured_costs(config: Config) -> dict[str, Any]:
     rival.step(random_batch(SIZES[0], config.image_size))  # the optimiser's state is allocated by the first step
     small, large = (step_peak(rival, random_batch(size, config.image_size)) for size in SIZES)
     per_image = (large - small) / (SIZES[1] - SIZES[0])
-    images = config.batch_per_domain * len(fold.train) // config.accumulate
+    images = config.batch_per_domain * len(fold.train) // config.devices
+    images = min(images, config.images_at_once(images) or images)
     weights = sum(p.numel() * p.element_size() for p in rival.model.parameters())
     total = weights + large + per_image * (images - SIZES[1])
     return {

@@ -33,8 +33,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimisation": ("steps", "batch_per_domain", "lr", "lr_backbone", "lr_module", "optimizer", "lr_schedule",
                      "weight_decay", "class_weights", "clip_gradients", "seed"),
     "evaluation": ("eval_every", "patience", "select", "swad", "swad_ratio", "swad_compat"),
-    "machine": ("accelerator", "devices", "threads", "precision", "micro_batch", "accumulate", "checkpoint_activations", "compile",
-                "deterministic"),
+    "machine": ("accelerator", "devices", "threads", "precision", "micro_batch", "accumulate",
+                "checkpoint_activations", "compile", "deterministic"),
     "mdg_gcd": ("known", "unlabelled", "labelled_share", "num_classes"),
 }  # fmt: skip
 STREAM, REST = "stream", "machine"  # the group of settings that only streams have, and of those not named above
