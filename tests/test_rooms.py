@@ -68,3 +68,11 @@ def test_imports_go_one_way() -> None:
         and LEVEL[room_of(module)] > LEVEL[room]
     ]
     assert not back, "\n".join(back)
+
+
+def test_only_runs_of_task_ccd_import_its_package() -> None:
+    """Other runs load its settings at most: the rest is imported inside the functions that streams reach."""
+    for file in set(SOURCE.rglob("*.py")) - set((SOURCE / "ccd").glob("*.py")):
+        statements = ast.parse(file.read_text(encoding="utf-8")).body
+        modules = {node.module or "" for node in statements if isinstance(node, ast.ImportFrom)}
+        assert {m for m in modules if m.startswith("patchgen.ccd")} <= {"patchgen.ccd.settings"}, file
