@@ -425,12 +425,17 @@ def test_explain_in_other_colours(run: str, photos: Path, tmp_path: Path, capsys
         assert main([*words, *wrong]) == 2 and text in capsys.readouterr().err
 
 
-def test_explain_with_a_baseline_says_why_not(tiny_run: MakeRun, photos: Path, capsys: Captured) -> None:
-    baseline = str(tiny_run("lp-ln").path)
-    assert main(["explain", baseline, str(photos), "--out", str(photos / "out")]) == 2
-    assert "'lp-ln' has no mask" in capsys.readouterr().err
-    assert not (photos / "out").exists()
-    assert main(["predict", baseline, str(photos / "a.png")]) == 0
+@pytest.mark.parametrize(("more", "kind"), [([], "Grad-CAM"), (["--map", "rollout"], "attention rollout")])
+def test_explain_with_a_baseline_is_labelled(
+    more: list[str], kind: str, tiny_run: MakeRun, photos: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    words = ["explain", str(tiny_run("lp-ln").path), str(photos / "a.png"), "--out", str(tmp_path / "out")]
+    assert main([*words, *more]) == 0
+    [entry] = json.loads((tmp_path / "out" / "index.json").read_text())["images"]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert entry["map"] == kind and f"{kind} of the predicted class, computed afterwards" in page
+    assert "Selection map" not in page
+    assert main([*words, "--map", "mask"]) == 2 and "no ranking 'mask'" in capsys.readouterr().err
 
 
 def test_out_must_be_a_folder(run: str, photos: Path, capsys: Captured) -> None:

@@ -210,3 +210,9 @@ def test_what_fit_expected_stands_beside_what_was_measured() -> None:
     found = evaluate(answers, resamples=0, trained_on=["berlin", "lyon"], expected=expected)
     assert "no scored site is new to the model" in found["notes"][0]
     assert evaluate(answers, resamples=0)["expected"] is None
+
+
+def test_identical_images_are_named() -> None:
+    answers = planted([0, 1, 2], [[0.5, 0.3, 0.2]] * 3)
+    assert any("All images get the same probabilities" in note for note in evaluate(answers, resamples=0)["notes"])
+    assert not any("the same probabilities" in note for note in evaluate(drawn(), resamples=0)["notes"])

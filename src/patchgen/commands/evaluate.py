@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
 
     table = read_table(data, for_scoring=True)
     rows = chosen_rows(table, arguments.sites)
-    predictor = arguments.load(arguments.run)
+    predictor = arguments.load(arguments.run, len(rows))
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)
     out.mkdir(parents=True, exist_ok=True)

@@ -156,7 +156,7 @@ def main(argv: list[str]) -> int:
     from patchgen.common.progress import Progress
     from patchgen.pages.page import write_page
 
-    predictor = arguments.load(arguments.run)
+    predictor = arguments.load(arguments.run, len(paths))
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
     with Progress("explaining", len(paths)) as bar:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from patchgen.commands import Maybe
@@ -31,25 +31,40 @@ class ModelOptions(DeviceOptions):
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
 
-    def load(self, path: str) -> Predictor:
+    backbone: Maybe[str] = None
+    """Where the backbone's weights are, if the model leaves them out and they are not where it says."""
+    allow_download: bool = False
+    """Let the model's own settings choose which backbone is downloaded."""
+
+    @property
+    def how(self) -> dict[str, Any]:
+        return {**self.device, "backbone": self.backbone, "allow_download": self.allow_download}
+
+    def load(self, path: str, images: int | None = None) -> Predictor:
         """The classifier of a model folder or run folder."""
         from patchgen.predict.predictor import load_predictor
 
-        return load_predictor(path, self.checkpoint, **self.device)
+        return load_predictor(path, self.checkpoint, **self.how)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions(ModelOptions):
-    runtime: Literal["auto", "torch", "onnx", "openvino"] = "torch"
+    runtime: Literal["auto", "torch", "onnx", "openvino"] = "auto"
     """Inference runtime; `auto` is the fastest one that is installed and agrees with torch on this machine."""
 
-    def load(self, path: str) -> Predictor:
-        """The classifier on the chosen runtime, which is reported on stderr."""
-        return super().load(path).use(self.runtime, say=lambda line: print(line, file=sys.stderr, flush=True))
+    def load(self, path: str, images: int | None = None) -> Predictor:
+        """The classifier on the chosen runtime, which is reported on stderr.
+
+        Args:
+            images: Number of images to predict: for a few, `auto` does not convert a model.
+        """
+        say = partial(print, file=sys.stderr, flush=True)
+        return super().load(path).use(self.runtime, say, images)
 
     def load_once(self, path: str) -> Predictor:
         """The same for many pieces of work of one process, which share the model."""
-        return _load_once(path, self.checkpoint, self.accelerator, self.precision, self.runtime)
+        names = RuntimeOptions.__dataclass_fields__
+        return _load_once(path, RuntimeOptions(**{name: getattr(self, name) for name in names}))
 
     def resolved_runtime(self, predictor: Predictor) -> RuntimeName:
         """The runtime that `auto` resolved to in this process: workers must use the same one or fail."""
@@ -60,6 +75,5 @@ class RuntimeOptions(ModelOptions):
 
 
 @lru_cache(1)
-def _load_once(path: str, checkpoint: Any, accelerator: Any, precision: Any, runtime: Any) -> Predictor:
-    options = RuntimeOptions(checkpoint=checkpoint, accelerator=accelerator, precision=precision, runtime=runtime)
+def _load_once(path: str, options: RuntimeOptions) -> Predictor:
     return options.load(path)

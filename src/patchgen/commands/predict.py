@@ -169,7 +169,7 @@ def main(argv: list[str]) -> int:
 
     if arguments.alone:
         use_threads(arguments.threads)
-    predictor = arguments.load(arguments.run)
+    predictor = arguments.load(arguments.run, len(paths))
     if not arguments.alone:
         from patchgen.commands.predict_parts import predict_parts
 

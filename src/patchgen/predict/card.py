@@ -10,6 +10,7 @@ from patchgen.draw.overlay import NOTICE
 from patchgen.methods import method_class
 
 # names that hubs know; everything else is "other"
+MARKUP = {ord(sign): f"&#{ord(sign)};" for sign in "<>&`|[]*"}
 LICENCES = {"Apache-2.0": "apache-2.0", "MIT": "mit", "CC-BY-NC-4.0": "cc-by-nc-4.0"}
 
 QUICK = (
@@ -18,11 +19,24 @@ QUICK = (
 )
 
 
+SAME = 1e-3  # threshold of the flag, in standard deviations: that of real images is about the root of their features
+
+
 def card(facts: dict[str, Any]) -> str:
-    """The text of README.md: a header that hubs read, then the card."""
+    """The text of README.md: a header that hubs read, then the card, in which names from data are never markup."""
+    header, facts = _header(facts), _escaped(facts)
     parts = (_title, _use, _expected, _choice, _data, _confidence, _limits, _licence)
     text = "\n\n".join(filter(None, (part(facts) for part in parts)))
-    return f"---\n{yaml.safe_dump(_header(facts), sort_keys=False)}---\n\n{text}\n"
+    return f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n\n{text}\n"
+
+
+def _escaped(value: Any) -> Any:
+    """All texts and names in a value as plain text of Markdown and HTML."""
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(member) for name, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escaped(member) for member in value]
+    return " ".join(value.translate(MARKUP).split()) if isinstance(value, str) else value
 
 
 def _header(facts: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +181,11 @@ def _data(facts: dict[str, Any]) -> str:
 
 def _confidence(facts: dict[str, Any]) -> str:
     found = facts["calibration"]
+    same = facts["unlike_threshold"] is not None and facts["unlike_threshold"] < SAME
+    warning = (
+        "\n\n**All training images look the same to this model: neither confidence nor the flag means anything.**"
+        * same
+    )
     return f"""## Confidence
 
 Probabilities are softmax(logits / {facts["temperature"]:.4f}). On the {found["images"]} source validation images that
@@ -174,7 +193,8 @@ this temperature was fitted on (accuracy {found["accuracy"]:.3f}) the expected c
 {found["ece_before"]:.4f} to {found["ece_after"]:.4f}. At a new site, probabilities tend to be overconfident.
 
 `unlike_training` is true for images whose features are farther from every class than {found["quantile"]:.0%} of source
-validation. It does not mean that the prediction is wrong, and images without this flag may still be unusual."""
+validation. It does not mean that the prediction is wrong, and images without this flag may still be
+unusual.{warning}"""
 
 
 def _limits(facts: dict[str, Any]) -> str:

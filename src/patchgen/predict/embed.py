@@ -91,7 +91,7 @@ def vectors_of(predictor: Predictor, images: Sequence[np.ndarray], what: Sequenc
     """Name -> (B, D) float32 of images (S, S, 3) uint8."""
     found = {}
     if "features" in what:
-        found["features"] = predictor.outputs(images).features
+        found["features"] = predictor.computed(images).features
     if {"cls", "mean"} & {*what}:
         with predictor.autocast():
             tokens = predictor.model.backbone(predictor.inputs(images))

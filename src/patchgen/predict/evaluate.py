@@ -33,6 +33,7 @@ RESAMPLES = 1000
 WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
 FEWEST = 100  # minimum number of resamples for an interval
 FEW_PATIENTS = 10
+SAME = 1e-6  # largest difference of the probabilities of identical images
 OWN = "positive: "  # prefix of the positive class's metrics in the bootstrap
 METRICS = {
     "accuracy": "accuracy",
@@ -324,6 +325,11 @@ def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Se
             "over classes leave it out."
         )
     notes += [f"{METRICS[name]} is undefined: {why}." for name, why in found["undefined"].items()]
+    if len(known.rows) > 1 and float(np.ptp(known.probabilities, axis=0).max()) < SAME:
+        notes.append(
+            "All images get the same probabilities, as identical images do: confidence, calibration and the share "
+            "unlike training mean nothing here."
+        )
     notes += _interval_notes(known, found["bootstrap"])
     again = [site for site in found["sites"] if site in trained_on]
     if again:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.common.files import expanded, refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
+from patchgen.common.schema import filled, number
 from patchgen.common.text import did_you_mean, json_text
 from patchgen.common.untrusted import parse_tensors, read_json, shortly
 from patchgen.config import Config, known_settings
@@ -34,7 +35,7 @@ from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.convert import Loaded, build
 from patchgen.model.preprocessing import recorded_pixels
 from patchgen.predict.confidence import Confidence, Familiar
-from patchgen.predict.predictor import Predictor, read_tile_scale
+from patchgen.predict.predictor import Predictor, read_tile_scale, without_requests_of
 from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
 from patchgen.runs.tensors import under
 
@@ -42,6 +43,8 @@ VERSION = 1
 WEIGHTS, CARD = "model.safetensors", "README.md"
 FILES = (MODEL_CONFIG, WEIGHTS, CARD)
 MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight file
+LARGEST_IMAGE = 4096  # pixels of a side
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)  # the last for BatchNorm's counters
 LARGEST_NUMBER = 1e6  # maximum temperature, mean or std: far beyond any fitted value
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
@@ -170,7 +173,7 @@ def _facts(model: Model, with_backbone: bool, digest: str) -> dict[str, Any]:
 # Reading
 
 
-def read_model(path: str | Path, **device: Any) -> Model:
+def read_model(path: str | Path, *, backbone: str | None = None, allow_download: bool = False, **device: Any) -> Model:
     """The model of a folder.
 
     Raises:
@@ -180,10 +183,13 @@ def read_model(path: str | Path, **device: Any) -> Model:
     facts = _read_config(folder)
     tensors = _read_tensors(folder, facts)
     require(facts.get("plugins"), folder)
-    _check_numbers(folder / MODEL_CONFIG, facts)
+    _check_facts(folder / MODEL_CONFIG, facts)
+    _check_tensors(folder / WEIGHTS, facts, tensors)
     try:
         config = Config(**known_settings(Config, {**facts["settings"], "data": ""}, str(folder / MODEL_CONFIG)))
-        model = _build(folder, facts, config, tensors)
+        config = replace(config, backbone=backbone or config.backbone)
+        with without_requests_of(folder, backbone, allow_download):
+            model = _build(folder, facts, config, tensors)
         classes = tuple(map(str, facts["classes"]))
         confidence = _confidence(facts, under(tensors, FAMILIAR))
     except (KeyError, TypeError, AttributeError) as error:
@@ -196,32 +202,61 @@ def read_model(path: str | Path, **device: Any) -> Model:
     return Model(predictor, {name: facts[name] for name in known if name in facts})
 
 
-def _check_numbers(file: Path, facts: dict[str, Any]) -> None:
-    """Reject numbers with which predictions would be meaningless.
+@dataclass(frozen=True)
+class BackboneFacts:
+    """The part `backbone` of config.json; its architecture is checked where it is built."""
 
-    Raises:
-        ValueError: names the field, its rule and its value.
-    """
-    classes, backbone = facts.get("classes"), facts.get("backbone")
-    plain = isinstance(classes, list) and all(isinstance(name, str) and name for name in classes)
-    if not plain or len(classes) < 2 or len(set(classes)) < len(classes):  # type: ignore[arg-type]
-        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(classes)}")
-    if not isinstance(backbone, dict):
-        raise ValueError(f"{file} is damaged: it says nothing of its backbone; get the folder again")
-    for name, value, positive in (
-        ("temperature", facts.get("temperature"), True),
-        ("unlike_threshold", facts.get("unlike_threshold") or 0, False),
-        *(("backbone.mean", value, False) for value in _three(backbone.get("mean"))),
-        *(("backbone.std", value, True) for value in _three(backbone.get("std"))),
-    ):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_NUMBER
-        if not number or (positive and not value >= 1 / LARGEST_NUMBER):
-            rule = "a number above 0" if positive else "a finite number"
-            raise ValueError(f"{file}: {name} must be {rule}, not {shortly(value)}; get the folder again")
+    source: str
+    resolved: str
+    licence: str
+    note: str
+    digest: str
+    family: str
+    architecture: dict[str, Any]
+    included: bool
+    mean: tuple[float, float, float] = number(-LARGEST_NUMBER, LARGEST_NUMBER)
+    std: tuple[float, float, float] = number(1 / LARGEST_NUMBER, LARGEST_NUMBER)
 
 
-def _three(values: Any) -> list[Any]:
-    return values if isinstance(values, list) and len(values) == 3 else [shortly(values)]
+@dataclass(frozen=True)
+class Facts:
+    """What a model is built from; the other fields of config.json are for its readers."""
+
+    classes: list[str]
+    image_size: int = number(1, LARGEST_IMAGE)
+    temperature: float = number(1 / LARGEST_NUMBER, LARGEST_NUMBER)
+    unlike_threshold: float | None = number(-LARGEST_NUMBER, LARGEST_NUMBER)
+    backbone: BackboneFacts = field()
+    settings: dict[str, Any] = field()
+
+
+def _check_facts(file: Path, facts: dict[str, Any]) -> None:
+    """Check all fields before anything is built; ValueError names the field, its rule and its value."""
+    checked = filled(Facts, facts, file)
+    names = checked.classes
+    if len(names) < 2 or len(set(names)) < len(names) or "" in names:
+        raise ValueError(f"{file}: classes must be two or more different names, not {shortly(names)}")
+    if checked.settings.get("image_size") != checked.image_size:
+        raise ValueError(f"{file}: settings.image_size must be image_size, {checked.image_size}; get the folder again")
+
+
+def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Check types, and the shapes that no network will check."""
+    odd = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
+    if odd:
+        raise ValueError(
+            f"{file}: {odd[0][:100]} is of type {tensors[odd[0]].dtype}, not float32; get the folder again"
+        )
+    head = tensors.get(MODEL + "head.weight")
+    if head is not None and (head.ndim != 2 or len(head) != len(facts["classes"])):
+        raise ValueError(f"{file}: head.weight has shape {tuple(head.shape)} for {len(facts['classes'])} classes")
+    if facts["unlike_threshold"] is None:
+        return
+    centres, whitening = (tensors.get(FAMILIAR + name) for name in ("centres", "whitening"))
+    width = head.shape[1] if head is not None else whitening.shape[-1] if whitening is not None else 0
+    fits = centres is not None and centres.ndim == 2 and 0 < len(centres) <= len(facts["classes"])
+    if not fits or centres.shape[1:] != (width,) or whitening is None or whitening.shape != (width, width):  # type: ignore[union-attr]
+        raise ValueError(f"{file}: familiar.centres and familiar.whitening do not fit features of {width} numbers")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -258,7 +293,7 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
             "exchanged; get the folder again"
         )
     tensors, _ = parse_tensors(data, str(file))
-    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    broken = [name for name, tensor in tensors.items() if tensor.numel() and not torch.isfinite(tensor).all()]
     if broken:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite")
     return tensors

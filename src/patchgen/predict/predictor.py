@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, get_args
 
@@ -33,9 +34,10 @@ from patchgen.data.macenko import Macenko, read_macenko
 from patchgen.data.table import TileScale, tile_scale
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method
-from patchgen.methods.build import build_model, describe, load_trained
+from patchgen.methods.build import build_model, check_origin, describe, load_trained
 from patchgen.model.classifier import Classifier
 from patchgen.model.device import find_device
+from patchgen.model.weights import without_requests
 from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.precision import Wanted, computes_half
@@ -100,13 +102,14 @@ def finite_rows(*values: np.ndarray | None) -> np.ndarray:
     return np.all([np.isfinite(v).reshape(len(v), -1).all(1) for v in values if v is not None], axis=0)
 
 
-def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **device: Any) -> Predictor:
+def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how: Any) -> Predictor:
     """The classifier of a model folder or a run folder, ready for images.
 
     Args:
         path: What `patchgen fit` or `PatchGenClassifier.save` wrote, or a run folder of `patchgen train`.
         checkpoint: Of a run folder: which of its checkpoints. A model folder has one model.
-        device: `accelerator` and `precision` of the `Predictor`.
+        how: `accelerator` and `precision` of the `Predictor`; `backbone`, where the backbone's weights are if they are
+            not in the folder and not where it says; `allow_download`: the folder may choose what is downloaded.
 
     Raises:
         ValueError: neither of the two, or one that is damaged.
@@ -115,7 +118,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **devi
     from patchgen.runs.folder import is_model_folder
 
     if is_model_folder(path):
-        return read_model(path, **device).predictor
+        return read_model(path, **how).predictor
     if not Path(path).exists():
         raise ValueError(f"there is no model or run folder {path}; `patchgen fit` and `patchgen train` print theirs")
     if not (Path(path) / "config.yaml").is_file():
@@ -123,7 +126,7 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **devi
             f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
             "ours); `patchgen train` prints the first, `patchgen fit` the second"
         )
-    return load_run(path, checkpoint, **device)
+    return load_run(path, checkpoint, **how)
 
 
 def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
@@ -137,7 +140,20 @@ def identity(path: str | Path, checkpoint: Checkpoint = "selected") -> str:
     return digest.hexdigest()
 
 
-def load_run(run: str | Path, checkpoint: Checkpoint = "selected", **device: Any) -> Predictor:
+def without_requests_of(folder: Path, backbone: str | None, allow_download: bool) -> AbstractContextManager[None]:
+    """Bars requests while the settings of a folder choose the backbone, unless the user allowed it or named one."""
+    advice = f"{folder} may not choose what is downloaded: add --allow-download, or name a local copy by --backbone"
+    return nullcontext() if allow_download or backbone else without_requests(advice)
+
+
+def load_run(
+    run: str | Path,
+    checkpoint: Checkpoint = "selected",
+    *,
+    backbone: str | None = None,
+    allow_download: bool = False,
+    **device: Any,
+) -> Predictor:
     """The classifier of a run folder, ready for images.
 
     Raises:
@@ -146,6 +162,7 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected", **device: Any
     """
     folder = RunFolder.open(run)
     config = folder.config  # first: a stream's run has other settings, and says so
+    config = replace(config, backbone=backbone or config.backbone)
     file = _checkpoint_file(folder, checkpoint)
     tensors, facts = load_tensors(file)
     classes = _classes(facts, file)
@@ -155,8 +172,9 @@ def load_run(run: str | Path, checkpoint: Checkpoint = "selected", **device: Any
     folder.require_plugins()
     method = make_method(config)
     method.class_names, method.saved = classes, tensors
-    model = build_model(config, method, len(classes), recorded=facts.get("backbone") or {})
-    _check_origin(file, facts, describe(model, classes))
+    with without_requests_of(folder.path, backbone, allow_download):
+        model = build_model(config, method, len(classes), recorded=facts.get("backbone") or {})
+    check_origin(file, facts, describe(model, classes))
     load_trained(model, tensors)
     stain = read_macenko(facts.get("stain"), str(file)) if config.stain != "none" else None
     return Predictor(model, classes, config, stain=stain, tiles=read_tile_scale(facts), **device)
@@ -182,23 +200,6 @@ def _classes(facts: dict[str, Any], file: Path) -> tuple[str, ...]:
     if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
         raise ValueError(f"{file}: the header must name each class once, found {names!r}; train the run again")
     return tuple(names)
-
-
-def _check_origin(file: Path, facts: dict[str, Any], about: dict[str, Any]) -> None:
-    """Check that the backbone, pool and grid are those that the tensors were trained with."""
-    was, now = facts.get("backbone", {}), about["backbone"]
-    if was.get("digest") != now["digest"]:
-        raise ValueError(
-            f"{file} was trained on another backbone, {was.get('resolved')} (digest {str(was.get('digest'))[:12]}), "
-            f"than {now['resolved']} (digest {now['digest'][:12]}), which the run's settings load now; "
-            "set `backbone` in config.yaml to the original weights"
-        )
-    for name in ("pool", "grid"):
-        if facts.get(name) != about[name]:
-            raise ValueError(
-                f"{file} was trained with {name} {facts.get(name)}, but config.yaml now gives {about[name]}; "
-                "restore its settings (method, pool, image_size)"
-            )
 
 
 class Predictor:
@@ -335,11 +336,15 @@ class Predictor:
         features = out.features.float().cpu().numpy()
         return Outputs(self.confidence.probabilities(out.logits).cpu().numpy(), masks, features)
 
+    def computed(self, images: Sequence[np.ndarray]) -> Outputs:
+        """Images (S, S, 3) uint8 in one forward pass of the runtime."""
+        return self.runtime.answer(images) if self.runtime else self.outputs(images)
+
     def answer(self, images: Sequence[np.ndarray]) -> list[Scores | None]:
         """Scores of images (S, S, 3) uint8 by the runtime; None for an image whose output is not finite."""
         if not len(images):
             return []
-        out = self.runtime.answer(images) if self.runtime else self.outputs(images)
+        out = self.computed(images)
         finite = finite_rows(*out)
         nothing = [None] * len(images)
         masks = nothing if out.masks is None else out.masks

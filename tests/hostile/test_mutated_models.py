@@ -1,0 +1,119 @@
+"""Every field and tensor of a model folder, spoiled in many ways: a sentence or a model, in bounded memory and time."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from patchgen.predict.predictor import load_predictor
+
+VALUES: list[Any] = [None, True, -1, 0, 10**6, 10**30, 1.5, float("nan"), float("inf"), "", "64", "x" * 200_000, [],
+                     [1], [0, 0, 0], {}, {"a": 1}]  # fmt: skip
+SECONDS, BYTES = 10.0, 1 << 30
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of all fields of an object, nested ones included."""
+    for name, member in value.items():
+        yield (*path, name)
+        if isinstance(member, dict):
+            yield from places(member, (*path, name))
+
+
+def spoiled_facts(facts: dict[str, Any], count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """`count` copies of the facts with one field replaced or removed, evenly over fields and values."""
+    everywhere = list(places(facts))
+    for number in range(count):
+        path = everywhere[number % len(everywhere)]
+        changed = copy.deepcopy(facts)
+        inner = changed
+        for name in path[:-1]:
+            inner = inner[name]
+        choice = (number // len(everywhere) * 5 + number) % (len(VALUES) + 1)
+        if choice == len(VALUES):
+            del inner[path[-1]]
+        else:
+            inner[path[-1]] = VALUES[choice]
+        yield f"{'.'.join(map(str, path))} {choice}", changed
+
+
+def spoiled_tensors(tensors: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    names = [*[name for name in tensors if "familiar" in name or "head" in name], *list(tensors)[:20:2]]
+    changes = {
+        "removed": None, "0-d": torch.zeros(()), "empty": torch.zeros(0), "long": torch.zeros(1 << 20),
+        "float64": torch.zeros(3, dtype=torch.float64), "bool": torch.ones(3, dtype=torch.bool),
+        "nan": torch.full((3,), torch.nan),
+    }  # fmt: skip
+    for name in names:
+        for kind, tensor in changes.items():
+            rest = {n: t for n, t in tensors.items() if n != name}
+            yield f"{name} {kind}", rest | ({} if tensor is None else {name: tensor})
+    yield "a deep block", tensors | {"model.backbone.model.encoder.layer.20000.norm1.weight": torch.zeros(64)}
+    yield "1e38", {name: torch.full_like(tensor, 1e38) for name, tensor in tensors.items()}
+
+
+def attempt(folder: Path, image: Path) -> str | None:
+    """The sentence of the refusal; None if the model loads and answers."""
+    try:
+        list(load_predictor(folder).predict([image]))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def survey(cases: Iterator[tuple[str, Any]], write: Any, folder: Path, image: Path) -> tuple[int, list[str]]:
+    """The number of cases, and what went wrong in them."""
+    wrong, count = list[str](), 0
+    for name, content in cases:
+        count += 1
+        write(folder, content)
+        before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+        try:
+            text = attempt(folder, image)
+        except Exception as error:  # noqa: BLE001  any other error is what this test is about
+            text = None
+            wrong.append(f"{name}: {type(error).__name__} {error!s:.200}")
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        if grown > BYTES or time.process_time() - start > 2 * SECONDS or len(text or "") > 1000:
+            wrong.append(f"{name}: {grown >> 20} MB, {time.process_time() - start:.0f} s, {text!s:.80}")
+    return count, wrong
+
+
+def write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(facts))
+
+
+def write_tensors(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, folder / "model.safetensors")
+    facts = json.loads((folder / "config.json").read_text())
+    facts["weights"]["sha256"] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    write_facts(folder, facts)
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(360, marks=pytest.mark.slow)])
+def test_a_spoiled_field_is_a_sentence(count: int, model_folder: Path, image_folder: Path) -> None:
+    image = next(iter(sorted(image_folder.rglob("*.png"))))
+    facts = json.loads((model_folder / "config.json").read_text())
+    cases = spoiled_facts(facts, count)
+    number, wrong = survey(cases, write_facts, model_folder, image)
+    assert number == count and not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+def test_a_spoiled_tensor_is_a_sentence(model_folder: Path, image_folder: Path, tmp_path: Path) -> None:
+    image = next(iter(sorted(image_folder.rglob("*.png"))))
+    shutil.copytree(model_folder, tmp_path / "whole")
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    number, wrong = survey(spoiled_tensors(tensors), write_tensors, model_folder, image)
+    assert number > 80 and not wrong, "\n".join(wrong)

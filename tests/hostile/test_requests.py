@@ -1,0 +1,83 @@
+"""A folder of others never causes a request: neither the hub nor pip is asked unless the user says so now."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from patchgen.common.files import cache_dir
+from patchgen.predict.model_folder import read_model, write_model
+from patchgen.predict.predictor import Prediction, load_predictor
+
+BACKBONES = ["someorg/model", "dinov2-small", "auto", "registry", "timm:hf-hub:someorg/model", "timm:resnet50"]
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Attempts to reach the network or to start pip; each raises. Nothing is cached."""
+    attempts: list[str] = []
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def attempt(*words: object, **_: object) -> None:
+            attempts.append(f"{name} {words}")
+            raise OSError("no network in this test")
+
+        return attempt
+
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
+    for owner, name in (
+        (socket, "getaddrinfo"),
+        (socket.socket, "connect"),
+        (subprocess, "run"),
+        (subprocess, "Popen"),
+    ):
+        monkeypatch.setattr(owner, name, refuse(name))
+    return attempts
+
+
+@pytest.fixture(params=["model", "run"])
+def strange(request: pytest.FixtureRequest, fitted_model: Path, tiny_run: Any, tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a folder whose settings name a backbone that it does not hold."""
+
+    def make(backbone: str) -> Path:
+        folder = tmp_path / "strange"
+        if request.param == "run":
+            shutil.copytree(tiny_run("lp").path, folder)
+            settings = yaml.safe_load((folder / "config.yaml").read_text()) | {"backbone": backbone}
+            (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        else:
+            write_model(folder, read_model(fitted_model), with_backbone=False)
+            facts = json.loads((folder / "config.json").read_text())
+            facts["settings"]["backbone"] = backbone
+            (folder / "config.json").write_text(json.dumps(facts))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_no_folder_causes_a_request(backbone: str, strange: Callable[[str], Path], requests: list[str]) -> None:
+    folder = strange(backbone)
+    with pytest.raises(ValueError, match="not on this machine.*--allow-download.*--backbone"):
+        load_predictor(folder)
+    assert not requests and not cache_dir().joinpath("weights").exists()
+
+
+def test_the_user_may_allow_it_or_name_a_copy(
+    strange: Callable[[str], Path], requests: list[str], image_folder: Path
+) -> None:
+    folder = strange("someorg/model")
+    [image, *_] = sorted((image_folder / "studio").rglob("*.png"))
+    [found] = load_predictor(folder, backbone="tiny").predict([image])
+    assert isinstance(found, Prediction) and not requests
+    with pytest.raises(ValueError, match="hub"):
+        load_predictor(folder, allow_download=True)
+    assert requests
