@@ -102,3 +102,23 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_work(
     out = str(tmp_path / ("out.npz" if command == "embed" else "out"))
     assert main([command, str(tmp_path / "no-such-model"), str(image_folder), "--out", out]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_bare_encoder(image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    """A name or a folder of transformers, as its own class token and mean patch; a mistyped path asks nobody."""
+    from patchgen.data.augment import normalize
+    from patchgen.model.backbone import load_backbone
+
+    photos, target = image_folder / "studio" / "cross", tmp_path / "tiny.npz"
+    words = [str(photos), "--out", str(target), "--image-size", "56", "--what", "features", "cls", "mean"]
+    assert main(["embed", "tiny", *words]) == 0
+    found = np.load(target, allow_pickle=False)
+    backbone = load_backbone("tiny")
+    pixels = torch.stack([torch.from_numpy(decode(path, 56)) for path in map(str, found["path"])])
+    with torch.no_grad():
+        tokens = backbone(normalize(pixels.permute(0, 3, 1, 2).float() / 255, backbone.mean, backbone.std))
+    np.testing.assert_allclose(found["cls"], tokens.cls, atol=1e-4)
+    np.testing.assert_allclose(found["mean"], tokens.patches.mean(1), atol=1e-4)
+    np.testing.assert_array_equal(found["features"], found["cls"])
+    assert main(["embed", str(tmp_path / "typo"), *words]) == 2
+    assert "there is no model, run or encoder" in capsys.readouterr().err

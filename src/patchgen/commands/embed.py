@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     paths, names = read_rows(arguments.images)
     from patchgen.common.progress import Progress
 
-    predictor = load_embedder(arguments.run, arguments.checkpoint, arguments.image_size, **arguments.device)
+    predictor = load_embedder(arguments.run, arguments.checkpoint, arguments.image_size, **arguments.how)
     with Progress("embedding", len(paths)) as bar:
         found = embed(predictor, paths, tuple(dict.fromkeys(arguments.what)), arguments.batch, bar.tick)
     if found.rows:

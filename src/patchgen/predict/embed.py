@@ -49,21 +49,30 @@ def check_target(path: Path) -> None:
         )
 
 
-def load_embedder(source: str, checkpoint: Checkpoint = "selected", image_size: int = 224, **more: Any) -> Predictor:
+def load_embedder(
+    source: str,
+    checkpoint: Checkpoint = "selected",
+    image_size: int = 224,
+    *,
+    backbone: str | None = None,
+    allow_download: bool = False,
+    **device: Any,
+) -> Predictor:
     """A model or run folder; or a bare encoder: a name, a hub id, a folder of transformers or timm, a weight file.
 
     Args:
         image_size: Of a bare encoder, whose `features` are its class token; a trained model has its own size.
-        more: As for `Predictor`: accelerator and precision.
+        backbone, allow_download: As for `load_predictor`; a bare encoder is named by the user, and may be downloaded.
+        device: As for `Predictor`: accelerator and precision.
     """
     path = expanded(source)
     if is_model_folder(path) or (path / "config.yaml").is_file():
-        return load_predictor(path, checkpoint, **more)
+        return load_predictor(path, checkpoint, backbone=backbone, allow_download=allow_download, **device)
     if path.parent != Path() and path.parent.is_dir() and not path.exists():  # a mistyped path is not a hub id
         raise ValueError(f"there is no model, run or encoder {source}; check the path")
-    config = Config("", NO_DOMAIN, method="lp", backbone=source, image_size=image_size, normalization="backbone")
-    backbone = load_backbone(source, image_size=image_size)
-    return Predictor(build_on(backbone, config, make_method(config), 1), ("none",), config, **more)
+    config = Config("", NO_DOMAIN, method="lp", backbone=source, image_size=image_size)
+    encoder = load_backbone(source, image_size=image_size)
+    return Predictor(build_on(encoder, config, make_method(config), 1), ("none",), config, **device)
 
 
 def embed(
