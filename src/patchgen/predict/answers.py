@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from patchgen.common.schema import filled, number
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_json
 from patchgen.data.table import Table
@@ -136,17 +137,36 @@ def collect(
     return Answers(table, classes, kept, label, probabilities[read], flags, *left)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a model folder says of the accuracy at a new site."""
+
+    mean: float = number(0, 1)
+    new_site: tuple[float, float] | None = number(-1, 2, None)
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a model folder says of its sites."""
+
+    sites: list[str] = field(default_factory=list)
+    unseen: str | None = None
+
+
 def expected_accuracy(model: str | Path) -> dict[str, Any] | None:
     """What `fit` expected of a model folder at a new site; None if it is not known."""
-    expected = read_json(Path(model) / MODEL_CONFIG).get("expected") if is_model_folder(model) else None
-    return expected if isinstance(expected, dict) else None
+    if not is_model_folder(model):
+        return None
+    expected = read_json(file := Path(model) / MODEL_CONFIG).get("expected")
+    return asdict(filled(Expected, expected, f"{file}: expected")) if isinstance(expected, dict) else None
 
 
 def training_sites(model: str | Path) -> set[str]:
     """Names of the sites that a model or run folder was trained on; empty if unknown."""
     if is_model_folder(model):
-        facts = read_json(Path(model) / MODEL_CONFIG).get("data") or {}
-        return set(facts.get("sites", ())) - {facts.get("unseen")}
+        facts = read_json(file := Path(model) / MODEL_CONFIG).get("data")
+        data = filled(TrainingData, facts if isinstance(facts, dict) else {}, f"{file}: data")
+        return set(data.sites) - {data.unseen}
     folder = RunFolder.open(model)
     if not (splits := folder.path / "splits.csv").is_file():
         return set()

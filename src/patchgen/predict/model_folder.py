@@ -253,7 +253,8 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
     if facts["unlike_threshold"] is None:
         return
     centres, whitening = (tensors.get(FAMILIAR + name) for name in ("centres", "whitening"))
-    width = head.shape[1] if head is not None else whitening.shape[-1] if whitening is not None else 0
+    widths = [t.shape[1] for t in (head, whitening) if t is not None and t.ndim == 2]
+    width = widths[0] if widths else 0
     fits = centres is not None and centres.ndim == 2 and 0 < len(centres) <= len(facts["classes"])
     if not fits or centres.shape[1:] != (width,) or whitening is None or whitening.shape != (width, width):  # type: ignore[union-attr]
         raise ValueError(f"{file}: familiar.centres and familiar.whitening do not fit features of {width} numbers")
