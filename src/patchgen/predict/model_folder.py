@@ -192,9 +192,9 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
             model = _build(folder, facts, config, tensors)
         classes = tuple(map(str, facts["classes"]))
         confidence = _confidence(facts, under(tensors, FAMILIAR))
-    except (KeyError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError) as error:
         raise ValueError(
-            f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error}; get the folder again"
+            f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error!s:.200}; get the folder again"
         ) from error
     known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
     stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
