@@ -76,4 +76,4 @@ class RuntimeOptions(ModelOptions):
 
 @lru_cache(1)
 def _load_once(path: str, options: RuntimeOptions) -> Predictor:
-    return options.load(path)
+    return options.load(path, images=0)  # their number is not known yet: `auto` uses what is converted already
