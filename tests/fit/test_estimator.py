@@ -276,7 +276,7 @@ def test_a_type_checker_finds_a_misspelt_setting(tmp_path: Path) -> None:
     from mypy import api
 
     (tmp_path / "user.py").write_text("from patchgen import PatchGenClassifier\nPatchGenClassifier(stepz=4)\n")
-    out, _, code = api.run(["--follow-imports=silent", "--cache-dir", str(tmp_path), str(tmp_path / "user.py")])
+    out, _, code = api.run(["--follow-imports=silent", str(tmp_path / "user.py")])
     assert code == 1 and 'Unexpected keyword argument "stepz" for "PatchGenClassifier"' in out
 
 

@@ -10,20 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from patchgen.common.machine import use_threads
 from patchgen.config import PRESETS, Config
-from patchgen.data.loaders import Batch
 from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model
-from patchgen.train.loop import plain_step
-from patchgen.train.optim import make_optimizer
+from patchgen.model.losses import cross_entropy
+from patchgen.runs.precision import device_of
 
 if TYPE_CHECKING:
     from patchgen.fit.plan import Plan
@@ -47,29 +45,37 @@ class Rate:
 
 
 def measure(config: Config, classes: tuple[str, ...]) -> Rate:
-    """Time some training steps and forward passes on random pixels, as a training would run them."""
+    """Time forward and backward passes on random pixels; what a method adds to them is small."""
     use_threads(config.threads)
     method = make_method(config)
     method.class_names = classes
     start = time.monotonic()
     model = build_model(config, method, len(classes))
-    method.setup(model)
     build = time.monotonic() - start
+    device = device_of(config.accelerator)
+    model.to(device)
     images = torch.randn(8, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(0))
+    images, label = images.to(device), torch.arange(8, device=device) % len(classes)
     half = config.precision == "bf16-mixed"
     lower = 0.0
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+    with torch.autocast(device.type, torch.bfloat16, enabled=half):
         if model.reads_hidden and not config.augment:
             with torch.no_grad():
                 model.backbone.lower(images)
                 lower, images = _seconds(lambda: model.backbone.lower(images))
         if model.has_mask:
             model.start(images)
-        step = partial(plain_step, method, model, make_optimizer(model, config, method), _batch(images, len(classes)))
+
+        def step() -> None:
+            loss = cross_entropy(model(images).logits, label)
+            if loss.requires_grad:  # some methods train nothing
+                torch.autograd.backward(loss)
+            loss.item()  # waits for the device
+
         step()  # the first of a shape prepares kernels
         training = min(_seconds(step)[0] for _ in range(2))
         with torch.no_grad():
-            forward, _ = _seconds(lambda: model(images))
+            forward, _ = _seconds(lambda: model(images).logits.sum().item())
     return Rate(training / 8 * (AUGMENTED if config.augment else 1), forward / 8, build + LOADING, lower / 8)
 
 
@@ -79,11 +85,6 @@ def _seconds(work: Callable[[], T]) -> tuple[float, T]:
     return time.monotonic() - start, result
 
 
-def _batch(images: torch.Tensor, classes: int) -> Batch:
-    number = torch.arange(len(images))
-    return Batch(images, number % classes, number // 4, number, num_domains=2)
-
-
 def estimate(plan: Plan, rates: Mapping[str, Rate]) -> float:
     """Seconds until the model is written, if nothing else runs on this machine."""
     total, last = 0.0, list(plan.candidates)[-1]
@@ -91,8 +92,7 @@ def estimate(plan: Plan, rates: Mapping[str, Rate]) -> float:
     for label, config, fold in [*jobs, (last, plan.candidates[last], plan.final)]:
         if not plan.is_finished(config):
             total += training_seconds(config, fold, rates[label])
-    stored = sum(len(rows) for part in (plan.final.train, plan.final.test) for rows in part.values())
-    return total + calibration_images(plan.final) * rates[last].forward + stored * rates[last].lower
+    return total + calibration_images(plan.final) * rates[last].forward + len(plan.table) * rates[last].lower
 
 
 def training_seconds(config: Config, fold: Fold, rate: Rate) -> float:

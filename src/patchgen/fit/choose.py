@@ -1,6 +1,6 @@
 """Select one of several methods, by the images of left-out sites that each classifies correctly.
 
-    right = {"lp-ln": [site_a, site_b, ...], "patchgen-select": [...]}      # (n,) bool each, the same images
+    right = {"lp-ln": [site_a, site_b, ...], "patchgen-cls": [...]}      # (n,) bool each, the same images
     choice = choose(right, groups=[...])
     choice.chosen, choice.counted
 
