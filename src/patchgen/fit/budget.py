@@ -1,6 +1,6 @@
 """What a fit will cost, from a measured rate, and settings that fit into a given time.
 
-rate = measure(config, plan)                     # seconds per image of a training step and of a forward pass
+rate = measure(config, classes)                  # seconds per image of a training step and of a forward pass
 seconds = estimate(plan, rates)                  # trainings that are not finished, start-up and calibration
 plan, note = within(plan, rates, minutes=20)     # fewer methods, fewer steps, smaller images, or quick settings
 """
@@ -20,8 +20,8 @@ from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model
+from patchgen.model.device import find_device
 from patchgen.model.losses import cross_entropy
-from patchgen.runs.precision import device_of
 
 if TYPE_CHECKING:
     from patchgen.fit.plan import Plan
@@ -52,7 +52,7 @@ def measure(config: Config, classes: tuple[str, ...]) -> Rate:
     start = time.monotonic()
     model = build_model(config, method, len(classes))
     build = time.monotonic() - start
-    device = device_of(config.accelerator)
+    device = find_device(config.accelerator)
     model.to(device)
     images = torch.randn(8, 3, config.image_size, config.image_size, generator=torch.Generator().manual_seed(0))
     images, label = images.to(device), torch.arange(8, device=device) % len(classes)
