@@ -262,13 +262,13 @@ def test_minutes_are_said(image_folder: Path, tmp_path: Path, capsys: Captured) 
 
 
 @pytest.mark.slow
-def test_the_estimate_is_the_time_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conftest import write_images
-
+def test_the_estimate_is_the_time_that_it_takes(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
-    photos, said = write_images(tmp_path / "photos", 20), list[float]()
+    said: list[float] = []
     monkeypatch.setattr(procedure, "duration", lambda seconds: said.append(seconds) or "x")
-    config = Config(str(photos), "none", method=BEST, backbone="dinov2-small", image_size=112, steps=20,
+    config = Config(str(image_folder), "none", method=BEST, backbone="dinov2-small", image_size=112, steps=20,
                     batch_per_domain=6, eval_every=10)  # fmt: skip
     monkeypatch.setattr("patchgen.methods.build.load_backbone", partial(load_backbone, pretrained=False))
     start = time.monotonic()
