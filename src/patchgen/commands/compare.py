@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, require_data
-from patchgen.commands.settings import help_layers, parse_settings, preset_layers, settings_of, settings_schema
+from patchgen.commands.settings import Layers, help_layers, parse_settings, preset_layers, settings_of, settings_schema
 from patchgen.common.process_cache import process_cache
 from patchgen.common.progress import print_once
 from patchgen.config import Config
@@ -55,7 +55,7 @@ class CompareOptions:
 
 
 HIDDEN = ("unseen", "method", "pool", "tune", "seed")  # set by the methods, folds and seeds
-USUAL = [("compare", {"swad": True})]
+USUAL: Layers = [("compare", {"swad": True})]
 TEXTS = {"lr": "Learning rate for every method; by default the preset's for each.", "swad": "Also report SWAD."}
 COMMAND = settings_schema(CompareOptions, hidden=HIDDEN)
 

@@ -89,7 +89,7 @@ def parse_settings(
     config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes)
     schema = settings_schema(own, kinds, hidden)
     words = [word for word in argv if word not in HELP]
-    known = [f.name for each in (own, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]
+    known = [f.name for each in (own, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]  # type: ignore[arg-type]
     options, given = parse(schema, name, words, config, known), dict[str, Any]()
     for group in (*GROUPS, STREAM):
         settings = getattr(options, group, {})
@@ -131,7 +131,7 @@ def settings_schema(
             help=texts.get(name, "").replace("\n", " "), metavar=None if name == "data" else _metavar(hint),
             help_behavior_hint=(values or {}).get(name, ""),
         )  # fmt: skip
-        where = tyro.conf.Positional[_parsed_type(hint)] if name == "data" else _parsed_type(hint)
+        where = tyro.conf.Positional[_parsed_type(hint)] if name == "data" else _parsed_type(hint)  # type: ignore[misc]
         groups[_group(name)][name] = Annotated[where, about]
     made = {group: TypedDict(group, members, total=False) for group, members in groups.items() if members}  # type: ignore[operator]
     return dataclasses.make_dataclass(
@@ -148,7 +148,7 @@ def _group(name: str) -> str:
 def _parsed_type(hint: Any) -> Any:
     """A dictionary is read as pairs: unlike a dictionary, they may be left out."""
     if get_origin(hint) is dict:
-        return tuple[tuple[*get_args(hint)], ...]
+        return tuple[tuple[*get_args(hint)], ...]  # type: ignore[misc]
     return hint
 
 
@@ -199,7 +199,7 @@ def _shown(value: Any) -> str:
 def preset_layers(preset: str, given: Mapping[str, Any]) -> Layers:
     """The values of a preset for the given task, method, backbone and data."""
     name = f"preset {preset}"
-    value = {f.name: f.default for f in dataclasses.fields(Config)} | {"data": ""} | dict(given)
+    value: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)} | {"data": ""} | dict(given)
     if value["task"] == "ccd":
         from patchgen.ccd.settings import stream_preset
 

@@ -62,7 +62,8 @@ class Backbone(nn.Module):
     def __init__(self, loaded: Loaded, origin: Origin) -> None:
         super().__init__()
         self.model: Any = loaded.model
-        self.model_type: str = self.model.config.model_type
+        config: Any = loaded.model.config
+        self.model_type: str = config.model_type
         self.source, self.resolved = origin.source, origin.resolved
         self.licence, self.note = origin.licence, origin.note
         self.expect(Pixels(*loaded.normalisation) if loaded.normalisation else default_pixels(self.model_type))

@@ -164,8 +164,8 @@ def _config_of(about: Mapping[str, Any]) -> Any:
 
     model_type, inner = about.get("model_type"), about.get("vision_config")
     if isinstance(inner, dict):
-        known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
-        parts = CONFIG_MAPPING[model_type].sub_configs if known else {}
+        known = CONFIG_MAPPING[model_type] if isinstance(model_type, str) and model_type in CONFIG_MAPPING else None
+        parts = known.sub_configs if known else {}
         usual = parts["vision_config"].model_type if "vision_config" in parts else ""
         model_type, about = str(inner.get("model_type") or usual), inner
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:

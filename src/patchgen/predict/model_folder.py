@@ -218,7 +218,7 @@ class BackboneFacts:
     std: tuple[float, float, float] = number(1 / LARGEST_NUMBER, LARGEST_NUMBER)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a model is built from; the other fields of config.json are for its readers."""
 
