@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
-            "tau", "lambda_conf", "refine", "swad", "swad_ratio", "swad_compat")  # fmt: skip
+            "tau", "lambda_conf", "refine", "rho_start", "spread", "swad", "swad_ratio", "swad_compat")  # fmt: skip
 STREAM_DATA = {
     **dict.fromkeys(("cifar100binary", "cifar100python", "cifar100"), "CIFAR-100"),
     **dict.fromkeys(("cub2002011", "cub"), "CUB"),
@@ -341,8 +341,9 @@ def label_of(config: Any) -> str:
         notes = [f"no L_{name.removeprefix('lambda_')}" for name in names if getattr(config, name) == 0]
         odd = [name for name in ("lambda_conf", "tau") if getattr(config, name) not in (0, getattr(usual, name))]
         notes += [f"{name} {getattr(config, name):g}" for name in odd]
-    if config.refine != usual.refine:
-        notes.append(f"refine {config.refine}")
+    for name, word in (("refine", "refine"), ("rho_start", "rho"), ("spread", "spread")):
+        if getattr(config, name) != getattr(usual, name):
+            notes.append(f"{word} {getattr(config, name)}")
     if config.task != "ccd" and config.select != "source-validation":
         notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))
     return ", ".join([config.method + words, *notes])
