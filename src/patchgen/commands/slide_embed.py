@@ -26,10 +26,10 @@ from patchgen.commands.slide import (
 )
 from patchgen.common.files import expanded, write_text
 from patchgen.common.text import printable
-from patchgen.sweep.unit import Needs, Unit
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
+    from patchgen.sweep.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str
 def _units(arguments: SlideEmbedArguments, slides: Sequence[Path]) -> list[Unit]:
     """The work of each slide; existing files must be of the same model and settings."""
     from patchgen.slides.slide import open_slide
+    from patchgen.sweep.unit import Needs, Unit
 
     predictor, digest = load_model(arguments)
     out, needs, units = Path(arguments.out), Needs(arguments.threads, predictor.config.accelerator), []

@@ -175,9 +175,12 @@ def _read_only(faults: Faults, line: Line, times: int) -> None:
     place.chmod(0o555)
 
     def work() -> object:
+        train = faults.train(place)
         if os.geteuid() == 0:  # for whom nothing is read-only
+            import importlib.readers  # noqa: F401  later imports need it, and nobody may not read root's Python
+
             os.setuid(NOBODY)
-        return faults.train(place)()
+        return train()
 
     for _ in range(times):
         if faults.try_one(line, "read-only", work, place).code != 2:
