@@ -124,7 +124,7 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.embed import check_target
 
     slides, out = slides_of(arguments), Path(arguments.out)
-    if arguments.runtime != "torch" or not arguments.what:
+    if arguments.runtime not in ("auto", "torch") or not arguments.what:
         raise ValueError("`slide embed` uses torch; leave --runtime out, and name a vector with --what")
     announce()
     if arguments.alone:
