@@ -35,7 +35,7 @@ def test_explain_counts_such_maps(
 ) -> None:
     from patchgen.predict.predictor import Predictor
 
-    def flat(self: Predictor, image: Path) -> Explanation:
+    def flat(self: Predictor, image: Path, *_: object) -> Explanation:
         return Explanation(image, np.zeros((56, 56, 3), np.uint8), np.ones((4, 4), np.float32), (("cat", 0.9),))
 
     monkeypatch.setattr(Predictor, "explain", flat)

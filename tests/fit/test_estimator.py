@@ -451,7 +451,7 @@ def test_a_damaged_folder_says_what_is_wrong(saved: Path, fitted: PatchGenClassi
     for facts, message in (
         ({"version": 9}, "version 9"),
         ({"format": "bert"}, "not a model folder of patchgen"),
-        ({"classes": ["a", "b"]}, "do not fit"),
+        ({"classes": ["a", "b"]}, "head.weight has shape .3, 64. for 2 classes"),
         ({"settings": {"unseen": "none", "stesp": 3}}, "did you mean 'steps'"),
         ({"backbone": {}}, "backbone.mean must be a finite number"),
         ({"backbone": None}, "is damaged"),

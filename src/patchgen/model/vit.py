@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.common.files import replacing, write_text
 from patchgen.common.schema import filled, number
 
 ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu}
@@ -318,12 +319,13 @@ class Vit(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, which `load_backbone` and transformers read."""
-        from safetensors.torch import save
+        from safetensors.torch import save_file
 
         Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / "config.json").write_text(json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
+        write_text(Path(folder) / "config.json", json.dumps(self.config.to_diff_dict(), indent=2) + "\n")
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        (Path(folder) / "model.safetensors").write_bytes(save(state, metadata={"format": "pt"}))
+        with replacing(Path(folder) / "model.safetensors") as temporary:
+            save_file(state, temporary, metadata={"format": "pt"})
 
     def allocate(self) -> Vit:
         """Give a network on the meta device memory, to be filled; torch's `to_empty` would import sympy for it."""
