@@ -452,10 +452,10 @@ def test_a_damaged_folder_says_what_is_wrong(saved: Path, fitted: PatchGenClassi
         ({"version": 9}, "version 9"),
         ({"format": "bert"}, "not a model folder of patchgen"),
         ({"classes": ["a", "b"]}, "head.weight has shape .3, 64. for 2 classes"),
-        ({"settings": {"unseen": "none", "stesp": 3}}, "did you mean 'steps'"),
-        ({"backbone": {}}, "backbone.mean must be a finite number"),
-        ({"backbone": None}, "is damaged"),
-        ({"temperature": None}, "temperature must be a number above 0"),
+        ({"settings": json.loads(config)["settings"] | {"stesp": 3}}, "did you mean 'steps'"),
+        ({"backbone": {}}, "backbone has no "),
+        ({"backbone": None}, "backbone must be"),
+        ({"temperature": None}, "temperature must be a finite number"),
     ):
         change(saved, **facts)
         fails(message)

@@ -248,7 +248,8 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
             f"{file}: {odd[0][:100]} is of type {tensors[odd[0]].dtype}, not float32; get the folder again"
         )
     head = tensors.get(MODEL + "head.weight")
-    if head is not None and (head.ndim != 2 or len(head) != len(facts["classes"])):
+    plain = head is not None and MODEL + "head.bias" in tensors  # else it is a projection to sentences
+    if head is not None and plain and (head.ndim != 2 or len(head) != len(facts["classes"])):
         raise ValueError(f"{file}: head.weight has shape {tuple(head.shape)} for {len(facts['classes'])} classes")
     if facts["unlike_threshold"] is None:
         return
