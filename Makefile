@@ -26,7 +26,7 @@ demo: setup  ## train and compare on images whose answer is known: a table, and 
 	$(BIN)/patchgen demo
 
 test: setup  ## the fast tests, on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-slow: setup  ## the tests that take minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow

@@ -23,11 +23,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(target.read_text())["rooms"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["kills", "faults", "inputs"])
 def test_nothing_is_lost_and_no_traceback_is_seen(found: dict[str, Any], room: str) -> None:
     assert [text for line in found[room] for text in line["wrong"]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("room", "least"), [("kills", 3), ("faults", 7), ("inputs", 30)])
 def test_the_faults_were_real(found: dict[str, Any], room: str, least: int) -> None:
     lines = found[room]

@@ -233,6 +233,7 @@ def test_moved_data_are_the_same_data(tiny_run: TinyRun, image_folder: Path, tmp
         open_subjects([str(renamed)], str(moved))
 
 
+@pytest.mark.slow
 def test_a_notebook_needs_no_command(runs: dict[str, RunFolder], tmp_path: Path, found: dict[str, Any]) -> None:
     options = diagnosis.Options(images=9, steps=4, projection="pca")
     opened = diagnosis.prepare([str(runs[name].path) for name in ("patchgen", "lp-ln")], options=options)

@@ -30,6 +30,7 @@ def said(code: str, folders: list[Path]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_written(tmp_path: Path) -> None:
     folders = [write(tmp_path / kind, kind) for kind in ("dinov2", "dinov3_vit")]  # the second is found by looking
     loud = said("import transformers; transformers.AutoModel.from_pretrained(sys.argv[1])", folders)

@@ -192,7 +192,8 @@ def test_all_dimmed_patches_at_once_and_mean_colour(page: Viewer, files: Path) -
     blurred = page.until("state.current.moved")
     assert sorted(page.run("[...state.current.off]")) == [i for i, value in enumerate(mask) if value < threshold]
     page.run("(o => { o.value = 'mean'; o.dispatchEvent(new Event('change')); })(document.getElementById('operator'))")
-    other = page.until(f"state.current.moved && state.current.moved.confidence !== {blurred['confidence']!r} && state.current.moved")
+    changed = f"state.current.moved.confidence !== {blurred['confidence']!r}"
+    other = page.until(f"state.current.moved && {changed} && state.current.moved")
     assert other["off"] == blurred["off"]
 
 
