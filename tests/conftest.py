@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Some virtual machines announce AMX and stop a process that uses it; oneDNN reads this before its first product.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
-pytest_plugins = ("untrained_runs", "sweep_jobs")  # fixtures that several rooms share
+pytest_plugins = ("untrained_runs", "sweep_jobs")  # fixtures that several packages share
 
 DOMAINS = ("clinic", "field", "studio")
 CLASSES = ("circle", "cross", "square")

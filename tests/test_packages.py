@@ -1,4 +1,4 @@
-"""The folder tree is the architecture: imports go one way along the rooms, lazy ones included."""
+"""The folder tree is the architecture: imports go one way along the packages, lazy ones included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import patchgen
 
 SOURCE = Path(patchgen.__file__).parent
-# A room imports from the rooms above it and from its own line.
+# A package imports from the packages above it and from its own line.
 ORDER = (
     ("common",),
     ("config", "data"),
@@ -29,10 +29,10 @@ ORDER = (
     ("commands",),
     ("cli", "__main__"),
 )
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
+LEVEL = {package: level for level, packages in enumerate(ORDER) for package in packages}
 
 
-def room_of(module: str) -> str:
+def package_of(module: str) -> str:
     """`patchgen.train.loop` -> `train`; the package itself -> ``."""
     return (module.split(".") + [""])[1]
 
@@ -46,15 +46,15 @@ def imports_of(file: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (
-                alias.name for alias in node.names if room_of(alias.name) and alias.name.startswith("patchgen.")
+                alias.name for alias in node.names if package_of(alias.name) and alias.name.startswith("patchgen.")
             )
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "patchgen":
             assert node.level == 0, f"{file}: imports are absolute"
-            yield from ([node.module or ""] if room_of(node.module or "") else
+            yield from ([node.module or ""] if package_of(node.module or "") else
                         [f"patchgen.{alias.name}" for alias in node.names if alias.name != "__version__"])  # fmt: skip
 
 
-def test_every_room_has_a_place() -> None:
+def test_every_package_has_a_place() -> None:
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
     assert found - {"__init__"} == set(LEVEL)
 
@@ -64,8 +64,8 @@ def test_imports_go_one_way() -> None:
         f"{file.relative_to(SOURCE)} imports {module}"
         for file in sorted(SOURCE.rglob("*.py"))
         for module in imports_of(file)
-        if (room := file.relative_to(SOURCE).with_suffix("").parts[0]) != "__init__"
-        and LEVEL[room_of(module)] > LEVEL[room]
+        if (package := file.relative_to(SOURCE).with_suffix("").parts[0]) != "__init__"
+        and LEVEL[package_of(module)] > LEVEL[package]
     ]
     assert not back, "\n".join(back)
 
