@@ -86,7 +86,7 @@ def lines(found: dict[str, Any]) -> list[Line]:
 @contextmanager
 def unshared() -> Iterator[None]:
     """Each training of a fit reads its table, images and weights for itself."""
-    with patch("patchgen.fit.procedure.keeping", nullcontext):
+    with patch("patchgen.fit.procedure.process_cache", nullcontext):
         yield
 
 
