@@ -137,11 +137,11 @@ def _made(folder: Path) -> Path:
 
 
 def prediction(source: str, files: list[Path], image_size: int, batch: int) -> Pair:
-    from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+    from transformers import AutoConfig, AutoModelForImageClassification, ViTImageProcessorPil, pipeline
 
     predictor = untrained_predictor(source, "lp", image_size)
-    config = predictor.model.backbone.model.config
-    config.num_labels = len(predictor.classes)
+    facts = predictor.model.backbone.model.config.to_diff_dict()
+    config = AutoConfig.for_model(**facts, num_labels=len(predictor.classes))
     size = {"height": image_size, "width": image_size}
     theirs = pipeline(
         "image-classification", AutoModelForImageClassification.from_config(config).eval(), device="cpu",

@@ -115,7 +115,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     assert found["found"].keys() == table.TABLE.keys() and torch.get_num_threads() == threads
     targets = {row["subject"] for row in found["table"] if row["verdict"]}
     always = {"rate", "memory", "input", "fold", "fit", "flat", "probe", "bookkeeping", "start"}
-    assert always <= targets <= always | {"predict"}  # where turns are far apart, nothing is said of it
+    assert always <= targets <= always | {"predict", "peers"}  # where turns are far apart, nothing is said of it
     assert 0 <= found["machine"]["others"] <= 1 and isinstance(found["machine"]["inconclusive"], bool)
     assert "-- start\npython" in printed.err  # progress
     text = (tmp_path / "table.md").read_text()
