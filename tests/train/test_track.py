@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,10 @@ def test_wandb_writes_offline_into_the_run_folder(fold: Any, monkeypatch: pytest
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run = recorded(fold, "wandb")
     [file] = (run.path / "wandb").glob("offline-run-*/*.wandb")  # that of the first process is gone
-    values = [(int(row["_step"]), float(row["train/main"])) for row in logged(file) if "train/main" in row]
+    values, deadline = [], time.monotonic() + 20
+    while not values and time.monotonic() < deadline:  # W&B's own process writes it
+        time.sleep(0.1)
+        values = [(int(row["_step"]), float(row["train/main"])) for row in logged(file) if "train/main" in row]
     assert values == [(0, 1.0), (2, 0.5), (4, pytest.approx(1 / 3))]
     assert not any(path.is_symlink() for path in (run.path / "wandb").iterdir())
     RunFolder.open(run.path)
