@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable ".[all,dev,docs]"
 	@touch $@
 
-demo: setup  ## train and compare on images whose answer is known: a table, and a page with the maps (about ten minutes)
+demo: setup  ## train and compare on images whose answer is known: a table, and a page with the maps (about eight minutes)
 	$(BIN)/patchgen weights fetch
 	$(BIN)/patchgen demo
 
