@@ -78,7 +78,8 @@ def recompute_activations(backbone: Backbone, method: str, selects_inside: bool 
     if selects_inside or any(part._forward_hooks or part._forward_pre_hooks for part in backbone.model.modules()):
         raise ValueError(
             f"checkpoint_activations runs each block twice, and method {method!r} reads or changes activations inside "
-            "the backbone; leave it out, or give --micro-batch to save memory"
+            "the backbone; leave it out. --micro-batch (unless the method refuses it), --precision bf16-mixed or a "
+            "smaller --batch-per-domain save memory too"
         )
     backbone.checkpoint_activations()
 

@@ -109,7 +109,7 @@ class PromptStyler(SourceFree):
 
 def learn_styles(tower: TextTower, names: list[str], count: int, steps: int) -> Tensor:
     """Stage 1: the sentences of all classes in each learned style (S, C, E)."""
-    words = STYLE.format("a")  # placeholder: any word of one token
+    words = STYLE.format("a")  # any word of one token; the learned vector replaces it
     alone, styled = (tower.tokens(texts).to(tower.device) for texts in ([words], [f"{words} {n}" for n in names]))
     content = tower.read(names)  # (C, E)
     earlier, sentences = content.new_zeros(0, content.shape[1]), []
