@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from patchgen.common.batches import batches
+from patchgen.common.reading import batches
 
 
 @pytest.mark.parametrize("items", [np.arange(7), range(7), iter(range(7))])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from patchgen.common.process_cache import cached, is_caching, process_cache
+from patchgen.common.reading import cached, is_caching, process_cache
 
 
 def test_a_value_is_made_once_for_its_key_and_only_the_last_is_kept() -> None:

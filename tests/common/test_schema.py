@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from patchgen.common.schema import filled, number
+from patchgen.common.untrusted import filled, number
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.common.process_cache import process_cache
+from patchgen.common.reading import process_cache
 from patchgen.data.images import ImageStore
 from patchgen.data.shared import shared_store, shared_table
 from patchgen.data.table import write_csv

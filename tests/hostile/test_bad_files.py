@@ -14,7 +14,7 @@ import pytest
 
 from patchgen.ccd.stages import read_schedule
 from patchgen.cli import main
-from patchgen.common.csv_files import read_csv
+from patchgen.common.files import read_csv
 from patchgen.common.untrusted import read_json, read_tensors, read_yaml, shortly
 from patchgen.config import load_settings
 from patchgen.model.local import folder_tensors

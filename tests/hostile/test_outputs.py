@@ -16,8 +16,7 @@ import pytest
 
 from patchgen.common import files
 from patchgen.common.child_process import child_environment, python
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_text
+from patchgen.common.files import is_replaceable, replacing, replacing_folder, write_csv, write_text
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,7 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.common.child_process import child_environment, python
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import cache_dir, expanded
+from patchgen.common.files import cache_dir, expanded, write_csv
 from patchgen.common.text import csv_cell, printable
 from patchgen.common.untrusted import read_tensors
 from patchgen.data.doctor import examine
@@ -152,7 +151,7 @@ def test_every_table_of_text_goes_through_one_writer() -> None:
 
     source = Path(str(patchgen.__file__)).parent
     writers = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if "csv.writer" in file.read_text()}
-    assert writers == {"common/csv_files.py", "commands/predict_lines.py", "slides/scan.py"}
+    assert writers == {"common/files.py", "commands/predict_lines.py", "slides/scan.py"}
 
 
 def test_a_report_holds_no_html_of_a_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.common.process_cache import process_cache
+from patchgen.common.reading import process_cache
 from patchgen.config import Config
 from patchgen.data.shared import shared_table
 from patchgen.model import backbone as backbones

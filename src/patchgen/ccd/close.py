@@ -16,8 +16,7 @@ import torch
 
 from patchgen.ccd.scores import Clusters, class_means, discover, entered, forgetting, nearest_centre, score
 from patchgen.ccd.summary import averages, stage_line, summarize_stream
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import write_text
+from patchgen.common.files import write_csv, write_text
 from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.common.csv_files import write_csv
+from patchgen.common.files import write_csv
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_yaml, shortly
 from patchgen.data.table import Table

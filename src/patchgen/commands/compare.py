@@ -14,8 +14,8 @@ import tyro
 
 from patchgen.commands import announce, require_data
 from patchgen.commands.settings import Layers, help_layers, parse_settings, preset_layers, settings_of, settings_schema
-from patchgen.common.process_cache import process_cache
 from patchgen.common.progress import print_once
+from patchgen.common.reading import process_cache
 from patchgen.config import Config
 from patchgen.sweep.recipe import Planned
 

@@ -187,7 +187,7 @@ def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
 
 def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) -> Path:
     """All files, the page last; returns the page."""
-    from patchgen.common.csv_files import write_csv
+    from patchgen.common.files import write_csv
     from patchgen.pages.page import write_page
 
     out.mkdir(parents=True, exist_ok=True)

@@ -143,7 +143,7 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
 
 def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
     """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
-    from patchgen.common.csv_files import write_csv
+    from patchgen.common.files import write_csv
     from patchgen.pages.page import write_page
     from patchgen.report.evaluation import confusion_figure, reliability_figure, render_page
 

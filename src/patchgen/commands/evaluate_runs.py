@@ -20,7 +20,7 @@ def evaluate_runs(arguments: EvaluateArguments) -> int:
     """Score the ensemble next to its runs; returns the exit code."""
     out = _checked(arguments.out)
     announce()
-    from patchgen.common.csv_files import write_csv
+    from patchgen.common.files import write_csv
     from patchgen.common.progress import Progress
     from patchgen.predict.ensemble import open_members, score_members
 

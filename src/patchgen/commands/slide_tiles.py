@@ -132,7 +132,7 @@ def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
 
 def _write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSettings) -> int:
     """All tiles of the slides that are cut, with their scale, which models remember; returns how many."""
-    from patchgen.common.csv_files import write_csv
+    from patchgen.common.files import write_csv
     from patchgen.slides.cut import TILES
 
     rows, scale = [], (f"{settings.mpp:g}", str(settings.tile))
@@ -157,7 +157,7 @@ def _counts(file: Path) -> dict[str, int]:
 
 def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Counter[str]]:
     """Write a row per slide, and print a row per site; the counts of each site."""
-    from patchgen.common.csv_files import write_csv
+    from patchgen.common.files import write_csv
     from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
 
     names = [*plan.classes, AMBIGUOUS, OUTSIDE]

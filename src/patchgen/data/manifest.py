@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from patchgen.common.csv_files import read_csv
+from patchgen.common.files import read_csv
 from patchgen.common.text import did_you_mean
 from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image
 

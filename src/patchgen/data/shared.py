@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchgen.common.process_cache import cached
+from patchgen.common.reading import cached
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table, read_table
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.common.csv_files import read_csv, write_csv
+from patchgen.common.files import read_csv, write_csv
 from patchgen.common.text import did_you_mean
 from patchgen.data.table import Table
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from patchgen.common.csv_files import write_csv
+from patchgen.common.files import write_csv
 from patchgen.common.text import did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
 from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import replacing
+from patchgen.common.files import replacing, write_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.common.batches import batches
+from patchgen.common.reading import batches
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.predict.confidence import Confidence, Familiar

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import replacing_folder
+from patchgen.common.files import replacing_folder, write_csv
 from patchgen.data.images import UnreadableImage
 from patchgen.data.inputs import as_images, is_dataset, opened
 

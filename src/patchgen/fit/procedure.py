@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
-from patchgen.common.process_cache import process_cache
 from patchgen.common.progress import Progress, print_once
+from patchgen.common.reading import process_cache
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
 from patchgen.data.table import Table, fingerprint, read_table

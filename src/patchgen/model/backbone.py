@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from patchgen.common import plugins
 from patchgen.common.files import expanded
-from patchgen.common.process_cache import cached, is_caching
+from patchgen.common.reading import cached, is_caching
 from patchgen.common.text import did_you_mean
 from patchgen.model import timm, weights
 from patchgen.model.convert import Loaded, build, read_file, read_folder, read_object, traits_of

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.common.files import replacing, write_text
-from patchgen.common.schema import filled, number
+from patchgen.common.untrusted import filled, number
 
 ACTIVATIONS = {"gelu": F.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu}
 SPREAD = 0.02  # standard deviation of random weights

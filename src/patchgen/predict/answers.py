@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.common.schema import filled, number
 from patchgen.common.text import did_you_mean
-from patchgen.common.untrusted import read_json
+from patchgen.common.untrusted import filled, number, read_json
 from patchgen.data.table import Table
 from patchgen.predict.predictor import Predictor, Unreadable
 from patchgen.runs.folder import MODEL_CONFIG, RunFolder, is_model_folder

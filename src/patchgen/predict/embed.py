@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from patchgen.common.batches import BATCH, batches
 from patchgen.common.files import expanded, replacing
+from patchgen.common.reading import BATCH, batches
 from patchgen.config import NO_DOMAIN, Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on

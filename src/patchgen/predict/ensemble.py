@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from patchgen.common.batches import batches
+from patchgen.common.reading import batches
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.predict.subjects import Subject, check_classes, open_runs
 from patchgen.runs.folder import RunFolder

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from patchgen import __version__
 from patchgen.common.files import expanded, refuse_links, replacing_folder
 from patchgen.common.plugins import require, used_by
-from patchgen.common.schema import filled, number
 from patchgen.common.text import did_you_mean, json_text
-from patchgen.common.untrusted import parse_tensors, read_json, shortly
+from patchgen.common.untrusted import filled, number, parse_tensors, read_json, shortly
 from patchgen.config import Config, known_settings
 from patchgen.data.macenko import read_macenko
 from patchgen.methods import make_method, method_class

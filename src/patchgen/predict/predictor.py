@@ -24,8 +24,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from patchgen.common.batches import BATCH, batches
 from patchgen.common.files import cache_dir
+from patchgen.common.reading import BATCH, batches
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, UnreadableImage, decode

@@ -15,8 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import refuse_pipe
+from patchgen.common.files import refuse_pipe, write_csv
 from patchgen.common.text import csv_cell, markdown
 from patchgen.config import Config
 from patchgen.report.render import plain_markdown

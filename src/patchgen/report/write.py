@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import write_text
+from patchgen.common.files import write_csv, write_text
 from patchgen.draw.plots import Drawn
 from patchgen.pages.page import render, write_page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from patchgen.common.csv_files import write_csv
+from patchgen.common.files import write_csv
 from patchgen.common.untrusted import read_json
 from patchgen.pages.page import Cell, file_address, render, write_page
 from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from patchgen.common.batches import DECODERS
-from patchgen.common.csv_files import write_csv
-from patchgen.common.files import replacing_folder, write_text
+from patchgen.common.files import replacing_folder, write_csv, write_text
+from patchgen.common.reading import DECODERS
 from patchgen.slides.annotations import Box, shares
 from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
 from patchgen.slides.tiles import TileGrid, check_count, make_grid

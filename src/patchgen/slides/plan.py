@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchgen.common.csv_files import read_csv
-from patchgen.common.files import expanded
+from patchgen.common.files import expanded, read_csv
 from patchgen.common.text import did_you_mean, printable
 from patchgen.slides.annotations import summarise
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from patchgen.common.batches import batches
 from patchgen.common.files import not_through_links, replacing
+from patchgen.common.reading import batches
 from patchgen.predict.predictor import Predictor, Scores
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import TileGrid

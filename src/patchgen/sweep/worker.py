@@ -21,7 +21,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # printed output must not mix with the answers
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(lines,), daemon=True).start()
-    from patchgen.common.process_cache import process_cache
+    from patchgen.common.reading import process_cache
     from patchgen.sweep.jobs import perform, read_work
 
     with process_cache():  # reads a table, its images and a backbone's weights once for the runs that share them

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from patchgen.common.files import cache_dir, replacing
-from patchgen.common.process_cache import cached
 from patchgen.common.progress import Progress, is_first
+from patchgen.common.reading import cached
 from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.content import digests
