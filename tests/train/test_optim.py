@@ -155,6 +155,20 @@ def test_a_cosine_begins_at_the_whole_rate_and_ends_before_zero() -> None:
         assert rates == pytest.approx({"head": 0.1 * share, "select": 0.3 * share, "backbone": 0.1 * share})
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_warm_up_rises_linearly_to_the_schedule(schedule: Any) -> None:
+    config = settings(method="lp", lr_schedule=schedule, steps=10, warmup=4)
+    optimizer, shares = make_optimizer(make(config), config, make_method(config)), []
+    for number in range(10):
+        set_rates(optimizer, make_method(config), number)
+        shares.append(optimizer.param_groups[0]["lr"] / 0.1)
+    assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    later = [1.0] * 5 if schedule == "constant" else [(1 + math.cos(math.pi * i / 6)) / 2 for i in range(1, 6)]
+    assert shares[5:] == pytest.approx(later)
+    with pytest.raises(ValueError, match="warmup must be below steps = 10"):
+        settings(method="lp", steps=10, warmup=10)
+
+
 def test_a_constant_rate_is_left_alone() -> None:
     config = settings(method="lp")
     optimizer = make_optimizer(make(config), config, make_method(config))

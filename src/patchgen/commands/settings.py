@@ -31,7 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("task", "method", "hparams", "backbone", "pool", "tune", "lora_rank", "refine", "rho_start", "spread",
               "tau", "lambda_ms", "lambda_sim", "lambda_conf", "dropout"),
     "optimisation": ("steps", "batch_per_domain", "lr", "lr_backbone", "lr_module", "optimizer", "lr_schedule",
-                     "weight_decay", "class_weights", "clip_gradients", "seed"),
+                     "warmup", "weight_decay", "class_weights", "clip_gradients", "seed"),
     "evaluation": ("eval_every", "patience", "select", "swad", "swad_ratio", "swad_compat"),
     "machine": ("accelerator", "devices", "threads", "precision", "micro_batch", "accumulate",
                 "checkpoint_activations", "compile", "deterministic"),

@@ -73,6 +73,8 @@ class Config(Settings):
     """The optimiser; by default the method's (mostly Adam)."""
     lr_schedule: Literal["constant", "cosine"] | None = None
     """Learning rate schedule: constant, or a cosine to 0; by default the method's."""
+    warmup: int = 0
+    """Steps in which the learning rates rise linearly to their full value, before the schedule."""
     class_weights: Literal["balanced"] | None = None
     """`balanced`: each class has the same share of the main loss, regardless of its number of images."""
     lora_rank: int = 8
@@ -118,6 +120,7 @@ class Config(Settings):
         **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
         **dict.fromkeys(("patience", "lora_rank", "micro_batch"), 1),
         "swad_ratio": 1,
+        "warmup": 0,
     }
     not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")
 
@@ -139,6 +142,8 @@ class Config(Settings):
             raise ValueError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if self.clip_gradients is not None and not 0 < self.clip_gradients < float("inf"):
             raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {self.clip_gradients}")
+        if self.warmup >= self.steps:
+            raise ValueError(f"warmup must be below steps = {self.steps}, not {self.warmup}")
         if self.batch_per_domain % self.devices:
             raise ValueError(
                 f"batch_per_domain {self.batch_per_domain} must be divisible by devices = {self.devices}; "

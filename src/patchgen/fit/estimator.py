@@ -111,6 +111,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         lr_backbone: float | None = None,
         optimizer: Literal["adam", "adamw", "sgd"] | None = None,
         lr_schedule: Literal["constant", "cosine"] | None = None,
+        warmup: int | None = None,
         class_weights: Literal["balanced"] | None = None,
         lora_rank: int | None = None,
         dropout: float | None = None,

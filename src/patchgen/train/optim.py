@@ -36,10 +36,17 @@ def make_optimizer(model: Classifier, config: Config, method: Method | None = No
 
 
 def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> None:
-    """Set the learning rates of a step; the cosine starts at the full rate and would reach 0 after the last step."""
+    """Set the learning rates of a step: a linear warm-up to the full rate, then constant or a cosine.
+
+    The cosine would reach 0 after the last step.
+    """
     config = method.config
-    if (config.lr_schedule or method.lr_schedule) == "cosine":
-        share = (1 + math.cos(math.pi * number / config.steps)) / 2
+    cosine, after = (config.lr_schedule or method.lr_schedule) == "cosine", number - config.warmup
+    if after < 0:
+        share = (number + 1) / (config.warmup + 1)
+    else:
+        share = (1 + math.cos(math.pi * after / (config.steps - config.warmup))) / 2 if cosine else 1.0
+    if cosine or config.warmup:
         for group in optimizer.param_groups:
             group["lr"] = group.get("peak", 0.0) * share
 
