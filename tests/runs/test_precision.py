@@ -48,10 +48,10 @@ def test_the_device_decides_and_the_name_is_that_of_the_format(
 ) -> None:
     native(monkeypatch, has)
     config = Config("data", "sketch", precision="auto", accelerator="cpu")
-    found = precision.settled(config, tmp_path, "rows")
+    found = precision.with_precision(config, tmp_path, "rows")
     assert found == replace(config, precision=expected)
     assert run_name(found, "rows") == run_name(replace(config, precision=expected), "rows")
-    assert precision.settled(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
+    assert precision.with_precision(replace(config, precision="32-true"), tmp_path, "rows").precision == "32-true"
 
 
 def test_a_gpu_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,11 +70,11 @@ def test_a_run_that_was_begun_keeps_its_format(
     config = Config("data", "sketch", precision="auto", accelerator="cpu")
     early = replace(config, precision=begun)
     RunFolder.create(tmp_path, early, run_name(early, "rows"), "rows")
-    assert precision.settled(config, tmp_path, "rows").precision == begun
-    assert precision.settle([replace(config, unseen="photo"), config], tmp_path, "rows") == begun
+    assert precision.with_precision(config, tmp_path, "rows").precision == begun
+    assert precision.choose_precision([replace(config, unseen="photo"), config], tmp_path, "rows") == begun
     own = replace(config, precision="bf16-mixed" if has else "32-true")
     RunFolder.create(tmp_path, own, run_name(own, "rows"), "rows")  # both were begun: the device's own
-    assert precision.settled(config, tmp_path, "rows").precision == own.precision
+    assert precision.with_precision(config, tmp_path, "rows").precision == own.precision
 
 
 def test_a_training_with_auto_is_the_training_in_that_format(

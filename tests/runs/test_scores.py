@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ import pytest
 from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
 from patchgen.report.write import write_report
-from patchgen.runs.scores import Run, data_name, label_of, paper_backbone, read_run, read_runs, recorded_mask
+from patchgen.runs.names import data_name, label_of, paper_backbone
+from patchgen.runs.scores import RULES, Run, best, read_run, read_runs, recorded_mask
 
 Make = Callable[..., Path]
 
@@ -95,19 +94,13 @@ def test_labels_tell_apart_what_a_table_must() -> None:
 
 def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
     usual = read_run(fold(0.8))
-    same = [
-        fold(0.8, seed=2),
-        fold(0.8, method="lp"),
-        fold(0.8, lr=1.0),
-        fold(0.8, unseen="photo"),
-        fold(0.8, swad=True),
-    ]
-    other = [fold(0.8, steps=62), fold(0.8, image_size=112), fold(0.8, augment=False), fold(0.8, holdout=0.3)]
-    setups = [run.setup for path in same if isinstance(run := read_run(path), Run)]
-    assert isinstance(usual, Run) and setups == [usual.setup] * 5
-    assert all(run.setup != usual.setup for path in other if isinstance(run := read_run(path), Run))
-    renamed = read_run(fold(0.8, seed=9, backbone_name="facebook/dinov2-base"))
-    assert isinstance(renamed, Run) and renamed.setup != usual.setup
+    assert isinstance(usual, Run)
+    same: list[dict[str, Any]] = [{"seed": 2}, {"method": "lp"}, {"lr": 1.0}, {"unseen": "photo"}, {"swad": True}]
+    other: list[dict[str, Any]] = [{"steps": 62}, {"image_size": 112}, {"augment": False}, {"holdout": 0.3},
+                                   {"seed": 9, "backbone_name": "facebook/dinov2-base"}]  # fmt: skip
+    for changes in (*same, *other):
+        run = read_run(fold(0.8, **changes))
+        assert isinstance(run, Run) and (run.setup == usual.setup) == (changes in same), changes
 
 
 def renamed(path: Path, name: str) -> Path:
@@ -137,14 +130,6 @@ def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_pat
     assert places == {"PACS": "/elsewhere/PACS", "PACS (2)": "/x/other/PACS"}
     runs = read_runs([tmp_path])[0]
     assert len({run.setup for run in runs}) == 1
-
-
-def test_the_same_settings_with_another_name_tell_equal_rows_apart(fold: Make, tmp_path: Path) -> None:
-    renamed(fold(0.8, data="data/PACS"), "aaa")
-    renamed(fold(0.6, data="other/PACS"), "bbb")  # the name is a digest of settings and data, and settings are the same
-    renamed(fold(0.7, data="other/PACS", seed=2), "a00")
-    renamed(fold(0.7, data="/x/PACS", seed=3), "ccc")  # nothing is known against it
-    assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "a00": "PACS (2)", "ccc": "PACS"}
 
 
 def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -> None:
@@ -189,32 +174,36 @@ def test_backbones_in_the_papers_words() -> None:
     assert paper_backbone("facebook/dinov2-with-registers-base") == ("", "")  # not the paper's weights
 
 
-def test_the_trainer_is_never_imported(tmp_path: Path) -> None:
-    code = "import sys, patchgen.commands.report, patchgen.report.write; print('patchgen.train.fold' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+# Rules that select a checkpoint
 
 
-def test_settings_records_and_lists_of_images_are_read_once(
-    fold: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from patchgen.config import base
-    from patchgen.runs import scores
-    from patchgen.runs.folder import RunFolder
+def record(step: int, site_a: float, site_b: float, unseen: float) -> dict[str, Any]:
+    """Accuracies as given; F1 turns their order around."""
+    both = {name: {"accuracy": value, "f1": 1 - value} for name, value in (("site_a", site_a), ("site_b", site_b))}
+    return {"step": step, "validation": both, "oracle": {"accuracy": unseen, "f1": 1 - unseen}}
 
-    counts = {"settings": 0, "records": 0, "lists": 0}
 
-    def counted(name: str, function: Any) -> Any:
-        def call(*words: Any, **more: Any) -> Any:
-            counts[name] += 1
-            return function(*words, **more)
+RECORDS = [
+    record(0, 0.25, 0.25, 0.75),
+    record(10, 0.75, 0.5, 0.25),
+    record(20, 0.5, 0.75, 0.875),  # the same mean as step 10
+    record(30, 1.0, 0.0, 0.875),
+]
 
-        return call
 
-    paths = [fold(0.8, seed=seed) for seed in (1, 2, 3)]
-    monkeypatch.setattr(base, "read_yaml", counted("settings", base.read_yaml))
-    monkeypatch.setattr(RunFolder, "_records_bytes", counted("records", RunFolder._records_bytes))
-    monkeypatch.setattr(scores, "_digest", counted("lists", scores._digest))
-    scores._data_seen.clear()
-    runs, _ = scores.read_runs([paths[0].parent])
-    assert len(runs) == 3 and counts == {"settings": 3, "records": 3, "lists": 1}
+@pytest.mark.parametrize(
+    ("rule", "metric", "step"),
+    [("source-validation", "accuracy", 20), ("source-validation", "f1", 0), ("last", "accuracy", 30),
+     ("last", "f1", 30), ("oracle", "accuracy", 30), ("oracle", "f1", 10)],
+)  # fmt: skip
+def test_of_equal_scores_the_most_recent_is_chosen(rule: str, metric: str, step: int) -> None:
+    assert best(RECORDS, rule, metric)["step"] == step
+    assert RULES[rule](best(RECORDS, rule, metric), metric) == max(RULES[rule](r, metric) for r in RECORDS)
+
+
+def test_source_validation_is_a_plain_mean_of_domains_and_blind_to_the_unseen() -> None:
+    one = record(0, 0.2, 0.6, 0.0)
+    one["validation"]["site_a"]["images"] = 1000  # a large domain weighs no more than a small one
+    assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)
+    del one["oracle"]
+    assert RULES["source-validation"](one, "accuracy") == pytest.approx(0.4)

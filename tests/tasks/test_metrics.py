@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import (
     accuracy_score,
@@ -22,6 +24,7 @@ from patchgen.tasks.metrics import (
     calibration_error,
     class_counts,
     class_ranking,
+    mask_recovery,
     per_class_accuracy,
     probability_scores,
     ranking,
@@ -158,3 +161,22 @@ def test_calibration_error_of_cases_by_hand() -> None:
     assert calibration_error(sure, np.array([0] * 5 + [1] * 5)) == pytest.approx(0.4)
     empty = reliability(np.array([1.0]), np.array([True]))
     assert empty[-1].images == 1 and empty[0] == (0, pytest.approx(1 / 15), 0, None, None)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_mask_recovery_equals_the_plain_definitions(inside: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.integers(0, 5, (3, 8)) / 4  # ties, and values at the threshold
+    truth = np.stack([rng.permutation(8) < inside for _ in range(3)])
+    found = mask_recovery(mask, truth)
+    for i in range(3):
+        assert found["auroc"][i] == pytest.approx(roc_auc_score(truth[i], mask[i]))
+        chosen, true = {p for p in range(8) if mask[i, p] >= 0.5}, set(np.flatnonzero(truth[i]))
+        assert found["iou"][i] == pytest.approx(len(chosen & true) / len(chosen | true))
+        assert found["kept"][i] == pytest.approx(len(chosen & true) / len(true))
+        assert found["error"][i] == pytest.approx(sum(abs(mask[i, p] - (p in true)) for p in range(8)) / 8)
+
+
+def test_a_ranking_of_all_patches_is_undefined() -> None:
+    assert np.isnan(mask_recovery(np.full((1, 4), 0.7), np.ones((1, 4), dtype=bool))["auroc"]).all()

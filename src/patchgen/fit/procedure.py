@@ -35,9 +35,8 @@ from patchgen.predict.card import comparison_sentence
 from patchgen.predict.model_folder import Model, backbone_facts
 from patchgen.predict.predictor import Checkpoint, load_run
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.precision import AUTO, settle
-from patchgen.runs.scores import score_record
-from patchgen.runs.selection import best
+from patchgen.runs.precision import AUTO, choose_precision
+from patchgen.runs.scores import best, score_record
 from patchgen.runs.tensors import load_tensors
 from patchgen.tasks import Fold, make_fold
 from patchgen.train.lifecycle import train
@@ -231,7 +230,7 @@ def _settled(plan: Plan) -> Plan:
         return plan
     sites = (plan.first.unseen, *plan.sites)
     every = [replace(config, unseen=site) for config in plan.candidates.values() for site in sites]
-    precision = settle(every, plan.runs, fingerprint(plan.table))
+    precision = choose_precision(every, plan.runs, fingerprint(plan.table))
     plan.say(f"precision: {precision}, by `auto`")
     return plan.with_candidates({label: replace(c, precision=precision) for label, c in plan.candidates.items()})
 

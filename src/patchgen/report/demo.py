@@ -12,8 +12,7 @@ from patchgen.common.untrusted import read_json
 from patchgen.draw.plots import PALETTE, Drawn, Row, new_figure, percent_axis, plain
 from patchgen.pages.page import Cell, Picture, data_address, render
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import chosen_evaluation, score_record
-from patchgen.runs.selection import RULES
+from patchgen.runs.scores import score_record, selected_evaluation, source_validation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +49,7 @@ def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
                 "method": label,
                 "unseen": test["all"]["accuracy"],
                 "images": test["all"]["images"],
-                "sources": RULES["source-validation"](chosen_evaluation(run), "accuracy"),
+                "sources": source_validation(selected_evaluation(run), "accuracy"),
                 **{name: mask.get(name) for part in ("", "untrained_") for name in (f"{part}{s}" for s in STATISTICS)},
                 "true_mask": test.get("true_mask", {}).get("accuracy"),
                 "random_mask": test.get("random_mask", {}).get("accuracy"),

@@ -18,7 +18,7 @@ from importlib.resources import files
 
 from patchgen.common.text import did_you_mean, name_key
 from patchgen.report.table import Column, Entry, Line
-from patchgen.runs.scores import paper_backbone
+from patchgen.runs.names import paper_backbone
 
 
 @dataclass(frozen=True)

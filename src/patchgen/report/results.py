@@ -20,7 +20,8 @@ from patchgen.common.text import csv_cell, markdown
 from patchgen.config import Config
 from patchgen.report.render import plain_markdown
 from patchgen.report.table import Column, Entry, Grid, Line, Number, fill, unequal_terms
-from patchgen.runs.scores import Run, paper_backbone, read_runs
+from patchgen.runs.names import backbone_name
+from patchgen.runs.scores import Run, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +135,7 @@ def _row(run: Run) -> Row:
         "data": run.dataset,
         "unseen": config.unseen,
         "method": run.label,
-        "backbone": " ".join(filter(None, paper_backbone(run.backbone))) or run.backbone,
+        "backbone": backbone_name(run.backbone),
         "hparams": " ".join(f"{name}={value:g}" for name, value in sorted((config.hparams | _lambdas(config)).items())),
     }
     plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}

@@ -10,21 +10,21 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.common.files import temporary_name
 from patchgen.common.untrusted import read_json
-from patchgen.runs.claim import Claim, RunBusy
-from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
+from patchgen.runs.folder import UNREADABLE, RunBusy, RunFolder, WorkFolder, run_folders
 from patchgen.runs.scores import headline
 
 State = Literal["waiting", "unfinished", "running", "done", "failed"]
 FAILED = "failed.json"
-# errors when reading an untrusted folder
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Failure:
         return (self.error.strip().splitlines() or ["unknown error"])[-1]
 
 
-def state_of(run: Claim) -> State:
+def state_of(run: WorkFolder) -> State:
     """The state of a run; a held lock takes precedence over an old failure."""
     if run.done:
         return "done"
@@ -53,11 +53,11 @@ def state_of(run: Claim) -> State:
     return "unfinished" if (run.path / "config.yaml").exists() else "waiting"
 
 
-def failure_of(run: Claim) -> Failure | None:
+def failure_of(run: WorkFolder) -> Failure | None:
     """The stored error of a run, if any."""
     try:
-        found = read_json(run.path / FAILED)
-        return Failure(int(found["attempts"]), str(found["error"]), str(found["time"]), bool(found["final"]))
+        facts = read_json(run.path / FAILED)
+        return Failure(int(facts["attempts"]), str(facts["error"]), str(facts["time"]), bool(facts["final"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -82,15 +82,15 @@ class Description:
 
 def find_runs(folders: Sequence[str | Path]) -> list[RunFolder]:
     """All run folders at or below some folders, oldest first."""
-    found = [path for path in run_folders(folders) if os.path.lexists(path / "config.yaml")]
-    return [RunFolder(path) for path in sorted(found, key=lambda path: os.lstat(path / "config.yaml").st_mtime)]
+    paths = [path for path in run_folders(folders) if os.path.lexists(path / "config.yaml")]
+    return [RunFolder(path) for path in sorted(paths, key=lambda path: os.lstat(path / "config.yaml").st_mtime)]
 
 
 def describe(run: RunFolder) -> Description:
     """A summary of a run; a run that cannot be read is described as such."""
-    files = [stat for file in _files(run.path) if (stat := _stat(file))]
-    age = time.time() - max((stat.st_mtime for stat in files), default=0.0)
-    size = sum(stat.st_size for stat in files)
+    stats = _file_stats(run.path)
+    age = time.time() - max((each.st_mtime for each in stats), default=0.0)
+    size = sum(each.st_size for each in stats)
     try:
         run.refuse_links()
         failure, config, accuracy = failure_of(run), run.settings, headline(run)
@@ -104,16 +104,13 @@ def describe(run: RunFolder) -> Description:
     return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
 
 
-def _stat(file: Path) -> os.stat_result | None:
-    try:
-        return file.stat()
-    except OSError:
-        return None
-
-
-def _files(path: Path) -> list[Path]:
-    """Files that currently exist; a running training may remove some."""
-    return [file for file in path.rglob("*") if file.is_file()]
+def _file_stats(path: Path) -> list[os.stat_result]:
+    """Of the files that currently exist; a running training may remove some."""
+    stats = []
+    for file in path.rglob("*"):
+        with suppress(OSError):
+            stats.append(file.stat())
+    return [each for each in stats if stat.S_ISREG(each.st_mode)]
 
 
 def differences(one: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
@@ -130,20 +127,20 @@ def to_clean(
     unfinished: bool = False,
     keep_checkpoints: Sequence[str] | None = None,
 ) -> list[Path]:
-    """What would be removed: whole folders, and checkpoints of finished runs that are not in `keep_checkpoints`.
+    """What to remove: whole folders, and checkpoints of finished runs that are not in `keep_checkpoints`.
 
     Args:
         keep_checkpoints: Names such as `selected`; an empty list keeps none; None touches no checkpoint.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for run in runs:
         state = state_of(run)
         if (failed and state == "failed") or (unfinished and state == "unfinished"):
-            found.append(run.path)
+            paths.append(run.path)
         elif state == "done" and keep_checkpoints is not None:
             files = sorted((run.path / "checkpoints").glob("*.safetensors"))
-            found += [file for file in files if file.stem not in keep_checkpoints]
-    return found
+            paths += [file for file in files if file.stem not in keep_checkpoints]
+    return paths
 
 
 def remove(path: Path) -> bool:
@@ -163,4 +160,4 @@ def remove(path: Path) -> bool:
 
 def bytes_of(path: Path) -> int:
     """Size of a file, or of all files of a folder."""
-    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in _files(path))
+    return path.stat().st_size if path.is_file() else sum(each.st_size for each in _file_stats(path))

@@ -25,19 +25,17 @@ import numpy as np
 from torch import Tensor
 
 from patchgen.common import plugins
-from patchgen.common.files import not_through_links, refuse_links, regular, replacing, write_text
+from patchgen.common.files import lock, not_through_links, refuse_links, regular, replacing, write_text
+from patchgen.common.text import json_text
 from patchgen.common.untrusted import read_json, shortly
 from patchgen.config import Config, Settings, dump_config, load_settings
 from patchgen.model.local import content, local_path
-from patchgen.runs.claim import Claim
-from patchgen.runs.claim import RunBusy as RunBusy
 from patchgen.runs.tensors import load_tensors
 
 RESTORE = "restore the file, or delete the run's folder and train again"
 CONTENT = "content.npy"  # a digest of each image
 WORKING = ("state", "kept", "untrained")  # checkpoints needed only until a run is done; `kept` belongs to streams
-
-
+LOCK_ATTEMPTS, LOCK_PAUSE = 4, 0.05  # `busy` holds the lock for microseconds
 # errors when reading a damaged folder
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, RecursionError, OverflowError,
               OSError)  # fmt: skip
@@ -47,8 +45,51 @@ class ProcessDied(ValueError):
     """One of a run's processes died; another attempt resumes from the last evaluation."""
 
 
-class RunFolder(Claim):
-    """A run on disk: its settings, records and checkpoints, its lock, and whether it is done."""
+class RunBusy(ValueError):
+    """Another process works in this folder."""
+
+
+class WorkFolder:
+    """A folder in which one process works at a time; subclasses define `done`.
+
+    The lock is released when the process ends, in whatever way.
+    """
+
+    verb = "trained"  # for messages
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def done(self) -> bool:
+        raise NotImplementedError
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock inside this context; raises RunBusy if another process holds it."""
+        with open(self.path / ".lock", "w", opener=not_through_links) as handle:
+            for attempt in range(LOCK_ATTEMPTS):
+                if lock(handle.fileno()):
+                    break
+                if attempt == LOCK_ATTEMPTS - 1:
+                    raise RunBusy(f"{self.path} is being {self.verb} by another process; wait for it, or end it")
+                time.sleep(LOCK_PAUSE)
+            yield
+
+    @property
+    def busy(self) -> bool:
+        """True while a process holds the lock."""
+        if not (self.path / ".lock").exists():
+            return False
+        with open(self.path / ".lock", "a", opener=not_through_links) as handle:
+            return not lock(handle.fileno())
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json_text(value) + "\n")
+
+
+class RunFolder(WorkFolder):
+    """A run on disk: its settings, records and checkpoints, and whether it is done."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -71,9 +112,9 @@ class RunFolder(Claim):
         now, then = config.deciding(), run.settings.deciding()
         if local_path(config.backbone) is not None:  # its content is part of the name: the path may have changed
             del now["backbone"]
-        odd = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]
-        if odd:
-            raise ValueError(f"{run.path} was made with other settings, {', '.join(odd)}; train into another --out")
+        changed = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]
+        if changed:
+            raise ValueError(f"{run.path} was made with other settings, {', '.join(changed)}; train into another --out")
         if run.done:
             run._drop_state()
         return run
@@ -112,16 +153,12 @@ class RunFolder(Claim):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process per run folder: the lock is released when the process ends, in whatever way."""
+        """Hold the lock; removes the partial checkpoints of a killed process first."""
         self.refuse_links()
         with super().locked():
-            self._clear()
+            for stray in (self.path / "checkpoints").glob(".*"):  # our temporary files, and those of safetensors
+                stray.unlink(missing_ok=True)
             yield
-
-    def _clear(self) -> None:
-        """Remove partial files of a killed process; only checkpoints, which are large and written under the lock."""
-        for stray in (self.path / "checkpoints").glob(".*"):  # our temporary files, and those of safetensors
-            stray.unlink(missing_ok=True)
 
     def renew_settings(self, config: Settings) -> None:
         """Write the settings of this process: the current path of the data, and no values corrupted on disk."""
@@ -163,7 +200,7 @@ class RunFolder(Claim):
 
     def append(self, record: Mapping[str, Any]) -> None:
         with open(self._records_path, "a", encoding="utf-8", opener=not_through_links) as handle:
-            handle.write(json.dumps(record) + "\n")
+            handle.write(json_text(record, None) + "\n")
             handle.flush()
             os.fsync(handle.fileno())
         for listener in self.listeners:
@@ -176,14 +213,12 @@ class RunFolder(Claim):
             ValueError: a line is damaged, or a finished run has other records than it was finished with.
         """
         content = self._records_bytes()
-        whole, _, torn = content.rpartition(b"\n")
-        lines = whole.split(b"\n") if whole else []
-        found = [_parse(line) for line in lines]
-        if None in found or (self.done and self._finished_with() not in (None, zlib.crc32(content))):
-            line = f", line {found.index(None) + 1}," if None in found else ""
+        *lines, torn = content.split(b"\n")
+        records = [_parse(line) for line in lines]
+        if None in records or (self.done and self._finished_with() not in (None, zlib.crc32(content))):
+            line = f", line {records.index(None) + 1}," if None in records else ""
             raise ValueError(f"{self._records_path}{line} is damaged; {RESTORE}")
-        last = [record] if (record := _parse(torn)) is not None else []
-        return [record for record in [*found, *last] if record and kind in (None, record.get("kind"))]
+        return [record for record in [*records, _parse(torn)] if record and kind in (None, record.get("kind"))]
 
     def records_mark(self) -> dict[str, int]:
         """Length in bytes and checksum of the records, for a saved state."""
@@ -230,19 +265,19 @@ class RunFolder(Claim):
 
     def recorded_backbone(self) -> dict[str, Any] | None:
         """The run's record of its backbone; None if it has not started."""
-        try:
-            found = read_json(self.path / "env.json").get("backbone")
-        except (OSError, ValueError):  # not there yet, or damaged: then it says nothing
-            return None
-        return found if isinstance(found, dict) else None
+        backbone = self._environment().get("backbone")
+        return backbone if isinstance(backbone, dict) else None
 
     def require_plugins(self) -> None:
         """Load the plug-ins that the run was made with; the error names those that are missing."""
+        plugins.require(self._environment().get("plugins"), self.path)
+
+    def _environment(self) -> dict[str, Any]:
+        """The content of `env.json`; empty if it is missing or damaged."""
         try:
-            facts = read_json(self.path / "env.json")
-        except (OSError, ValueError):  # not there yet, or damaged: then it says nothing of them
-            return
-        plugins.require(facts.get("plugins"), self.path)
+            return dict(read_json(self.path / "env.json"))
+        except (OSError, ValueError, TypeError):
+            return {}
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and facts of the state to resume from; None at the beginning.
@@ -320,13 +355,12 @@ def is_model_folder(path: str | Path) -> bool:
 
 def _nearest_run(path: str | Path) -> str:
     """Suggests the right run folder: for a model folder, the runs of its fit."""
-
     if not is_model_folder(path):
         return "`patchgen train` prints one"
     facts = read_json(Path(path) / MODEL_CONFIG)
     advice = "it is a model folder: use a run of its fit, below --runs (`patchgen runs` lists them)"
     try:
-        runs = [f"{one['run']} (without {one['site']})" for one in facts["folds"]] or [facts["run"]]
+        runs = [f"{fold['run']} (without {fold['site']})" for fold in facts["folds"]] or [facts["run"]]
         return f"{advice}: {', '.join(runs)}"
     except (KeyError, TypeError):  # damaged: reported when the model is read
         return advice

@@ -1,6 +1,6 @@
 """Resolve `--precision auto`: bfloat16 if the device computes it natively, otherwise float32.
 
-    config = settled(config, "runs", fingerprint)       # `bf16-mixed` or `32-true`, before the run is named
+    config = with_precision(config, "runs", fingerprint)       # `bf16-mixed` or `32-true`, before the run is named
 
 The precision affects a run's results, so it is resolved before the run is named, and recorded in the run folder. A run
 keeps the precision that it was started with: if `auto` finds a run of these settings in the other precision, it resumes
@@ -24,30 +24,28 @@ if TYPE_CHECKING:
 AUTO = "auto"
 Precision = Literal["32-true", "bf16-mixed"]
 Wanted = Literal["32-true", "bf16-mixed", "auto"]
-FORMATS: tuple[Precision, Precision] = ("32-true", "bf16-mixed")
 
 
-def settled(config: Config, out: str | Path, data: str) -> Config:
+def with_precision(config: Config, out: str | Path, data: str) -> Config:
     """The settings with `auto` replaced by a precision.
 
     Args:
         out: Parent of the run folders.
         data: Fingerprint of the data.
     """
-    return replace(config, precision=settle([config], out, data)) if config.precision == AUTO else config
+    return replace(config, precision=choose_precision([config], out, data)) if config.precision == AUTO else config
 
 
-def settle(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
+def choose_precision(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
     """One precision for runs that belong together: the device's, unless only runs in the other were started."""
-    usual: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
-    begun = {
-        one: any(
-            (Path(out) / run_name(replace(config, precision=one), data) / "config.yaml").exists() for config in configs
-        )
-        for one in FORMATS
-    }
-    other = next(one for one in FORMATS if one != usual)
-    return other if begun[other] and not begun[usual] else usual
+
+    def started(precision: Precision) -> bool:
+        names = (run_name(replace(config, precision=precision), data) for config in configs)
+        return any((Path(out) / name / "config.yaml").exists() for name in names)
+
+    native: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
+    other: Precision = "32-true" if native == "bf16-mixed" else "bf16-mixed"
+    return other if started(other) and not started(native) else native
 
 
 def computes_bf16(accelerator: str) -> bool:
@@ -56,13 +54,8 @@ def computes_bf16(accelerator: str) -> bool:
 
     if accelerator in ("auto", "cuda", "gpu") and torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return accelerator in ("auto", "cpu") and not _has_mps(accelerator) and native_bf16()
-
-
-def _has_mps(accelerator: str) -> bool:
-    import torch
-
-    return accelerator == "auto" and torch.backends.mps.is_available()
+    has_mps = accelerator == "auto" and torch.backends.mps.is_available()
+    return accelerator in ("auto", "cpu") and not has_mps and native_bf16()
 
 
 def computes_half(device: torch.device, precision: Wanted) -> bool:

@@ -1,4 +1,4 @@
-"""Read the scores of run folders, with their provenance.
+"""Read the scores of run folders, with their provenance, and select the checkpoint that a run reports.
 
     runs, skipped = read_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
 
@@ -13,19 +13,17 @@ import csv
 import dataclasses
 import hashlib
 import io
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchgen.common.untrusted import read_json
 from patchgen.config import Settings
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.runs.datasets import name_apart
 from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
-from patchgen.runs.selection import RULES
+from patchgen.runs.names import backbone_name, data_name, label_of, name_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,21 +31,7 @@ if TYPE_CHECKING:
 CHOSEN = ("lr", "lr_module", "lr_backbone", "weight_decay", "dropout", "hparams", "lambda_ms", "lambda_sim")
 COMPARED = ("data", "unseen", "task", "method", "pool", "tune", "benchmark", "seed", "select", "schedule",
             "tau", "lambda_conf", "refine", "rho_start", "spread", "swad", "swad_ratio", "swad_compat")  # fmt: skip
-STREAM_DATA = {
-    **dict.fromkeys(("cifar100binary", "cifar100python", "cifar100"), "CIFAR-100"),
-    **dict.fromkeys(("cub2002011", "cub"), "CUB"),
-}
-PAPER_DATA = {"pacs": "PACS", "vlcs": "VLCS", "officehome": "OfficeHome", "terraincognita": "TerraIncognita",
-              "domainnet": "DomainNet", "histopantum": "HISTOPANTUM", "histocolon": "HISTOCOLON"}  # fmt: skip
-BACKBONES = (  # part of the weights' name -> the paper's (backbone, pretraining)
-    ("dinov2-small", "ViT-S/14", "DINOv2"), ("dinov2-base", "ViT-B/14", "DINOv2"),
-    ("dinov2-large", "ViT-L/14", "DINOv2"), ("dino-vitb16", "ViT-B/16", "DINO"), ("vit-mae-base", "ViT-B/16", "MAE"),
-    ("clip-vit-base-patch16", "ViT-B/16", "CLIP"), ("vit_tiny_patch16_224", "ViT-Ti/16", "ImageNet"),
-)  # fmt: skip
-
-
-# In addition to accuracy, in records since scikit-learn computes them: name -> heading
-METRICS = {
+METRICS = {  # beside accuracy, in records since scikit-learn computes them: name -> heading
     "balanced_accuracy": "balanced accuracy",
     "macro_f1": "macro F1",
     "auroc": "AUROC",
@@ -58,8 +42,31 @@ PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
 RECORDED = {"mask": "mask", "mask before level": "mask_before_level", "by name": "by_name"}  # of a test record
 TIDY = ("run", "method", "data", "seed", "lr", "backbone", "validation", "selected_by", "unseen", "metric",
         "checkpoint", "part", "value", "images")  # fmt: skip
-MOST_FILES = 1000  # number of cached digests of image lists
 ROW = ("path", "domain", "label", "group", "stage")  # columns of splits.csv and stages.csv that describe the data
+
+
+# Rules that select a checkpoint: the evaluation with the highest score wins
+
+
+def source_validation(record: Mapping[str, Any], metric: str) -> float:
+    """Mean of the metric over the source domains' held-out parts: the usual default, without the unseen domain."""
+    scores = [domain[metric] for domain in record["validation"].values()]
+    return sum(scores) / len(scores)
+
+
+RULES: dict[str, Callable[[Mapping[str, Any], str], float]] = {
+    "source-validation": source_validation,
+    "last": lambda record, metric: float(record["step"]),
+    "oracle": lambda record, metric: float(record["oracle"][metric]),  # the UNSEEN domain: an upper bound, no result
+}
+
+
+def best(records: list[dict[str, Any]], rule: str, metric: str) -> dict[str, Any]:
+    """The evaluation that a rule selects; ties keep the most recent."""
+    return max(reversed(records), key=lambda record: RULES[rule](record, metric))
+
+
+# Runs
 
 
 @dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Run:
     backbone: str  # the weights that were taken
     scores: tuple[Score, ...]
     rows: str  # digest of the data's rows: paths, domains, classes, groups
-    validation: float = 0.0  # source validation of the chosen checkpoint
+    validation: float = 0.0  # source validation of the selected checkpoint
     data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
     place: str = ""  # path of the data, if others have the same name
 
@@ -101,12 +108,12 @@ class Run:
     @cached_property
     def setup(self) -> tuple[tuple[str, str], ...]:
         """What two runs must have in common to be in the same table."""
-        kept = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _left_out(self.config)}
-        kept |= {"task": self.config.task, "backbone": self.backbone}
-        own = self._protocol()
-        if own and all(kept[name] == value for name, value in own.items()):  # DomainNet's differ from the rest
-            kept |= dict.fromkeys(own, "the data set's own")
-        return tuple((name, str(value)) for name, value in kept.items())
+        settings = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _not_in_setup(self.config)}
+        settings |= {"task": self.config.task, "backbone": self.backbone}
+        protocol = self._protocol()
+        if protocol and all(settings[name] == value for name, value in protocol.items()):
+            settings |= dict.fromkeys(protocol, "the data set's own")  # DomainNet's differ from the rest
+        return tuple((name, str(value)) for name, value in settings.items())
 
     def _protocol(self) -> dict[str, int]:
         """Steps and evaluation interval specific to the data set; empty if there are none."""
@@ -115,7 +122,7 @@ class Run:
 
     def setup_text(self) -> str:
         """The setup in readable form."""
-        c, name = self.config, " ".join(filter(None, paper_backbone(self.backbone))) or self.backbone
+        c, name = self.config, backbone_name(self.backbone)
         if c.task == "ccd":
             return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs per stage, batch {c.batch}"
         steps = dict(self.setup)["steps"]
@@ -127,61 +134,18 @@ class Run:
         return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images per domain{aug}{cap}"
 
 
+def _not_in_setup(config: Settings) -> tuple[str, ...]:
+    """Settings that are compared, chosen, or without effect on the results."""
+    if config.task == "ccd":
+        compared = tuple(name for name in COMPARED if name != "tune")
+        return (*config.not_hashed, *compared, *CHOSEN, "entropy_weight", "pseudo_labels")
+    return (*config.not_hashed, *COMPARED, *CHOSEN)
+
+
 @dataclass(frozen=True)
 class Skipped:
     path: Path
     reason: str
-
-
-def backbone_of(run: RunFolder) -> str:
-    """The weights that a run used, with `auto` resolved."""
-    return str(read_json(run.path / "env.json")["backbone"]["resolved"])
-
-
-def score_record(run: RunFolder, checkpoint: str = "selected") -> dict[str, Any]:
-    """The test record of one of a finished run's reported checkpoints on the unseen domain.
-
-    Raises:
-        ValueError: it has no such record.
-    """
-    return _score_record(run, run.records(), checkpoint)
-
-
-def _score_record(run: RunFolder, records: Iterable[dict[str, Any]], checkpoint: str = "selected") -> dict[str, Any]:
-    for record in records:
-        if record.get("kind") == "test" and record["checkpoint"] == checkpoint:
-            return record
-    raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
-
-
-def recorded_mask(run: str | Path) -> dict[str, dict[str, float]]:
-    """Statistic -> the mask, trained and untrained, on the unseen domain; {} for a model folder or an older run."""
-    folder = RunFolder(Path(run))
-    if not folder.done or not (folder.path / "config.yaml").is_file():
-        return {}
-    mask = score_record(folder).get("mask", {}) if folder.config.task != "ccd" else {}
-    pairs = {name: (mask[name], mask.get(f"untrained_{name}")) for name in mask if not name.startswith("untrained_")}
-    return {name: {"trained": a, "untrained": b} for name, (a, b) in pairs.items() if b is not None}
-
-
-def chosen_evaluation(run: RunFolder) -> dict[str, Any]:
-    """The evaluation whose checkpoint was selected."""
-    records = run.records()
-    return _evaluation_at(_score_record(run, records)["step"], records)
-
-
-def _evaluation_at(step: int, records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return next(record for record in records if record.get("kind") == "evaluation" and record["step"] == step)
-
-
-def headline(run: RunFolder) -> float | None:
-    """The main result of a run: accuracy on the whole unseen domain; for a stream All, the mean of its stages."""
-    for record in run.records():
-        if record["kind"] == "test" and record["checkpoint"] == "selected":
-            return float(record["all"]["accuracy"])
-        if record["kind"] == "average" and record["checkpoint"] == "kept":
-            return float(record["transductive"]["all"])
-    return None
 
 
 def tidy(runs: Iterable[Run]) -> pd.DataFrame:
@@ -197,6 +161,61 @@ def tidy(runs: Iterable[Run]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(TIDY))
 
 
+# Facts of one run folder
+
+
+def backbone_of(run: RunFolder) -> str:
+    """The weights that a run used, with `auto` resolved."""
+    return str(read_json(run.path / "env.json")["backbone"]["resolved"])
+
+
+def score_record(
+    run: RunFolder, checkpoint: str = "selected", records: Iterable[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The test record of one of a finished run's reported checkpoints on the unseen domain.
+
+    Args:
+        records: Those of the run, if already read.
+
+    Raises:
+        ValueError: it has no such record.
+    """
+    for record in run.records() if records is None else records:
+        if record.get("kind") == "test" and record["checkpoint"] == checkpoint:
+            return record
+    raise ValueError(f"{run.path} has no test record of its checkpoint {checkpoint!r}")
+
+
+def selected_evaluation(run: RunFolder, records: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """The evaluation whose checkpoint was selected."""
+    records = run.records() if records is None else records
+    step = score_record(run, records=records)["step"]
+    return next(record for record in records if record.get("kind") == "evaluation" and record["step"] == step)
+
+
+def recorded_mask(run: str | Path) -> dict[str, dict[str, float]]:
+    """Statistic -> the mask, trained and untrained, on the unseen domain; {} for a model folder or an older run."""
+    folder = RunFolder(Path(run))
+    if not folder.done or not (folder.path / "config.yaml").is_file():
+        return {}
+    mask = score_record(folder).get("mask", {}) if folder.config.task != "ccd" else {}
+    pairs = {name: (mask[name], mask.get(f"untrained_{name}")) for name in mask if not name.startswith("untrained_")}
+    return {name: {"trained": a, "untrained": b} for name, (a, b) in pairs.items() if b is not None}
+
+
+def headline(run: RunFolder) -> float | None:
+    """The main result of a run: accuracy on the whole unseen domain; for a stream All, the mean of its stages."""
+    for record in run.records():
+        if record["kind"] == "test" and record["checkpoint"] == "selected":
+            return float(record["all"]["accuracy"])
+        if record["kind"] == "average" and record["checkpoint"] == "kept":
+            return float(record["transductive"]["all"])
+    return None
+
+
+# Reading
+
+
 def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     """All finished runs below the folders, each once, and those that were skipped.
 
@@ -206,9 +225,9 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
-    given = [Path(folder) for folder in folders]
+    folders = [Path(folder) for folder in folders]
     first: dict[tuple[str, str], Path] = {}
-    for path in run_folders(given):
+    for path in run_folders(folders):
         run = read_run(path)
         if isinstance(run, Skipped):
             skipped.append(run)
@@ -217,7 +236,7 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
         else:
             runs.append(run)
     if not runs and not skipped:
-        named = ", ".join(map(str, given)) or "nothing was given"
+        named = ", ".join(map(str, folders)) or "nothing was given"
         raise ValueError(f"no run folder (with a config.yaml) below {named}; `patchgen train` makes one")
     return name_apart(runs), skipped
 
@@ -240,13 +259,12 @@ def read_run(path: Path) -> Run | Skipped:
 
 def _read_fold(run: RunFolder, config: Any) -> Run:
     records, backbone = run.records(), backbone_of(run)
-    selected = _score_record(run, records)
-    evaluation = _evaluation_at(selected["step"], records)
-    validation = RULES["source-validation"](evaluation, selected.get("metric", "accuracy"))
+    metric = score_record(run, records=records).get("metric", "accuracy")
+    validation = source_validation(selected_evaluation(run, records), metric)
     scores = [Score(config.unseen, "validation", "selected", "all", validation, 0)]
     for record in (r for r in records if r.get("kind") == "test"):
         scores += _scores_of(record, config.unseen)
-    domains, rows = _data_rows(run.path / "splits.csv")
+    domains, rows = _image_list(run.path / "splits.csv")
     about = data_name(config), domains, backbone, tuple(scores), rows
     return Run(run.path, config, *about, validation=validation, data=_fingerprint(run))
 
@@ -279,7 +297,7 @@ def _read_stream(run: RunFolder, config: Any) -> Run:
     if not scores:
         raise ValueError("no stage of the stream is recorded")
     stages = run.path / "stages.csv"
-    rows = _data_rows(stages)[1] if stages.is_file() else _digest([])
+    rows = _image_list(stages)[1] if stages.is_file() else ""
     about = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
     return Run(run.path, config, *about, data=_fingerprint(run))
 
@@ -289,72 +307,17 @@ def _fingerprint(run: RunFolder) -> str:
     return str(read_json(file).get("data", "")) if file.is_file() else ""
 
 
-_data_seen: dict[bytes, tuple[tuple[str, ...], str]] = {}  # digest of a file -> what `_data_rows` says of it
+_image_lists: dict[bytes, tuple[tuple[str, ...], str]] = {}  # runs on the same data have the same file
 
 
-def _data_rows(path: Path) -> tuple[tuple[str, ...], str]:
-    """The domains of a run's images, and a digest of the rows; runs on the same data have the same file."""
+def _image_list(path: Path) -> tuple[tuple[str, ...], str]:
+    """The domains of a run's images, and a digest of the rows without their split."""
     content = path.read_bytes()
     key = hashlib.blake2b(content).digest()
-    if key not in _data_seen:
+    if key not in _image_lists:
         rows = list(csv.DictReader(io.StringIO(content.decode("utf-8"), newline="")))
-        if len(_data_seen) >= MOST_FILES:
-            _data_seen.clear()
-        domains = () if path.name == "stages.csv" else (row["domain"] for row in rows)  # a stream has none
-        _data_seen[key] = tuple(dict.fromkeys(domains)), _digest(rows)
-    return _data_seen[key]
-
-
-def _digest(rows: list[dict[str, str]]) -> str:
-    """A digest of the data, not of its split."""
-    lines = ["\0".join(row.get(name, "") for name in ROW) for row in rows]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def data_name(config: Any) -> str:
-    """The paper's name of a data set, the oracle set's, or that of the folder."""
-    path = PurePath(config.data)
-    oracle = re.search(r"(oracle-[a-z]+)(?:-[0-9a-f]{12})?(?:/images)?/?$", path.as_posix())
-    if oracle:
-        return oracle[1]
-    if config.task == "ccd":
-        name = STREAM_DATA.get(re.sub(r"[\W_]", "", path.name.casefold()), path.name)
-        return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
-    path = path.parent if path.name == "images" else path  # a set with masks next to the images
-    known = config.benchmark or next((name for name, entry in BENCHMARKS.items() if entry.is_called(path.name)), "")
-    return PAPER_DATA.get(known, known) or (path.stem if path.suffix == ".csv" else path.name)
-
-
-def paper_backbone(resolved: str) -> tuple[str, str]:
-    """The paper's names of a backbone and its pretraining; two empty strings for other backbones."""
-    names = ((name, way) for part, name, way in BACKBONES if part in resolved)
-    return next(names, ("", ""))
-
-
-def label_of(config: Any) -> str:
-    """The label of a run in tables: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
-    usual = type(config)
-    words = "".join(f"@{word}" for word in (config.pool, _other_tune(config)) if word)
-    notes = []
-    if "patchgen" in config.method and config.method != "patchgen-no-losses":
-        names = ("lambda_ms", "lambda_conf", "lambda_sim")
-        notes = [f"no L_{name.removeprefix('lambda_')}" for name in names if getattr(config, name) == 0]
-        odd = [name for name in ("lambda_conf", "tau") if getattr(config, name) not in (0, getattr(usual, name))]
-        notes += [f"{name} {getattr(config, name):g}" for name in odd]
-    for name, word in (("refine", "refine"), ("rho_start", "rho"), ("spread", "spread")):
-        if getattr(config, name) != getattr(usual, name):
-            notes.append(f"{word} {getattr(config, name)}")
-    if config.task != "ccd" and config.select != "source-validation":
-        notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))
-    return ", ".join([config.method + words, *notes])
-
-
-def _other_tune(config: Any) -> str | None:
-    return config.tune if config.task != "ccd" else None  # all runs of a stream setup tune the same
-
-
-def _left_out(config: Settings) -> tuple[str, ...]:
-    """Settings that are not part of the setup: compared, chosen, or without effect on the results."""
-    stream = config.task == "ccd"
-    own = ("entropy_weight", "pseudo_labels") if stream else ()
-    return (*config.not_hashed, *(n for n in COMPARED if not (stream and n == "tune")), *CHOSEN, *own)
+        digest = hashlib.sha256()
+        for row in rows:
+            digest.update("\0".join(row.get(name, "") for name in ROW).encode() + b"\n")
+        _image_lists[key] = tuple(dict.fromkeys(row.get("domain", "") for row in rows)), digest.hexdigest()
+    return _image_lists[key]

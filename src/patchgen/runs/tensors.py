@@ -23,11 +23,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, A
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    facts = {"crc32": _checksum(whole, meta), **meta}
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    facts = {"crc32": _checksum(stored, meta), **meta}
     try:
         with replacing(path) as temporary:
-            save_file(whole, temporary, metadata={"patchgen": json.dumps(facts)})
+            save_file(stored, temporary, metadata={"patchgen": json.dumps(facts)})
     except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path} cannot be written ({error}); free some space and run the same command again") from error
 

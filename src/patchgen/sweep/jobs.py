@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchgen.config import Config, Settings, config_class
-from patchgen.runs.claim import Claim, RunBusy
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
-from patchgen.runs.folder import ProcessDied, RunFolder
+from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder, WorkFolder
 
 Outcome = Literal["done", "found", "busy", "failed"]  # found: done by another process; busy: locked by one
 Kind = Literal["train", "no-op"]
@@ -35,7 +34,7 @@ class Work:
     config: Any  # has `threads` and `accelerator`, and `devices` if several share the work
 
     @property
-    def folder(self) -> Claim:
+    def folder(self) -> WorkFolder:
         """Its lock, its last failure, and whether it is done."""
         raise NotImplementedError
 

@@ -19,8 +19,8 @@ from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
-from patchgen.runs.precision import AUTO, settled
-from patchgen.runs.scores import data_name
+from patchgen.runs.names import data_name
+from patchgen.runs.precision import AUTO, with_precision
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Planned, Recipe, expand
 from patchgen.sweep.recipe import Settings as Given
@@ -88,7 +88,7 @@ class DataSets:
         """The settings with `auto` replaced by a precision."""
         if not isinstance(config, Config) or config.precision != AUTO:
             return config
-        return settled(config, out, self._table(config.data, config.benchmark, config.options)[1])
+        return with_precision(config, out, self._table(config.data, config.benchmark, config.options)[1])
 
     def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and its number of steps (for a stream: epochs of all stages)."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from patchgen.common.machine import use_threads
-from patchgen.runs.claim import Claim
 from patchgen.runs.find import FAILED, Failure, failure_of
+from patchgen.runs.folder import WorkFolder
 from patchgen.sweep.jobs import Outcome, Work, perform
 from patchgen.sweep.launch import Launcher, Watch, launch
 from patchgen.sweep.local import LOG
@@ -41,7 +41,7 @@ class Needs:
     accelerator: str = "auto"
 
 
-class UnitClaim(Claim):
+class UnitFolder(WorkFolder):
     verb = "worked on"
 
     def __init__(self, path: Path, result: Path) -> None:
@@ -71,8 +71,8 @@ class Unit(Work):
         return str(self.claim)
 
     @property
-    def folder(self) -> UnitClaim:
-        return UnitClaim(self.claim, self.result)
+    def folder(self) -> UnitFolder:
+        return UnitFolder(self.claim, self.result)
 
     @property
     def progress(self) -> int:

@@ -35,7 +35,7 @@ from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.compiled import compile_blocks
 from patchgen.model.device import SingleDevice, set_matmul_precision
 from patchgen.runs.folder import ProcessDied, RunFolder
-from patchgen.runs.selection import RULES
+from patchgen.runs.scores import RULES
 from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run

@@ -27,7 +27,7 @@ from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.folder import RunFolder, run_name
-from patchgen.runs.precision import AUTO, settled
+from patchgen.runs.precision import AUTO, with_precision
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks import get_task
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
@@ -49,7 +49,7 @@ def train(
     data = task.read(config, table)
     fingerprint = data.fingerprint()
     if isinstance(config, Config) and config.precision == AUTO:
-        config = settled(config, out, fingerprint)
+        config = with_precision(config, out, fingerprint)
         if not quiet and is_first(line := f"precision: {config.precision}, by `auto`"):
             print(line, file=sys.stderr, flush=True)
     run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)

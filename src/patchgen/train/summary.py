@@ -8,8 +8,7 @@ import numpy as np
 
 from patchgen.config import Config
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import backbone_of
-from patchgen.runs.selection import best
+from patchgen.runs.scores import backbone_of, best
 
 if TYPE_CHECKING:
     from patchgen.tasks.fold import Fold
