@@ -13,8 +13,8 @@ from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.methods.bfmix import ThreeBatches, blend, foreground, mix
 from patchgen.methods.build import build_on
+from patchgen.methods.mixup import ThreeBatches, blend_patches, foreground, mix_parts
 from patchgen.model.attention import patch_attention
 from patchgen.model.backbone import load_backbone
 from patchgen.train.loop import Step, take_step
@@ -42,7 +42,7 @@ def test_half_of_the_patches_are_foreground() -> None:
 def test_no_pixel_outside_the_chosen_patches_changes() -> None:
     images, partner = torch.randn(2, 3, 4, 4), torch.tensor([1, 0])
     patches = torch.tensor([[True, False, False, True], [False] * 4])
-    found = blend(images, partner, torch.tensor([0.25, 0.25]), patches, 2)
+    found = blend_patches(images, partner, torch.tensor([0.25, 0.25]), patches, 2)
     assert torch.equal(found[1], images[1])
     for y in range(4):
         for x in range(4):
@@ -54,7 +54,7 @@ def test_no_pixel_outside_the_chosen_patches_changes() -> None:
 def test_mixes_touch_what_both_images_have(scene: Callable[..., Any]) -> None:
     s = scene("bfmix-like", sources=(0, 2))
     torch.manual_seed(0)
-    found = mix(s.model.backbone, s.batch, 5.0)
+    found = mix_parts(s.model.backbone, s.batch, 5.0)
     clean, back, front = found.image.chunk(3)
     assert torch.equal(clean, s.batch.image) and found.label.tolist() == s.batch.label.tolist() * 3
     own = foreground(patch_attention(s.model.backbone, s.batch.image))
@@ -69,7 +69,7 @@ def test_mixes_touch_what_both_images_have(scene: Callable[..., Any]) -> None:
 
 def test_whole_shares_give_three_equal_terms(scene: Callable[..., Any]) -> None:
     s = scene("bfmix-like", sources=(0, 2))
-    three = mix(s.model.backbone, s.batch, 5.0)
+    three = mix_parts(s.model.backbone, s.batch, 5.0)
     one = torch.ones(len(s.batch.label))
     same = ThreeBatches(
         image=s.batch.image.repeat(3, 1, 1, 1), label=three.label, domain=three.domain, index=three.index,
@@ -118,6 +118,6 @@ def test_unlabelled_images_count_with_their_partners_share(scene: Callable[..., 
     s = scene("bfmix-like", sources=(0, 2))
     unlabelled = Batch(s.batch.image, torch.full((6,), -1), s.batch.domain, s.batch.index)
     found = s.method.losses(
-        s.model(mix(s.model.backbone, unlabelled, 1.0).image), mix(s.model.backbone, unlabelled, 1.0)
+        s.model(mix_parts(s.model.backbone, unlabelled, 1.0).image), mix_parts(s.model.backbone, unlabelled, 1.0)
     )
     assert all(float(value.detach()) == 0 for value in found.values())

@@ -10,7 +10,7 @@ import torch
 
 from patchgen.config import Config
 from patchgen.methods import make_method
-from patchgen.methods.moments import moment_distance
+from patchgen.methods.gmdg import moment_distance
 
 
 def test_equal_second_moments_have_no_distance() -> None:

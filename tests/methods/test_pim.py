@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchgen.methods.pim import (
+from patchgen.methods.lreg import (
     ErrorPredictor,
     conditional_entropy,
     marginal_entropy,

@@ -15,7 +15,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch, DomainBatches
 from patchgen.diagnose.cost import DOMAINS, make_rival, random_batch
 from patchgen.methods import compared_methods
-from patchgen.methods.domains import by_domain
+from patchgen.methods.method import by_domain
 from patchgen.methods.mixup import mix
 from patchgen.model.backbone import load_architecture
 from patchgen.model.classifier import trained_tensors

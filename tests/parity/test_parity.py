@@ -28,13 +28,11 @@ from patchgen.discovery import clustering_accuracy
 from patchgen.methods import make_method
 from patchgen.methods.adversarial import mean_of_classes, reverse_gradient
 from patchgen.methods.alignment import kernel_distance, moment_distance
-from patchgen.methods.domains import domain_risks
 from patchgen.methods.gmdg import explained_covariance, mean_of_domains
-from patchgen.methods.invariance import GroupDro, irm_penalty
-from patchgen.methods.lreg import logical_regularisation
+from patchgen.methods.invariance import GroupDro, domain_risks, irm_penalty
+from patchgen.methods.lreg import ErrorPredictor, logical_regularisation, prediction_loss, weighted_pseudo_loss
 from patchgen.methods.miro import ChannelVariance, gaussian_nll
 from patchgen.methods.mixup import MixedBatch, mixed_cross_entropy
-from patchgen.methods.pim import ErrorPredictor, prediction_loss, weighted_pseudo_loss
 from patchgen.methods.rsc import kept_features
 from patchgen.methods.selfreg import contrast
 from patchgen.methods.style import mix_deviations, mix_variances, swap_content

@@ -13,21 +13,23 @@ The other rows need no separate class: 1.1 is `lp-ln`, 1.2 `gmdg`, 3.1 `patchgen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Step
+from patchgen.methods.balance import PatchGenSelect
 from patchgen.methods.patchgen import PatchGenWithoutLosses
-from patchgen.methods.select import PatchGenSelect
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import class_similarity, mask_suppression, selected_confidence
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector, log_of
 from patchgen.model.variants import ChannelMask, PlainAttention, ScaledAttention, StaticMask, Variant
+
+if TYPE_CHECKING:
+    from patchgen.train.loop import Step
 
 
 class OtherSelector(PatchGenWithoutLosses):
@@ -88,7 +90,7 @@ class SelectChoices(PatchGenSelect):
 
     compared = False
     summary = "patchgen-select with each choice as a hyper-parameter (docs/results/selection.md)"
-    defaults: ClassVar[Mapping[str, float]] = {
+    defaults = {
         "block": 0, "gain": 2, "learn_gain": 0, "spread": 1, "everywhere": 0, "contrast": 1, "ms": 0, "conf": 0,
         "sim": 0, "on_features": 0, "anneal": 0, "hard_from": 1, "drop": 0,
     }  # fmt: skip

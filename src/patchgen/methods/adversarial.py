@@ -1,20 +1,13 @@
 """DANN and CDANN: a discriminator predicts the source domain from the features, which learn to mislead it.
 
-    L_dann = CE of the domain,   with the gradient g for the discriminator and -dann * g for the features
+    L_dann  = CE of the domain,   with the gradient g for the discriminator and -dann * g for the features
+    L_slope = penalty * mean over images of |dCE/dx|^2,   x the discriminator's input; reversed for the features too
 
-The discriminator has three layers of width 256. CDANN adds a learned class embedding to its input (part of the
-discriminator, not of the model), and averages the loss within each class and then over the classes present. Images
-without a label use their arg-max. `penalty` weights the squared gradient of each image's CE with respect to the
-discriminator's input; its gradient is reversed for the features as well:
+CDANN adds a learned class embedding to the input (part of the discriminator, not of the model), and averages the loss
+within each class and then over the classes present. Images without a label use their arg-max.
 
-    L_slope = penalty * mean over images of |dCE/dx|^2
-
-Differences from DomainBed's code: there, discriminator and features are updated alternately by two optimisers. Here
-one pass updates both through a gradient reversal, as in the paper: the fixed points are the same, and no steps are
-spent on the discriminator alone, so budgets stay equal. Both use the common optimiser (DomainBed's two have beta_1
-0.5), the discriminator at `--lr` times `dann_lr_mult`. CDANN's mean is over the classes present, not over all ids up
-to the highest. On several devices it spans the global batch; with gradient accumulation, a micro-batch. Both methods
-are rejected if the features are fixed (tune 'head' with pool cls or mean).
+DomainBed updates discriminator and features alternately with two optimisers. Here, as in the paper, one pass updates
+both through a gradient reversal: the fixed points are the same and budgets stay equal.
 """
 
 from __future__ import annotations
@@ -26,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.method import Method, refuse_fixed_features
+from patchgen.methods.method import Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import pseudo_labels, sum_over_ranks
 
@@ -40,18 +32,13 @@ class Dann(Method):
     summary = "DANN: features from which a network cannot tell the source domains"
     reference = "Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016"
     addable = True
+    moves_features = True
     defaults = {"dann": 1.0, "penalty": 0.0, "dann_lr_mult": 1.0}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        refuse_fixed_features(self)
+    learned = {"discriminator": "dann_lr_mult"}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.discriminator = domain_network(model.backbone.dim, len(self.sources))
-
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.discriminator, self.config.lr * self.hparams["dann_lr_mult"])]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
@@ -77,13 +64,11 @@ class Dann(Method):
 class Cdann(Dann):
     summary = "CDANN: features of a class from which a network cannot tell the source domains"
     reference = "Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV 2018"
+    learned = {"class_vectors": "dann_lr_mult"}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.class_vectors = nn.Embedding(model.head.out_features, model.backbone.dim)
-
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.class_vectors, self.config.lr * self.hparams["dann_lr_mult"])]
 
     def domain_input(self, features: Tensor, target: Tensor) -> Tensor:
         return features + cast(Tensor, self.class_vectors(target))

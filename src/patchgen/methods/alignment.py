@@ -1,25 +1,22 @@
-"""CORAL and MMD: match the feature statistics of every pair of source domains.
+"""CORAL and MMD: match the feature statistics of every pair of source domains, without labels.
 
     coral   L_coral = coral * mean over pairs of ( mean_j (m_j - m'_j)^2 + mean_ij (C_ij - C'_ij)^2 )
     mmd     L_mmd   = mmd   * mean over pairs of ( mean k(x, x) + mean k(x', x') - 2 mean k(x, x') )
 
 m and C are a domain's mean and covariance (divided by n - 1); k(a, b) = sum of exp(-g |a - b|^2) over g = 0.001, 0.01,
-..., 1000, and its means include self-pairs. Labels are not used, so unlabelled images count as well.
-
-Differences from DomainBed's code: the cross-entropy is the mean over all labelled images, not over domains (the same
-if all domains have equally many). On several devices the statistics are those of the global batch; with gradient
-accumulation, of a micro-batch. Both methods are rejected if the features are fixed (tune 'head' with pool cls or mean).
+..., 1000, and its means include self-pairs. On several devices the statistics are those of the global batch.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.domains import by_domain, mean_over_pairs
-from patchgen.methods.method import Method, refuse_fixed_features
+from patchgen.methods.method import Method, by_domain
 from patchgen.model.classifier import Output
 from patchgen.model.losses import gather_over_ranks
 
@@ -30,11 +27,8 @@ class Coral(Method):
     summary = "CORAL: equal means and covariances of the source domains' features"
     reference = "Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016"
     addable = True
+    moves_features = True
     defaults = {"coral": 1.0}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        refuse_fixed_features(self)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         apart = mean_over_pairs(moment_distance, domain_features(out, batch))
@@ -45,15 +39,20 @@ class Mmd(Method):
     summary = "MMD: the source domains' features look alike to Gaussian kernels of seven widths"
     reference = "Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018"
     addable = True
+    moves_features = True
     defaults = {"mmd": 1.0}
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        refuse_fixed_features(self)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         apart = mean_over_pairs(kernel_distance, domain_features(out, batch))
         return super().losses(out, batch) | {"L_mmd": self.hparams["mmd"] * apart}
+
+
+def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], groups: list[Tensor]) -> Tensor:
+    """Mean of a distance over the pairs of domains; 0 if there is only one."""
+    pairs = list(itertools.combinations(groups, 2))
+    if not pairs:
+        return groups[0].sum() * 0
+    return torch.stack([distance(one, other) for one, other in pairs]).mean()
 
 
 def domain_features(out: Output, batch: Batch) -> list[Tensor]:

@@ -3,20 +3,14 @@
     c = mean of context(x_i) over the support, the images of one domain that are predicted together
     CE of the classifier, which reads each of these images together with c
 
-In training, the support of an image is the part of its batch from the same domain. **In prediction it is the batch
-being predicted:** evaluation uses batches of one domain, `patchgen predict` the batches it is given, and a single image
-is its own support. The method is transductive: a prediction depends on the other images in its batch, so a different
-batch size or order can change it.
+In training, the support of an image is the part of its batch from the same domain; **in prediction it is the batch
+being predicted**. The method is transductive: a different batch size or order can change a prediction.
 
-How the classifier reads c, so that the first step starts from the pretrained network:
-
-    convolutional   c is a map (1, H, W); a 1 x 1 convolution to three channels, initially zero, adds it to the image.
-                    The release appends c as a fourth input channel, which a pretrained stem does not have; here
-                    the stem's three existing filters read it.
-    ViT             c is a vector; a linear map, initially zero, adds it to every patch embedding. This form is ours.
-
-Other differences from the release: 16 channels instead of 64, and no BatchNorm, whose statistics would be a second
-context. The context network is part of the backbone, uses its learning rate in every tuning mode, and is saved.
+So that the first step starts from the pretrained network, a layer that is initially zero adds c: in convolutional
+backbones c is a map (1, H, W), added to the image (the release appends it as a fourth input channel, which a pretrained
+stem does not have); in a ViT c is a vector, added to every patch embedding (this form is ours). Unlike in the release
+there are 16 channels, not 64, and no BatchNorm, whose statistics would be a second context. The context network is part
+of the backbone, uses its learning rate in every tuning mode, and is saved.
 """
 
 from __future__ import annotations
@@ -27,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.domains import by_domain
-from patchgen.methods.method import Method
+from patchgen.methods.method import Method, by_domain
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 
@@ -47,10 +40,9 @@ class Arm(Method):
         context = MapContext() if model.backbone.family.convolutional else VectorContext(model.backbone.dim)
         model.backbone.context = context
         context.join(model.backbone)
-        self._context = (context,)  # in a tuple, so that it is registered only in the model
 
     def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
-        context = self._context[0]
+        context: Any = self.classifier.backbone.context
         context.groups = by_domain(batch)
         try:
             return super().forward(network, batch, mask)

@@ -1,28 +1,16 @@
-"""Moving averages of the weights that predict: SMA and GESTUR.
+"""Moving averages of the weights that predict: SMA and GESTUR. Only trained tensors are averaged.
 
-SMA: predict with the mean of the weights over all steps.
+    sma      theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
 
-    theta_mean = mean of theta after the updates n - 1, n, ..., now,   n = int(sma_start * steps)
+Before that, the current weights predict. Of the usual 5001 steps, the 100th update is averaged with the weights before
+it, as in the release. `patchgen evaluate RUN RUN...` averages the predictions of several such runs (EoA).
 
-Before that, the current weights predict. Validation, SWAD and the checkpoints use the mean, which starts at 0.02 of the
-steps: of the usual 5001 steps, the 100th update is averaged with the weights before it, as in the release.
-`patchgen evaluate RUN RUN...` averages the predictions of several such runs (EoA).
+    gestur   g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
+             gradient = (g_in + g_out) / 2,       for the backbone; g_in the gradient of the losses
+             theta_g <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
 
-Difference from the released code: only trained tensors are averaged.
-
-GESTUR: a moving average of the weights estimates the gradient for unseen domains, and predicts.
-
-For the trained tensors of the backbone, with g_in the gradient of the losses and theta_g the average:
-
-    g_out    = theta - theta_g, rescaled to the length gestur * ||g_in||
-    gradient = (g_in + g_out) / 2
-    theta_g  <- decay * theta_g + (1 - decay) * theta      after every step, for all trained tensors
-
-Lengths are over all tensors together. The gradients of the head and of PatchGen's module are unchanged. Validation,
-SWAD and the checkpoints use theta_g.
-
-Differences from the released code: only trained tensors are averaged. The published command line sets `--ld`, which the
-released code does not read; `gestur` is its `lda`.
+Lengths are over all tensors together. The published command line sets `--ld`, which the released code does not read;
+`gestur` is its `lda`. Validation, SWAD and the checkpoints use the average.
 """
 
 from __future__ import annotations
@@ -39,14 +27,13 @@ from patchgen.model.classifier import Classifier, trained_tensors
 class NamedBuffers(nn.Module):
     """A copy of named tensors that follows its method from device to device.
 
-    Args:
-        tensors: Named as in the model. A buffer's name may not contain a dot, so it is replaced by a slash.
-        saved: Whether they are part of a run's saved state; tensors that ``setup`` can restore need not be.
+    With ``saved`` they are part of a run's saved state; tensors that ``setup`` can restore need not be.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], *, saved: bool) -> None:
         super().__init__()
         for name, tensor in tensors.items():
+            # a buffer's name may not contain a dot
             self.register_buffer(name.replace(".", "/"), tensor.detach().clone(), persistent=saved)
 
     def named(self) -> dict[str, Tensor]:

@@ -3,27 +3,28 @@
     clip    zero-shot: "a photo of a <name>." for each class; nothing is trained
     coop    CoOp: `context` learned vectors, shared by all classes, replace the words before the name
 
-Both need a CLIP backbone with its text tower (`--backbone clip-b16`, a hub id, a folder) and the names of the classes,
-in which `_` is read as a space. The head gives exp(scale) * cosine of the projected CLS token and the sentence.
-
-A run of `clip` trains nothing: its steps only record the loss of the batch before an evaluation, all evaluations give
-the same result, and `--steps 1` is enough. Differences of `coop` from the release: Adam at `--lr` instead of SGD at
-0.002 with a cosine schedule; batches from all source domains; `--tune layernorm` also tunes the vision tower.
+Both need a CLIP backbone with its text tower and the names of the classes, in which `_` is read as a space. The head
+gives exp(scale) * cosine of the projected CLS token and the sentence. A run of `clip` only records losses: all
+evaluations are equal, and `--steps 1` is enough. The release trains `coop` by SGD at 0.002 with a cosine schedule, here
+Adam at `--lr`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.config import Config
-from patchgen.methods.method import COUNT, Method, Step
+from patchgen.methods.method import COUNT, Method
 from patchgen.model.classifier import Classifier
 from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
 from patchgen.model.text import PHOTO, ClipText, TextTower, load_text, sentences, spoken
+
+if TYPE_CHECKING:
+    from patchgen.train.loop import Step
 
 
 class Sentences(Method):
@@ -43,19 +44,21 @@ class Sentences(Method):
             )
         if self.chosen_pool != "cls":
             raise ValueError(f"method {config.method!r} reads what CLIP projects: leave out --pool, or give cls")
+        if self.tune == "full" and self.chosen_tune == "head":
+            raise ValueError(f"method {config.method!r} tunes CLIP's image tower: leave out --tune head")
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
+        model.add_module("head", self._head_of(model))
+
+    def _head_of(self, model: Classifier) -> nn.Module:
         if self.read is not None:
-            model.head = self.read  # type: ignore[assignment]
-            return
+            return self.read
         if self.self_contained and self.saved is not None:
-            model.head = self.restored(model, self.saved)  # type: ignore[assignment]
-            return
+            return self.restored(model, self.saved)
         if not self.class_names:
             raise ValueError(f"method {self.config.method!r} needs names: set `class_names` before the model is built")
-        names = [spoken(name) for name in self.class_names]
-        model.head = self.head(model, load_text(model.backbone), names)  # type: ignore[assignment]
+        return self.head(model, load_text(model.backbone), [spoken(name) for name in self.class_names])
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         """The module that turns features (B, D) into logits (B, C)."""

@@ -5,11 +5,10 @@
     L_channel   = channel * sum_j (Var over domains of mu_dj - Var over classes of mu_cj),    mu means of unit z
     L_direction = direction * mean of 1 - cos(z_i - z_k, t_yi - t_yk) over pairs that differ in class and domain
 
-The whole image tower is tuned ("++"). **Our reading**: there is no released code, and we had only the abstract and the
-captions of the publication. Known: taps at several depths, one transformer layer and a projector, frozen sentences from
-eighty templates, the three losses. Ours: the taps (the last block of each quarter), the residual form with an MLP that
-is initially 0 (so that training starts from zero-shot CLIP), width and heads, the difference of variances over unit
-vectors, the pooling of templates, and the weights 1, 1, 1.
+The whole image tower is tuned ("++"). There is no released code, and we had only the abstract and the captions: known
+are taps at several depths, one transformer layer and a projector, frozen sentences from eighty templates and the three
+losses. Ours are the taps (the last block of each quarter), the residual form with an MLP that is initially 0, width and
+heads, the difference of variances over unit vectors, the pooling of templates, and the weights 1, 1, 1.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
 from patchgen.methods.miro import tap_modules
@@ -42,13 +40,6 @@ class ClipCeil(Sentences):
     self_contained = True
     defaults = {"channel": 1.0, "direction": 1.0}
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.chosen_tune == "head":
-            raise ValueError(
-                "'clipceil' tunes CLIP's image tower and reads it at several depths: leave out --tune head"
-            )
-
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         each = torch.stack([text.tower.read(sentences(template, names)) for template in IMAGENET])  # (80, C, E)
         return FusionHead(model.backbone, text.projection.weight, text.scale, F.normalize(each.mean(0), dim=1))
@@ -56,12 +47,8 @@ class ClipCeil(Sentences):
     def restored(self, model: Classifier, saved: Mapping[str, Tensor]) -> nn.Module:
         return FusionHead(model.backbone, saved["head.weight"], torch.zeros(()), saved["head.constants.vectors"])
 
-    def setup(self, model: Classifier) -> None:
-        super().setup(model)
-        self._head = (model.head,)
-
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        head: Any = self._head[0]
+        head: Any = self.classifier.head
         image, label, domain = (gather_over_ranks(part) for part in (head.take(), batch.label, batch.domain))
         unit = F.normalize(image, dim=1)
         channel = group_variance(unit, domain) - group_variance(unit[label >= 0], label[label >= 0])

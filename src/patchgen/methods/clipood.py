@@ -3,14 +3,9 @@
     main = CE over c of s (<f, t_c> - margin <t_y, t_c>)         t_c of "a photo of a <name>.", s CLIP's scale
     theta_mean = sum_i w_i theta_i / sum_i w_i,    i = 0 ... N,  w_i the Beta(beta, beta) density at (i + 1/2) / (N + 1)
 
-The closer a class's sentence is to that of the true class, the smaller its margin. theta_0 are the pretrained weights,
-and N is `--steps`; with beta 0.5, both ends of training count most. The image tower and its projection are trained, the
-text tower is not. Defaults of the method: AdamW and a cosine schedule to 0. Published for CLIP ViT-B/16: weight decay
-0.1, learning rate 5e-6 (1e-5 on OfficeHome and DomainNet), 12 images per domain, 5000 steps (10000),
-`--augmentation crop-flip`, the last average (`--select last`).
-
-Difference from the released code: the average is stored in 32 bits. There it is stored in 16, where shares near 1e-4
-are lost to rounding.
+theta_0 are the pretrained weights, and N is `--steps`; with beta 0.5, both ends of training count most. The image tower
+and its projection are trained, by AdamW and a cosine schedule. The release stores the average in 16 bits, where shares
+near 1e-4 are lost to rounding; here it has 32.
 """
 
 from __future__ import annotations
@@ -21,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods.averages import NamedBuffers
 from patchgen.methods.clip import Sentences
@@ -45,25 +39,17 @@ class ClipOod(Sentences):
     made: Tensor  # () steps so far
     shares: Tensor  # (steps + 1,) share of the newest weights in the average
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if self.chosen_tune == "head":
-            raise ValueError(
-                "'clipood' tunes CLIP's image tower: leave out --tune, or give layernorm, last_block, full"
-            )
-
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         return ClassVectors(text.projection, text.scale, text.tower.read(sentences(PHOTO, names)), tuned=True)
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self._head = (model.head,)
         self.mean = NamedBuffers(trained_tensors(model), saved=True)
         self.register_buffer("made", torch.tensor(0))
         self.register_buffer("shares", beta_shares(self.config.steps, self.hparams["beta"]), persistent=False)
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        head: Any = self._head[0]
+        head: Any = self.classifier.head
         logits = with_margins(out.logits, batch.label, head.vectors, head.scale.exp() * self.hparams["margin"])
         return super().losses(out, batch) | {"main": cross_entropy(logits, batch.label, self.weights(out, batch))}
 

@@ -4,14 +4,12 @@
     t_ce = sentence [start] D_e1 ... D_en <class> . [end]
     main = mean over the labelled images of CE of s <f, t_ce>,  e the image's own domain
 
-In training the mean is over the images of the domain in the batch. **In prediction it is over the batch being
+In training the mean is over the images of the domain in the batch; **in prediction it is over the batch being
 predicted**: the method is transductive, like `arm`. CLIP stays frozen; the network has `width` hidden units and
-`context` x 512 outputs, with dropout 0.1. By default the method uses SGD with momentum 0.1; published: learning rate
-1e-3, 32 images per domain, 5001 steps, no augmentation (`--no-augment`, so that the image vectors are computed once).
+`context` x 512 outputs, with dropout 0.1. The default optimiser is SGD with momentum 0.1.
 
-Differences from the released code: the objective is the paper's. The release concatenates the sentences of all domains
-as K x C classes but keeps the labels 0 ... C - 1, so that every image is drawn to the sentences of the first domain.
-Evaluations use batches of up to 128 images, 64 there.
+The objective is the paper's. The release concatenates the sentences of all domains as K x C classes but keeps the
+labels 0 ... C - 1, so that every image is drawn to the sentences of the first domain.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
-from patchgen.methods.domains import by_domain
-from patchgen.methods.method import COUNT
+from patchgen.methods.method import COUNT, by_domain
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.text import ClipText
 
@@ -44,12 +41,10 @@ class Dpl(Sentences):
     bounds = {"context": COUNT, "width": COUNT}
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
-        head = PromptHead(text, names, int(self.hparams["context"]), int(self.hparams["width"]))
-        self._head = (head,)
-        return head
+        return PromptHead(text, names, int(self.hparams["context"]), int(self.hparams["width"]))
 
     def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
-        head = self._head[0]
+        head: Any = self.classifier.head
         head.groups = by_domain(batch)
         try:
             return super().forward(network, batch, mask)

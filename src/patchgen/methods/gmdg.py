@@ -8,18 +8,18 @@ x are the features, y embeds the label (a three-layer network fed with the class
 on), m is the mean of the domains' means of [x, y], v a learned variance. Features and embedding are divided by their
 Frobenius norms and centred before the covariances. Samples without a label use their arg-max.
 
-Differences from the released code:
+    domain-moments    L_moments = moments * s * mean over domains and entries of (C_e - C)^2,   C_e = X_e^T X_e / B_e
+    domain-gaussian   L_gaussian = gaussian * L_domain with c = [x, x]
 
-- C_xy C_yy^+ C_yx = Xt P X / B with P the projection on the span of Y, so a thin singular value decomposition replaces
-  the pseudo-inverse of a D x D matrix; the same small directions are cut off.
-- The maxima in s are of absolute values, and dCE/dx is computed in closed form.
-- The embedding is trained by the common optimiser, in the same step as the features, not before them.
-- m averages the domains' means, so domains may have different numbers of samples; the release averages the i-th samples
-  of all domains. One variance replaces the release's one per domain: those start equal, get equal gradients, and only
-  their average is used.
-- As in the release, c carries no gradient and m is an average of the same c: with equally many samples per domain the
-  gradient of L_domain in the features is exactly zero. The term trains v and nothing else.
-- Terms with weight 0 are not computed.
+are L-Reg's `shift` and `d_shift` without `use_condition1` and `use_condition2`, whose weights its paper sets to 0. X is
+divided by the batch's Frobenius norm and **not centred**; C is the mean of the C_e.
+
+As in the release, c carries no gradient and m is an average of the same c: with equally many samples per domain, the
+gradient of L_domain and L_gaussian in the features is exactly zero, and they train v and nothing else.
+
+Differences from the released code: the embedding is trained in the same step as the features, not before them; maxima
+in s are of absolute values; m averages the domains' means, not the i-th samples of all domains; one variance replaces
+one per domain, which start equal, get equal gradients, and are only used in their average.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
+from patchgen.methods.method import Method, require_linear_head
 from patchgen.methods.miro import ChannelVariance, Miro, gaussian_nll
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, gather_over_ranks, pseudo_labels
+
+LREG = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization, NeurIPS 2024 (code)"
 
 
 class Gmdg(Miro):
     summary = "GMDG: MIRO with label-conditional covariance and domain-invariance terms"
     reference = "Tan et al., Rethinking Multi-domain Generalization with A General Learning Objective, CVPR 2024"
     defaults = {"shift": 0.1, "domain": 0.1}
+    learned = {"embedding": "miro_lr_mult", "variance": "miro_lr_mult"}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self._head = (model.head,)
         if self._needs_labels:
             self.embedding = LabelEmbedding(model.backbone.dim)
             self.variance = ChannelVariance(2 * model.backbone.dim)
@@ -52,16 +55,11 @@ class Gmdg(Miro):
     def _needs_labels(self) -> bool:
         return bool(self.hparams["shift"] or self.hparams["domain"])
 
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        rate = self.config.lr * self.hparams["miro_lr_mult"]
-        own = [(self.embedding, rate), (self.variance, rate)] if self._needs_labels else []
-        return [*super().rates(), *own]
-
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
         if not self._needs_labels:
             return found
-        head, target = self._head[0], pseudo_labels(out.logits, batch.label)
+        head, target = self.classifier.head, pseudo_labels(out.logits, batch.label)
         embedded = self.embedding(target)  # (B, D)
         seen = F.linear(embedded, head.weight.detach(), head.bias.detach())
         found["L_label"] = cross_entropy(seen, batch.label)
@@ -75,6 +73,42 @@ class Gmdg(Miro):
             mean = mean_of_domains(pair, gather_over_ranks(batch.domain))
             found["L_domain"] = self.hparams["domain"] * gaussian_nll(pair.detach(), mean, self.variance())
         return found
+
+
+class DomainMoments(Method):
+    summary = "equal second moments of the features in all domains, without labels"
+    reference = LREG
+    addable = True
+    moves_features = True
+    defaults = {"moments": 0.1}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        require_linear_head(self, model)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        features, domain = gather_over_ranks(out.features.float()), gather_over_ranks(batch.domain)
+        steepest = cross_entropy_slope(out.logits, batch.label, self.classifier.head.weight).abs().max()
+        penalty = scaled_penalty(lambda x: moment_distance(x, domain), features, steepest)
+        return super().losses(out, batch) | {"L_moments": self.hparams["moments"] * penalty}
+
+
+class DomainGaussian(Method):
+    summary = "one Gaussian for the features of all domains, without labels (trains only its variance)"
+    reference = LREG
+    addable = True
+    defaults = {"gaussian": 0.1, "gaussian_lr_mult": 10.0}
+    learned = {"spread": "gaussian_lr_mult"}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.spread = ChannelVariance(2 * model.backbone.dim)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        twice = gather_over_ranks(out.features.float()).repeat(1, 2)  # (B, 2 D)
+        mean = mean_of_domains(twice, gather_over_ranks(batch.domain))
+        term = gaussian_nll(twice.detach(), mean, self.spread())
+        return super().losses(out, batch) | {"L_gaussian": self.hparams["gaussian"] * term}
 
 
 class LabelEmbedding(nn.Module):
@@ -98,7 +132,7 @@ def explained_covariance(features: Tensor, labels: Tensor) -> Tensor:
     """Mean square of C_xy C_yy^+ C_yx, the covariance of the features that the labels explain linearly.
 
     With X, Y (B, D) normed and centred the matrix is (1/B) Xt P X, P = U Ut the projection on the columns of Y, and its
-    Frobenius norm is that of the small matrix (Ut X)(Ut X)t / B.
+    Frobenius norm is that of the small matrix (Ut X)(Ut X)t / B: no pseudo-inverse of a D x D matrix is needed.
     """
     x, y = (centred(matrix) for matrix in (features, labels))
     u, size, _ = torch.linalg.svd(y, full_matrices=False)  # (B, r), (r,)
@@ -140,3 +174,16 @@ def mean_of_domains(values: Tensor, domain: Tensor) -> Tensor:
     """
     share = 1 / (domain.unsqueeze(1) == domain).sum(1).to(values.dtype)  # (B,), sum K
     return (share / share.sum()) @ values
+
+
+def moment_distance(features: Tensor, domain: Tensor) -> Tensor:
+    """Mean squared distance of the domains' second moments (D, D) from their mean, for features (B, D).
+
+    <C_e, C_f> is the sum of (x_i x_j)^2 / (B_e B_f) over i in e and j in f, so no D x D matrix is needed.
+    """
+    x = features / (features.norm() + 1e-12)
+    same = (domain.unsqueeze(1) == domain).to(x.dtype)  # (B, B)
+    weight = 1 / same.sum(1)  # (B,), sum K, the number of domains
+    count = weight.sum()
+    products = (x @ x.T).square() * weight * weight.unsqueeze(1)
+    return (products * (same - 1 / count)).sum() / count / x.shape[1] ** 2

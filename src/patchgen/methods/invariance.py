@@ -1,32 +1,30 @@
 """IRM, VREx and GroupDRO: make the risks of the source domains similar, or emphasise the worst one.
 
-L_e is the cross-entropy of the labelled samples of source domain e, one of K.
-
     irm       L_irm  = w mean_e g_even g_odd,    g = dL_e / ds at s = 1 with logits s l, on each half of the domain
     vrex      L_vrex = w mean_e (L_e - mean L)^2
     groupdro  main   = sum_e q_e L_e,            q_e <- q_e exp(groupdro L_e), sum 1, before it is used
 
-The weight w is 1 for the share `anneal` of the steps, then `irm` or `vrex`; at the switch the optimiser state is reset,
-because it does not fit gradients of a different scale. Both depend only on the step number, so runs are resumable. The
-default 0.1 corresponds to 500 of the usual 5001 steps.
-
-Differences from DomainBed: g is computed in closed form, g = mean_i [ sum_c p_ic l_ic - l_iy ]; `main` is the mean over
-samples, which equals the mean over domains if all have equally many labels; halves without a label give 0. On several
-devices the risks are those of the global batch; with gradient accumulation those of a micro-batch, and each micro-batch
-makes a fraction of the step of q.
+L_e is the cross-entropy of the labelled samples of source domain e; g is in closed form, mean_i [ sum_c p_ic l_ic -
+l_iy ]. The weight w is 1 for the share `anneal` of the steps (500 of 5001), then `irm` or `vrex`; at the switch the
+optimiser state is reset, because it does not fit gradients of a different scale. On several devices the risks are those
+of the global batch.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods.domains import by_domain, domain_risks
-from patchgen.methods.method import SHARE, Method, Step
+from patchgen.methods.method import SHARE, Method, by_domain
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.losses import mean_over_ranks
+from patchgen.model.losses import cross_entropy, mean_over_ranks
+
+if TYPE_CHECKING:
+    from patchgen.train.loop import Step
 
 
 class Annealed(Method):
@@ -90,6 +88,11 @@ class GroupDro(Method):
         rate = self.hparams["groupdro"]
         self.q = (self.q.log() + rate * risks.detach()).softmax(0)
         return super().losses(out, batch) | {"main": (self.q * risks).sum()}
+
+
+def domain_risks(logits: Tensor, batch: Batch) -> Tensor:
+    """L_e: (K,) cross-entropy of each source domain's labelled samples; 0 if it has none."""
+    return torch.stack([cross_entropy(logits[rows], batch.label[rows]) for rows in by_domain(batch)])
 
 
 def irm_penalty(logits: Tensor, batch: Batch) -> Tensor:

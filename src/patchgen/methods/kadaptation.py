@@ -90,11 +90,10 @@ class KAdaptationMoa(KAdaptation):
             for i, layer in enumerate(block.inputs):
                 layer.register_forward_hook(partial(mixture.add, i, len(block.inputs)))
             found.append(mixture)
-        self._mixtures = (found,)  # in a tuple: they are registered in the model
         return found
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        mixtures: Any = self._mixtures[0]
+        mixtures: Any = self.classifier.backbone.adapters
         unequal = torch.stack([mixture.take_imbalance() for mixture in mixtures]).sum()
         return super().losses(out, batch) | {"L_balance": self.hparams["balance"] * unequal}
 

@@ -1,30 +1,40 @@
-"""L-Reg: each class relies on few feature dimensions, and all classes together on many.
+"""L-Reg, PIM and the entropies of predictions.
 
-    A     = softmax over j of (logits^T features)_cj          (C, D), from the whole batch, labelled or not
-    L_reg = lreg * ( sum_j A_j log A_j + mean_c[ -sum_j A_cj log A_cj ] ),   A_j the mean over classes
-    L_ortho = ortho * mean square of (F^T F - 1)              F features of unit length; off by default
+    lreg     A     = softmax over j of (logits^T features)_cj         (C, D), from the whole batch, labelled or not
+             L_reg = lreg * ( sum_j A_j log A_j + mean_c[ -sum_j A_cj log A_cj ] ),   A_j the mean over classes
+             L_ortho = ortho * mean square of (F^T F - 1)             F features of unit length; off by default
+    pim      L_pim = pim * mean over unlabelled of H(p),   L_marginal = -marginal * H(mean of p over all)
+    entropy  L_marginal alone
+    pim-lreg L_pseudo = confidence * mean over unlabelled of (1 - e) CE(p, arg-max p),   e the mean predicted error,
+             L_error  = mean square of (predicted - true squared error) on the labelled, for the predictor alone
 
-Difference from the released code: on several devices the product spans the global batch; with gradient accumulation,
-a micro-batch. The published weight is 0.1, and 0.5 for VLCS (`presets.py`).
+`pim` is the published objective on mini-batches. The release optimises a bias-free head on frozen features with the
+whole data in one batch, k-means centres at the start and logits times 25, and chooses the weight of the conditional
+entropy from {0.05, 0.10, ..., 1.0} by trial runs; the default 0.5 is the middle of that grid, not a tuned value.
+
+`pim-lreg` is what L-Reg's code calls PIM: a small network C -> C -> C (ReLU, at most 1) reads the logits and learns the
+squared errors of the labelled samples. Here it is trained after its use in the step, not before; without unlabelled
+samples the term is 0, not undefined.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import Method
-from patchgen.model.classifier import Output
-from patchgen.model.losses import sum_over_ranks
+from patchgen.model.classifier import Classifier, Output
+from patchgen.model.losses import mean_over_ranks, sum_over_ranks
 
 LEAST = 1e-12  # inside the logarithms
+LREG = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
 
 
 class LReg(Method):
     summary = "L-Reg: few feature dimensions per class, many for all classes together"
-    reference = "Tan et al., Interpret Your Decision: Logical Reasoning Regularization for Generalization, NeurIPS 2024"
+    reference = LREG
     addable = True
     defaults = {"lreg": 0.1, "ortho": 0.0}
 
@@ -34,6 +44,61 @@ class LReg(Method):
         if self.hparams["ortho"]:
             found["L_ortho"] = self.hparams["ortho"] * orthogonality(out.features)
         return found
+
+
+class MarginalEntropy(Method):
+    summary = "keeps the mean prediction spread over all classes"
+    reference = "Chiaroni et al., Parametric Information Maximization for Generalized Category Discovery, ICCV 2023"
+    addable = True
+    compared = False  # needs unlabelled images
+    defaults = {"marginal": 1.0}
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        return super().losses(out, batch) | {"L_marginal": -self.hparams["marginal"] * marginal_entropy(out.logits)}
+
+
+class Pim(MarginalEntropy):
+    summary = "PIM: confident on each unlabelled image, spread over all classes together"
+    defaults = {"pim": 0.5}
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        doubt = conditional_entropy(out.logits, batch.label < 0)
+        return super().losses(out, batch) | {"L_pim": self.hparams["pim"] * doubt}
+
+
+class PimLReg(Method):
+    summary = "pseudo-labels weighted by a learned confidence (PIM as L-Reg's code has it)"
+    reference = LREG
+    addable = True
+    compared = False
+    defaults = {"confidence": 0.1, "pim_lreg_lr_mult": 10.0}
+    learned = {"predictor": "pim_lreg_lr_mult"}
+
+    def setup(self, model: Classifier) -> None:
+        super().setup(model)
+        self.predictor = ErrorPredictor(model.head.out_features)
+
+    def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
+        error: Tensor = self.predictor(out.logits.detach())  # (B, C)
+        confidence = 1 - error.detach().mean(1)
+        return super().losses(out, batch) | {
+            "L_pseudo": self.hparams["confidence"] * weighted_pseudo_loss(out.logits, batch.label < 0, confidence),
+            "L_error": prediction_loss(error, out.logits.detach(), batch.label),
+        }
+
+
+class ErrorPredictor(nn.Module):
+    """Logits (B, C) -> the expected squared error of each class's probability, in [0, 1]."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(num_classes, num_classes), nn.ReLU(), nn.Linear(num_classes, num_classes), nn.ReLU()
+        )
+
+    def forward(self, logits: Tensor) -> Tensor:
+        expected: Tensor = self.layers(logits.float())
+        return expected.clamp(max=1)
 
 
 def logical_regularisation(logits: Tensor, features: Tensor) -> Tensor:
@@ -50,3 +115,31 @@ def orthogonality(features: Tensor) -> Tensor:
     unit = F.normalize(features.float(), dim=1)
     products = sum_over_ranks(unit.T @ unit)  # (D, D)
     return (products - torch.eye(len(products), device=products.device)).square().mean()
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy H of the mean prediction over the global batch."""
+    probability = logits.float().softmax(1)
+    mean = mean_over_ranks(probability.sum(0), torch.full((), len(logits), device=logits.device))  # (C,)
+    return -(mean * (mean + LEAST).log()).sum()
+
+
+def conditional_entropy(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Mean H(p) over the chosen samples of the global batch; 0 if there are none."""
+    log_p = logits.float().log_softmax(1)
+    entropy = -(log_p.exp() * log_p).sum(1)  # (B,)
+    return mean_over_ranks((entropy * chosen).sum(), chosen.sum())
+
+
+def weighted_pseudo_loss(logits: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+    """Mean over the chosen samples of weight (B,) times the cross-entropy with their own arg-max."""
+    own = F.cross_entropy(logits.float(), logits.detach().argmax(1), reduction="none")
+    return mean_over_ranks((own * weight * chosen).sum(), chosen.sum())
+
+
+def prediction_loss(expected: Tensor, logits: Tensor, label: Tensor) -> Tensor:
+    """Mean square of expected (B, C) minus the squared errors of the labelled samples."""
+    labelled = label >= 0
+    truth = (logits.float().softmax(1) - F.one_hot(label.clamp(min=0), logits.shape[1])).square()
+    miss = (expected - truth).square().mean(1)  # (B,)
+    return mean_over_ranks((miss * labelled).sum(), labelled.sum())

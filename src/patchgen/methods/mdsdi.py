@@ -7,27 +7,22 @@
     L_meta       = meta * mean over source domains d of CE_d at (Q, W, b) moved by one step on the other domains
 
 The inner step of L_meta is a plain gradient step at `--lr`, treated as a constant (first order); the gradient of L_meta
-reaches only Q, W and b. P, Q, W and b form the model's head, so checkpoints, predictions and maps include them; in
-`patchgen+mdsdi`, x is z+.
+reaches only Q, W and b. P, Q, W and b form the model's head; in `patchgen+mdsdi`, x is z+. On several devices the
+covariance spans the global batch, and the inner step uses this device's part.
 
 Differences from the released code:
 
-- It has two backbones, for i and for s. Here both are projections of one: a second backbone would double the cost of
-  every other method. With linear projections the head remains a linear function of x that can be split.
+- It has two backbones, for i and for s; here both are projections of one, which costs no second backbone.
 - It squares each image's products i_a s_b before it averages over images, which equals |i|^2 |s|^2 / D^2 and makes both
-  short, whatever their covariance. Here the average comes first, so that the term is the covariance's.
-- Its meta step is a second Adam step with the gradients of meta-train and meta-test. Here it is a term of the single
-  step, and `main` takes the role of meta-train.
-- Its inner step is the first step of a fresh Adam, equally large for tiny and large gradients: at `--lr` 0.01, an easy
-  problem was learned and then unlearned. Here the step shrinks with the gradient.
-- The domain network has width 256, like DANN's.
-
-On several devices the covariance spans the global batch, and the inner step uses this device's part.
+  short, whatever their covariance. Here the average comes first.
+- Its meta step is a second Adam step. Here it is a term of the single step, and `main` takes the role of meta-train.
+- Its inner step is the first one of a fresh Adam, as large for tiny gradients: an easy problem was learned and then
+  unlearned. Here the step shrinks with the gradient.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +31,7 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.adversarial import domain_network, positions, reverse_gradient
-from patchgen.methods.domains import by_domain
-from patchgen.methods.method import Method, require_linear_head
+from patchgen.methods.method import Method, by_domain, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, gather_over_ranks
 
@@ -47,6 +41,7 @@ class Mdsdi(Method):
     reference = "Bui et al., Exploiting Domain-Specific Features to Enhance Domain Generalization, NeurIPS 2021"
     addable = True
     defaults = {"invariant": 1.0, "specific": 1.0, "covariance": 1.0, "meta": 1.0}
+    learned = {"adversary": "", "recogniser": ""}
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
@@ -55,15 +50,12 @@ class Mdsdi(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self._head = (cast(TwoPartHead, model.head),)
         self.adversary = domain_network(model.backbone.dim, len(self.sources))
         self.recogniser = nn.Linear(model.backbone.dim, len(self.sources))
 
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.adversary, self.config.lr), (self.recogniser, self.config.lr)]
-
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
-        found, hparams, head = super().losses(out, batch), self.hparams, self._head[0]
+        found, hparams = super().losses(out, batch), self.hparams
+        head: Any = self.classifier.head
         features, domain = out.features.float(), positions(batch.domain, self.sources)
         invariant, specific = head.invariant(features), head.specific(features)
         told = self.adversary(reverse_gradient(invariant, hparams["invariant"]))
@@ -105,11 +97,7 @@ def squared_covariance(one: Tensor, other: Tensor) -> Tensor:
 def risk_after_a_step(head: TwoPartHead, features: Tensor, batch: Batch, rate: float) -> Tensor:
     """Mean over domains of a domain's CE, with a head that made a gradient step on the others.
 
-    Args:
-        head: Its invariant projection is not changed.
-        features: (B, D) without gradient.
-        batch: Labels and domains.
-        rate: Learning rate of the inner step.
+    Its invariant projection is not changed; the features (B, D) are without gradient.
     """
     fixed = {"invariant.weight": head.invariant.weight.detach()}
     start = {name: tensor for name, tensor in head.named_parameters() if name not in fixed}

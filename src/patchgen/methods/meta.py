@@ -5,23 +5,20 @@
     theta' = theta after one fresh Adam step on L_i
     g      = sum over the pairs of (dL_i/dtheta at theta + mldg dL_j/dtheta at theta') / K        (first order)
 
-`meta_test` domains are used for meta-test, and at least one remains for meta-train; if the numbers differ, meta-test
+`meta_test` domains are used for meta-test, fewer if none would remain for meta-train; if the numbers differ, meta-test
 domains are reused or left out. The optimiser then uses g.
 
 `fish`: theta' = theta after one optimiser step on each domain in turn,  theta <- theta + fish (theta' - theta)
 
-L_e is the sum of all losses of the host method on the samples of one domain; in `patchgen+mldg` these are PatchGen's.
-Other terms may compare domains, which is impossible here, so methods with their own terms or steps cannot be added.
-
-Differences from DomainBed: weights are changed in place and restored, only trained tensors are copied, and `meta_test`
-is reduced if there are too few domains. In Fish the run's optimiser makes the inner steps and keeps its state between
-steps, as in DomainBed. On several devices, each domain's samples are divided and the gradients of every pass are
-averaged, so the steps equal those of one device.
+The run's optimiser makes these inner steps and keeps its state, as in DomainBed. L_e is the sum of all losses of the
+host method on the samples of one domain, so methods with terms that compare domains, or with own steps, cannot be
+added. On several devices, each domain's samples are divided and the gradients of every pass are averaged.
 """
 
 from __future__ import annotations
 
 import itertools
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,9 +27,11 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
-from patchgen.methods.domains import by_domain
-from patchgen.methods.method import COUNT, Method, Step
+from patchgen.methods.method import COUNT, Method, by_domain
 from patchgen.model.classifier import Classifier, trained_tensors
+
+if TYPE_CHECKING:
+    from patchgen.train.loop import Step
 
 
 class DomainByDomain(Method):

@@ -1,29 +1,14 @@
-"""The interface of a method: what it defines, what it receives, and which hooks it can override.
+"""The base class of all methods: what a method defines and which hooks it can override.
 
-A method is a class with one main function, ``losses``. Everything else has a default:
-
-    losses(out, batch)        named, weighted terms; a step minimises their sum
-    weights(out, batch)       weight of each labelled image in the main loss
-    watch(out, batch)         named values to log
-    extend(model)             change the model that predicts: another head, a module inside the backbone
-    setup(model)              create the method's parameters (as attributes: a method is a module)
-    rates()                   learning rates of those parameters
-    begin_step(step)          called before a step
-    blend(batch)              the images and labels that a step sees, made from the drawn ones
-    forward(network, batch)   a training pass
-    adjust_gradients(model)   called between backward and the optimiser's step
-    after_step(model)         called after it, for moving averages
-    predicting(model)         the tensors used for predictions, if they are not the trained ones
-    update(step)              the whole step, if none of the above is enough (`patchgen.train.loop.take_step`)
-
-``out`` has the logits, the input features of the head and, with PatchGen, the mask; ``batch`` has the images, labels
-(-1 for none), domains and rows. Terms call ``super().losses``, so ``patchgen+miro`` is a class with both.
+``losses`` is the main function; everything else has a default. ``out`` has the logits, the input features of the head
+and, with PatchGen, the mask; ``batch`` has the images, labels (-1 for none), domains and rows. Terms call
+``super().losses``, so ``patchgen+miro`` is a class with both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +19,9 @@ from patchgen.data.loaders import Batch
 from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
 from patchgen.model.tuning import require_peft
+
+if TYPE_CHECKING:
+    from patchgen.train.loop import Step
 
 NEEDS = {
     "text": "a CLIP backbone with its text tower, and meaningful class names",
@@ -54,38 +42,6 @@ POSITIVE = Bound("above 0", lambda value: value > 0)
 SHARE = Bound("a share from 0 to 1", lambda value: 0 <= value <= 1)
 BELOW_ONE = Bound("a share from 0 to below 1", lambda value: 0 <= value < 1)
 COUNT = Bound("a whole number, at least 1", lambda value: value >= 1 and value % 1 == 0)
-
-
-class Step(Protocol):
-    """One optimiser step, as `begin_step` and `update` see it (`patchgen.train.loop.Step`).
-
-    Attributes:
-        number: The step's number, from 0.
-        model: The classifier itself, for its parameters; call ``forward``, not the model, for a training pass.
-        optimizer: Its optimiser, including the method's parameters.
-    """
-
-    number: int
-    model: Classifier
-    optimizer: torch.optim.Optimizer
-
-    def batches(self) -> Iterator[Batch]:
-        """The step's batch, in one or several parts whose losses add up."""
-
-    def forward(self, batch: Batch) -> Output:
-        """A training pass."""
-
-    def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
-        """Accumulate the gradients of the last pass, and store the values for the next record."""
-
-    def note(self, values: Mapping[str, Tensor]) -> None:
-        """Store values for the next record; they are not trained on."""
-
-    def forget(self) -> None:
-        """Reset the optimiser state."""
-
-    def apply(self) -> None:
-        """The optimiser's step."""
 
 
 class Rates(NamedTuple):
@@ -116,9 +72,11 @@ class Method(nn.Module):
     replaces_main: ClassVar[bool] = False  # "main" is not the mean cross-entropy of the labelled samples
     each_pass: ClassVar[str] = ""  # what it does at every pass, which cached features (lp --no-augment) would not have
     whole_batch: ClassVar[bool] = False  # in a training pass an image's output depends on the others
+    moves_features: ClassVar[bool] = False  # has no effect if neither the backbone nor a mask is trained
     compared: ClassVar[bool] = True  # part of `--methods all`: no upper bound, variant or single-backbone method
     defaults: ClassVar[Mapping[str, float]] = {}  # own hyper-parameters; `--hparams name value` changes them
     bounds: ClassVar[Mapping[str, Bound]] = {}  # of those that have others than `NOT_NEGATIVE`
+    learned: ClassVar[Mapping[str, str]] = {}  # own modules: the hyper-parameter that multiplies `--lr`, or ""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -140,6 +98,11 @@ class Method(nn.Module):
             raise ValueError(
                 f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment "
                 "features are computed once and cached; leave out --no-augment, or choose --tune layernorm"
+            )
+        if self.moves_features and self.chosen_tune == "head" and self.chosen_pool not in MASKED:
+            raise ValueError(
+                f"{config.method!r} moves the features of the source domains, but with tune 'head' and pool "
+                f"{self.chosen_pool!r} nothing can move them; choose --tune layernorm, last_block or full"
             )
         if self.chosen_tune == "lora":
             require_peft()
@@ -186,6 +149,12 @@ class Method(nn.Module):
 
     def setup(self, model: Classifier) -> None:
         """Create the method's parameters; the model has its pretrained weights, before the first step."""
+        self._classifier = (model,)  # in a tuple, so that it is not registered as a submodule
+
+    @property
+    def classifier(self) -> Classifier:
+        """The model that ``setup`` was given."""
+        return self._classifier[0]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         """Named terms, already weighted: a step minimises their sum."""
@@ -215,7 +184,8 @@ class Method(nn.Module):
 
     def rates(self) -> list[tuple[nn.Module, float]]:
         """The method's modules with their learning rates; they must cover all of its parameters."""
-        return []
+        factors = {name: self.hparams.get(factor, 1.0) for name, factor in self._of_all_bases("learned").items()}
+        return [(getattr(self, name), self.config.lr * value) for name, value in factors.items() if hasattr(self, name)]
 
     def adjust_gradients(self, model: Classifier) -> None:
         """Change the gradients of the whole batch before the optimiser uses them."""
@@ -268,15 +238,6 @@ class AllLabels(Method):
     summary = "LP+LN with the labels that a task hides: an upper bound for mdg_gcd, not a result"
 
 
-def refuse_fixed_features(method: Method) -> None:
-    """ValueError if neither the backbone nor a mask is trained, so that a term on the features has no effect."""
-    if method.chosen_tune == "head" and method.chosen_pool not in MASKED:
-        raise ValueError(
-            f"{method.config.method!r} moves the features of the source domains, but with tune 'head' and pool "
-            f"{method.chosen_pool!r} nothing can move them; choose --tune layernorm, last_block or full"
-        )
-
-
 def require_linear_head(method: Method, model: Classifier) -> None:
     """ValueError unless the head has a weight (C, D) and a bias (C,)."""
     if not (hasattr(model.head, "weight") and hasattr(model.head, "bias")):
@@ -284,3 +245,19 @@ def require_linear_head(method: Method, model: Classifier) -> None:
             f"method {method.config.method!r} needs a linear head, and the first part uses "
             f"{type(model.head).__name__}; add it to a method with a linear one, such as lp-ln or patchgen"
         )
+
+
+def by_domain(batch: Batch, device: torch.device | str | None = None) -> list[Tensor]:
+    """Positions of each source domain's samples in the batch, in the order of the domains' ids.
+
+    Every part of a step's batch has the same share of each domain, so the list has the same length on every device. If
+    the batch records its layout, no device synchronisation is needed.
+
+    Args:
+        device: Device of the positions; by default that of the batch.
+    """
+    device = device or batch.domain.device
+    if batch.num_domains is not None:
+        return list(torch.arange(len(batch.domain), device=device).view(batch.num_domains, -1))
+    ids = batch.domain.to(device)
+    return [torch.nonzero(ids == domain).squeeze(1) for domain in torch.unique(ids)]

@@ -5,10 +5,9 @@
 z_l is the output of tap l in training, z0_l its output with the pretrained weights, and v_l a learned variance per
 channel, initially 0.1. Taps: the stem (the patch convolution of a ViT) and four evenly spaced blocks.
 
-Differences from the released code: there is no second copy of the pretrained network. Only the pretrained values of the
-trained tensors are stored, and the same backbone runs a second time with them. A tap without trained tensors before it
-(the stem, with LayerNorm tuning) cannot drift and is left out: its term would be constant for the model. With `miro` 0
-none of this is computed.
+There is no second copy of the pretrained network, as in the release: the same backbone runs a second time with the
+pretrained values of the trained tensors. A tap without trained tensors before it (the stem, with LayerNorm tuning)
+cannot drift and is left out. With `miro` 0 none of this is computed.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ class Miro(Method):
     reference = "Cha et al., Domain Generalization by Mutual-Information Regularization with Pre-trained Models, 2022"
     addable = True
     defaults = {"miro": 0.1, "miro_lr_mult": 10.0}
+    learned = {"variances": "miro_lr_mult"}
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -51,7 +51,6 @@ class Miro(Method):
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
-        self._backbone = (model.backbone,)  # in a tuple, so that the model is not registered as a submodule
         self.variances = nn.ModuleList()
         if not self.hparams["miro"]:
             return
@@ -62,9 +61,6 @@ class Miro(Method):
         self._taps = Taps([module for module, _ in found])
         self.variances.extend(ChannelVariance(channels) for _, channels in found)
 
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.variances, self.config.lr * self.hparams["miro_lr_mult"])]
-
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
         if self.hparams["miro"]:
@@ -73,7 +69,7 @@ class Miro(Method):
 
     def _drift(self, images: Tensor) -> Tensor:
         now = self._taps.take()
-        then = self._taps.reference(self._backbone[0], self.pretrained.named(), images)
+        then = self._taps.reference(self.classifier.backbone, self.pretrained.named(), images)
         terms = [gaussian_nll(z, z0, variance()) for z, z0, variance in zip(now, then, self.variances, strict=True)]
         return torch.stack(terms).sum()
 
@@ -92,13 +88,7 @@ class ChannelVariance(nn.Module):
 
 
 def gaussian_nll(z: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """1/2 mean[(z - mean)^2 / v + log v] over all elements.
-
-    Args:
-        z: (B, T, D) tokens, (B, D) vectors, or (B, D, h, w) maps.
-        mean: Same shape, or broadcastable to it.
-        variance: (D,).
-    """
+    """1/2 mean[(z - mean)^2 / v + log v], for tokens (B, T, D), vectors (B, D) or maps (B, D, h, w), and v (D,)."""
     of_channel = variance.view(-1, 1, 1) if z.ndim == 4 else variance
     return ((z.float() - mean.float()).square() / of_channel).mean() / 2 + variance.log().mean() / 2
 
@@ -130,10 +120,7 @@ def drifting_taps(backbone: Backbone, image_size: tuple[int, int]) -> list[tuple
 
 
 class Taps:
-    """Records the outputs of modules in training passes (those with gradients), and in a reference pass on request.
-
-    Nothing is recorded in evaluation passes, which have no gradients.
-    """
+    """Records the outputs of modules in training passes (those with gradients), and in a reference pass on request."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._seen: dict[int, Tensor] = {}

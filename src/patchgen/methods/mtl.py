@@ -4,13 +4,11 @@
 
 The head is linear, so reading [x, e] shifts the logits: W and b belong to the model's head, W_2 (initially 0) to the
 method. The embeddings have no gradient; the moving averages are bias-corrected, as in Adam. An unseen domain gets the
-mean of the sources' embeddings, so predictions use the same model with the bias b + W_2 mean(e). Source validation uses
-that bias as well, because this is the model that is selected and deployed.
+mean of the sources' embeddings, so predictions (source validation too) use the bias b + W_2 mean(e).
 
-Differences from DomainBed's code: there the embedding is overwritten by noise before the head reads it, so the head can
-only learn to ignore it; this follows the paper. There 0.99 is the weight of the newest batch, here that of the past.
-There an unseen domain is embedded by the current batch, as in the paper; here a prediction depends only on its own
-image. On several devices the means span the global batch; with gradient accumulation each micro-batch updates them.
+Differences from DomainBed's code: there the embedding is overwritten by noise before the head reads it, 0.99 is the
+weight of the newest batch, and an unseen domain is embedded by the current batch, as in the paper; here a prediction
+depends only on its own image. On several devices the means span the global batch.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ class Mtl(Method):
     addable = True
     defaults = {"ema": 0.99}
     bounds = {"ema": BELOW_ONE}
+    learned = {"shift": ""}
     sums: Tensor  # (K, D) moving sums of the domains' mean features
     mass: Tensor  # () sum of their weights; the embeddings are sums / mass
     ids: Tensor  # (K,)
@@ -45,9 +44,6 @@ class Mtl(Method):
         self.register_buffer("sums", torch.zeros(len(self.sources), dim))
         self.register_buffer("mass", torch.tensor(0.0))
         self.register_buffer("ids", torch.tensor(self.sources, dtype=torch.long), persistent=False)
-
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.shift, self.config.lr)]
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         belongs = (batch.domain.unsqueeze(1) == self.ids).float()  # (B, K)

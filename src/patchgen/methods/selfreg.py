@@ -5,12 +5,10 @@
 
 a and b are random permutations of the batch within classes, P is a projector of three linear layers with batch
 normalisation, and the first factor (detached, the method's `main`) weakens the pull once images are classified.
-Images without a label use their arg-max as their class.
+Images without a label use their arg-max as their class. Permutations and batch statistics are over this device's part.
 
-Differences from DomainBed's code: the projector is trained, at `--lr` (there its weights are in no optimiser); its
-batch normalisation has no running statistics, which would not be used; its hidden width is twice that of the features,
-at most 2,048. The original also averages weights and decays the learning rate; here `--swad` is available for every
-method. Permutations and batch statistics are over this device's part of the batch.
+Unlike in DomainBed's code the projector is trained (there its weights are in no optimiser), without running
+statistics, and its hidden width is at most 2,048. The original also averages weights and decays the learning rate.
 """
 
 from __future__ import annotations
@@ -33,22 +31,18 @@ class SelfReg(Method):
     summary = "SelfReg: logits and projected features alike within a class"
     reference = "Kim et al., SelfReg: Self-supervised Contrastive Regularization for Domain Generalization, ICCV 2021"
     addable = True
+    learned = {"projector": ""}
 
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         self.projector = projector(model.backbone.dim)
 
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.projector, self.config.lr)]
-
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
         target = pseudo_labels(out.logits, batch.label)
         one, other = shuffle_within_classes(target), shuffle_within_classes(target)
-        features = out.features.float()
-        pull = contrast(
-            out.logits.float(), features, self.projector(features), one, other, float(Beta(0.5, 0.5).sample())
-        )
+        logits, features, share = out.logits.float(), out.features.float(), float(Beta(0.5, 0.5).sample())
+        pull = contrast(logits, features, self.projector(features), one, other, share)
         found["L_selfreg"] = found["main"].detach().clamp(max=1) * pull
         return found
 
@@ -72,16 +66,7 @@ def shuffle_within_classes(target: Tensor) -> Tensor:
 
 
 def contrast(logits: Tensor, features: Tensor, projected: Tensor, one: Tensor, other: Tensor, share: float) -> Tensor:
-    """The bracket of the formula above.
-
-    Args:
-        logits: (B, C).
-        features: (B, D).
-        projected: (B, D), P of the features.
-        one: (B,) permutation a.
-        other: (B,) permutation b.
-        share: lambda.
-    """
+    """The bracket of the formula above: logits (B, C), x and P(x) (B, D), permutations a and b (B,), and lambda."""
 
     def distance(near_logits: Tensor, near_features: Tensor) -> Tensor:
         return F.mse_loss(logits, near_logits) + FEATURE_SHARE * F.mse_loss(features, near_features)

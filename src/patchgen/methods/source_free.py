@@ -1,35 +1,27 @@
 """Methods that learn from sentences alone: DUPRG and PromptStyler.
 
-DUPRG: one representation per class from sentences of many domains, without images.
+Everything happens within the first step of the run: `--steps 1` is enough, and all folds have the same model.
+
+DUPRG: one representation per class from sentences of many domains.
 
     t_cd = sentence "a <domain> photo of a <class>", for every class and every word of a bank
     o_cd = unit output of an autoencoder on t_cd,    o_c = mean over d of o_cd,    logits = s <f, o_c>
-
     L = - mean_cd <t_cd, o_cd> - domains * mean_c |o_c|^2 + classes * mean_d mean_{c != c'} <o_cd, o_c'd>
 
-The sentences form one batch; AdamW at `sentence_lr`, weight decay 1e-4, `sentence_steps` steps, all within the first
-step of the run. `bank` is the number of domain words: 1 (none), 11 (the release's default) or 30. Nothing is left to
-train after that: `--steps 1` is enough, and all folds have the same model.
+The sentences form one batch; AdamW at `sentence_lr`, weight decay 1e-4, `sentence_steps` steps. `bank` is the number of
+domain words: 1 (none), 11 (the release's default) or 30; never the data's own domain names, which would include the
+unseen one. The result is that of the last step: the release prints the best accuracy **on the target's test images**.
 
-Differences from the released code: the result is that of the last step. The release prints the best accuracy **on the
-target's test images** over all steps. `_` in class names is read as a space. The bank of the data's own domain names is
-left out, because it would include the unseen one.
-
-PromptStyler: learn style words, then a classifier on sentences in all of these styles; no images.
+PromptStyler: learn style words, then a classifier on sentences in all of these styles.
 
     stage 1, one style at a time:  mean_{j<i} |cos(T("a S_i style of a"), T("a S_j style of a"))|
                                    + mean_m CE over n of cos(T("a S_i style of a <class m>"), T("<class n>"))
     stage 2:  ArcFace of a linear layer without bias on the sentences of all styles and classes
 
 S_i is one word vector, drawn from N(0, 0.02^2) and trained for `style_steps` steps of SGD at 0.002 with momentum 0.9,
-which restarts for each style; earlier styles are constants. The cosines of stage 1 are not scaled. Stage 2: scale 5,
-margin 0.5 rad, `epochs` epochs in batches of 128 sentences, SGD at 0.005 with momentum 0.9. Predictions compare unit
-image vectors with the unit rows of the layer. Everything happens within the first step of the run: `--steps 1` is
-enough, and all folds have the same model. `--hparams styles 20 style_steps 20` is a cheaper variant, which works
-decently according to the paper.
-
-There is no released code. Our choices where the paper leaves details open: Xavier uniform initialisation of the layer,
-and predictions by cosines, as in ArcFace.
+which restarts for each style; earlier styles are constants. Stage 2: scale 5, margin 0.5 rad, `epochs` epochs in
+batches of 128 sentences, SGD at 0.005 with momentum 0.9. There is no released code: Xavier uniform initialisation of
+the layer and predictions by cosines are our choices.
 """
 
 from __future__ import annotations

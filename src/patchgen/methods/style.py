@@ -9,17 +9,13 @@ With mu, sigma the mean and std of each channel over the positions of one sample
               L_style = CE of a style head on sigma * ((x - mu) / sigma)_pi + mu: own style, content of another sample
               L_adv   = `sagnet` * cross-entropy of the style head with the uniform distribution, for the backbone
 
-Where they act: in convolutional backbones, as published, MixStyle after stages 1, 2 and 3, SagNet after stage 2. A ViT
-has no feature maps; both act after the last block of its first quarter, on the patch tokens: positions are patches, and
-the prefix tokens (CLS, registers) are unchanged. This variant is ours; neither release has it.
+In convolutional backbones, as published, MixStyle acts after stages 1, 2 and 3, SagNet after stage 2. In a ViT both act
+after the last block of its first quarter, on the patch tokens (positions are patches); this variant is ours. Styles are
+mixed only in training passes, those with gradients, by hooks that `setup` registers.
 
-Styles are mixed only in training passes, those with gradients: `setup`, which only a trainer calls, registers hooks
-that do nothing without gradients. Cached features (`--tune head --no-augment`) would bypass them and are rejected.
-
-Differences from the released code: SagNet's style head is small (a linear map and ReLU at each position, their mean, a
-linear map), not a copy of the later stages. Its loss, the adversarial loss and the main loss are minimised in one step
-of one optimiser: the style head sees features without gradient, the backbone a fixed style head. The tuning mode
-determines which part of the backbone is trained; SagNet's own adversary changes only norms, as `--tune layernorm` does.
+Unlike in the release, SagNet's style head is small (a linear map and ReLU at each position, their mean, a linear map),
+and its three losses are minimised in one step of one optimiser: the style head sees features without gradient, the
+backbone a fixed style head.
 """
 
 from __future__ import annotations
@@ -71,6 +67,7 @@ class SagNet(Method):
     reference = "Nam et al., Reducing Domain Gap by Reducing Style Bias, CVPR 2021"
     addable = True
     defaults = {"sagnet": 0.1, "sagnet_lr_mult": 10.0}
+    learned = {"style": "sagnet_lr_mult"}
     each_pass = "mixes styles"
 
     def __init__(self, config: Config) -> None:
@@ -87,9 +84,6 @@ class SagNet(Method):
         self.style = StyleHead(channels_at(place, model), model.head.out_features)
         self._seen: Tensor | None = None
         on_training_passes(place, model.backbone, self._randomise)
-
-    def rates(self) -> list[tuple[nn.Module, float]]:
-        return [*super().rates(), (self.style, self.config.lr * self.hparams["sagnet_lr_mult"])]
 
     def _randomise(self, x: Tensor) -> Tensor:
         self._seen = x
@@ -131,14 +125,9 @@ def statistics(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def mix_deviations(x: Tensor, order: Tensor, share: Tensor) -> Tensor:
-    """MixStyle: each sample's content, with means and stds interpolated between its own and those of another.
+    """MixStyle: each sample's content (B, N, C), with its own share (B,) of style mixed with that of ``order`` (B,).
 
     No gradient passes through the statistics.
-
-    Args:
-        x: (B, N, C).
-        order: (B,) index of the sample whose style is mixed in.
-        share: (B,) share of the sample's own style.
     """
     mean, variance = statistics(x.detach())
     deviation = (variance + LEAST_VARIANCE).sqrt()
@@ -177,15 +166,11 @@ def channels_at(place: nn.Module, model: Classifier) -> int:
     """Number of channels of a module's output, determined with one black image."""
     found: list[Tensor] = []
     handle = on_tensor(place, found.append)
-    side = model.backbone.patch_size
+    size = (side * model.backbone.patch_size for side in model.grid)
     with torch.no_grad():
-        model.backbone(torch.zeros(1, 3, model.grid[0] * side, model.grid[1] * side, device=_device(model)))
+        model.backbone(torch.zeros(1, 3, *size, device=next(model.parameters()).device))
     handle.remove()
     return found[0].shape[1] if found[0].ndim == 4 else found[0].shape[-1]
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
 
 
 def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[Tensor], Tensor]) -> None:
