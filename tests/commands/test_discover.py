@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def plant(predictor: Predictor, paths: Any, *more: Any, **options: Any) -> Features:
         found = read_features(predictor, paths, *more, **options)
-        rng = np.random.default_rng(len(found.paths))
-        axis = [AXIS[path.parent.name] for path in found.paths]
+        rng = np.random.default_rng(len(found.predictions))
+        axis = [AXIS[prediction.path.parent.name] for prediction in found.predictions]
         vectors = (np.eye(8)[axis] + 0.02 * rng.standard_normal((len(axis), 8))).astype(np.float32)
-        return found._replace(vectors=vectors, probabilities=[0.4] * len(axis))
+        return found._replace(vectors=vectors, predictions=[replace(one, confidence=0.4) for one in found.predictions])
 
     monkeypatch.setattr("patchgen.predict.discover.read_features", plant)
 

@@ -15,9 +15,8 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.predict import export as export_module
-from patchgen.predict.confidence import Confidence
 from patchgen.predict.export import drawn_images, export
-from patchgen.predict.predictor import Predictor, load_predictor, load_run
+from patchgen.predict.predictor import Confidence, Predictor, load_predictor, load_run
 from patchgen.runs.folder import RunFolder
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")

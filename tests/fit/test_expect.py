@@ -13,7 +13,7 @@ from sklearn.covariance import LedoitWolf
 
 from patchgen.fit.calibrate import fit_familiar, fit_temperature, negative_log_likelihood, spread
 from patchgen.fit.expect import expect
-from patchgen.predict.confidence import Confidence
+from patchgen.predict.predictor import Confidence
 from patchgen.tasks.metrics import calibration_error
 
 FOLDS = {"berlin": 0.62, "lyon": 0.71, "turin": 0.66, "graz": 0.7}

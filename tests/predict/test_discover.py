@@ -5,24 +5,23 @@ from __future__ import annotations
 import csv
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from patchgen.data.images import decode
 from patchgen.predict.discover import (
     Features,
     Rule,
     calibrated_rule,
-    discover,
     group_features,
     read_features,
     reference_images,
 )
-from patchgen.predict.predictor import Predictor, load_run
+from patchgen.predict.predictor import Prediction, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import Predictions, predictions_file, save_predictions
 
@@ -37,9 +36,12 @@ def blobs(counts: dict[int, int], seed: int = 0, spread: float = 0.02, dim: int 
     return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32), axis.tolist()
 
 
-def features_of(vectors: np.ndarray) -> Features:
-    n = len(vectors)
-    return Features([Path(f"{i}.png") for i in range(n)], vectors, [None] * n, [], ["ant"] * n, [0.4] * n)
+def features_of(vectors: np.ndarray, labels: Sequence[str] = (), sure: Sequence[float] = ()) -> Features:
+    answers = zip(vectors, labels or ["ant"] * len(vectors), sure or [0.4] * len(vectors), strict=True)
+    return Features(
+        [Prediction(Path(f"{i}.png"), label, p, np.array([p]), None, None, vector)
+         for i, (vector, label, p) in enumerate(answers)], vectors, [],
+    )  # fmt: skip
 
 
 def known_blobs(spread: float = 0.02) -> tuple[np.ndarray, list[str]]:
@@ -111,12 +113,6 @@ def test_a_known_class_may_be_called_like_a_group() -> None:
     assert groups.new == ["new-3", "new-4"] and Counter(m.group for m in groups.members) == {"new-3": 3, "new-4": 2}
 
 
-def test_the_same_seed_gives_the_same_groups() -> None:
-    vectors, _ = blobs({3: 9, 4: 9, 5: 9}, spread=0.4)
-    first, second = (group_features(features_of(vectors), *known_blobs(0.4), new_classes=3) for _ in range(2))
-    assert [one.group for one in first.members] == [one.group for one in second.members]
-
-
 # The number of new classes
 
 
@@ -147,11 +143,6 @@ def test_numbers_that_cannot_be(number: dict[str, int]) -> None:
 # A run's features
 
 
-@pytest.fixture(scope="module")
-def predictor(tiny_run: MakeRun) -> Predictor:
-    return load_run(tiny_run().path)
-
-
 def test_features_are_what_the_head_reads(tiny_run: MakeRun, image_folder: Path, tmp_path: Path) -> None:
     files = sorted((image_folder / "studio").rglob("*.png"))[:5]
     broken = tmp_path / "broken.png"
@@ -159,20 +150,15 @@ def test_features_are_what_the_head_reads(tiny_run: MakeRun, image_folder: Path,
     for method in ("patchgen", "lp-ln"):
         predictor, ticks = load_run(tiny_run(method).path), list[int]()
         found = read_features(predictor, [files[0], broken, *files[1:]], batch=2, tick=ticks.append)
-        assert found.paths == files and ticks == [2, 2, 2] and [one.path for one in found.unreadable] == [broken]
-        backbone = predictor.model.backbone
-        for path, vector, mask in zip(files, found.vectors, found.masks, strict=True):
-            pixels = np.asarray(Image.open(path).convert("RGB").resize((56, 56), Image.Resampling.BILINEAR)) / 255
-            image = torch.tensor((pixels - np.array(backbone.mean)) / np.array(backbone.std)).permute(2, 0, 1).float()
-            with torch.no_grad():
-                expected = predictor.model(image[None]).features[0].numpy()
-            np.testing.assert_allclose(vector, expected / np.linalg.norm(expected), atol=1e-4)
-            assert (mask is None) == (method == "lp-ln")
-        assert not predictor.model.head._forward_pre_hooks  # nothing is left behind
-
-
-def test_no_features_of_no_images(predictor: Predictor) -> None:
-    assert read_features(predictor, []).vectors.shape == (0, predictor.model.head.in_features)
+        assert [one.path for one in found.predictions] == files and [one.path for one in found.unreadable] == [broken]
+        assert ticks == [2, 2, 2] and all((one.mask is None) == (method == "lp-ln") for one in found.predictions)
+        with torch.no_grad():
+            inputs = predictor.inputs([decode(path, 56) for path in files])
+            expected = predictor.model(inputs).features.numpy()
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+        np.testing.assert_allclose(found.vectors, expected, atol=1e-4)
+    with pytest.raises(ValueError, match="none of the 1 images could be read; the first, .*broken.png"):
+        group_features(read_features(predictor, [broken]), found.vectors, ["a"] * 5)
 
 
 # The reference
@@ -209,23 +195,6 @@ def test_data_that_moved(tiny_run: MakeRun, image_folder: Path, tmp_path: Path) 
         reference_images(run, str(moved))
 
 
-# All together
-
-
-def test_discover_reads_and_groups(predictor: Predictor, image_folder: Path, tmp_path: Path) -> None:
-    files = sorted((image_folder / "studio").rglob("*.png"))[:8]
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no image")
-    features = read_features(predictor, files)
-    groups = discover(predictor, [*files, broken], features.vectors[:4], ["a", "a", "b", "b"], new_classes=2, batch=3)
-    assert [one.path for one in groups.members] == files and [one.path for one in groups.unreadable] == [broken]
-    assert all(one.mask is not None and one.mask.shape == (4, 4) for one in groups.members)
-    with pytest.raises(ValueError, match="no image to group"):
-        discover(predictor, [], features.vectors, ["a"] * 8)
-    with pytest.raises(ValueError, match="none of the 1 images could be read.*broken.png"):
-        discover(predictor, [broken], features.vectors, ["a"] * 8)
-
-
 # A new site is not a new class
 
 
@@ -234,7 +203,7 @@ def test_a_group_that_the_classifier_names_alike_and_confidently_is_that_class()
     vectors, axis = blobs({0: 7, 4: 20, 5: 10, 6: 9})
     labels = [{0: "ant", 4: "bee", 5: "cat", 6: ("ant", "bee")[i % 2]}[a] for i, a in enumerate(axis)]
     sure = [{0: 0.9, 4: 0.95, 5: 0.6, 6: 0.99}[a] for a in axis]  # 5: not sure; 6: not alike
-    features = features_of(vectors)._replace(labels=labels, probabilities=sure)
+    features = features_of(vectors, labels, sure)  # type: ignore[arg-type]
     groups = group_features(features, *known_blobs(), new_classes=3)
     name = {0: "ant", 4: "bee", 5: "new-1", 6: "new-2"}
     assert [one.group for one in groups.members] == [name[a] for a in axis]

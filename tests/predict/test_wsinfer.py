@@ -13,9 +13,8 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.predict import wsinfer
-from patchgen.predict.confidence import Confidence
 from patchgen.predict.export import drawn_images
-from patchgen.predict.predictor import Predictor, load_predictor
+from patchgen.predict.predictor import Confidence, Predictor, load_predictor
 from patchgen.predict.wsinfer import export_wsinfer
 from patchgen.runs.folder import RunFolder
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from patchgen.predict.predictor import Scores
+from patchgen.predict.predictor import Prediction
 from patchgen.slides.geojson import COLOURS, write_geojson
 from patchgen.slides.heatmap import collect_maps, colour, enlarge, write_map
 from patchgen.slides.pyramid import write_pyramid
@@ -38,13 +38,15 @@ class ByColour:
     def __init__(self, stop_after: int = 10**9) -> None:
         self.batches, self.stop_after = 0, stop_after
 
-    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
+    def score(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         if self.batches == self.stop_after:
             raise KeyboardInterrupt
         self.batches += 1
         violet = [float(np.clip((130 - image[..., 1].mean()) / 60, 0, 1)) for image in images]
-        values = [(np.array([1 - v, v], np.float32), np.full((2, 2), 0.25 + v / 2, np.float32)) for v in violet]
-        return [Scores(probabilities, mask, None, np.zeros(1)) for probabilities, mask in values]
+        return [
+            Prediction(Path(), CLASSES[v > 0.5], max(v, 1 - v), np.array([1 - v, v], np.float32),
+                       np.full((2, 2), 0.25 + v / 2, np.float32), None, np.zeros(1)) for v in violet
+        ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +218,7 @@ def test_no_more_than_two_batches_are_read_ahead(
     read: list[int] = []
 
     class Counting(ByColour):
-        def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
+        def score(self, images: Sequence[np.ndarray]) -> list[Prediction]:
             assert len(read) <= 8 * (self.batches + 2)
             return super().score(images)
 
@@ -328,8 +330,8 @@ def test_another_calibration_is_another_model(
     from patchgen.cli import main
     from patchgen.config import Config
     from patchgen.fit.procedure import fit
-    from patchgen.predict.confidence import Confidence
     from patchgen.predict.model_folder import write_model
+    from patchgen.predict.predictor import Confidence
 
     config = Config(**{**tiny_settings, "method": "lp-ln", "unseen": "none", "swad": False})
     model = fit(config, tmp_path / "runs", expecting=False, quiet=True)

@@ -315,7 +315,7 @@ def test_calibration_and_strangeness_reach_the_answer(
     make_client: Callable[..., Any], run_folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A temperature flattens; with a threshold below every distance each image is unlike the training images."""
-    from patchgen.predict.confidence import Confidence, Familiar
+    from patchgen.predict.predictor import Confidence, Familiar
     from patchgen.viewer import library
 
     def load(path: Path) -> Any:

@@ -83,7 +83,7 @@ def read_known(
     with Progress("known classes", len(known.files), quiet=arguments.quiet) as bar:
         features = read_features(predictor, known.files, arguments.batch, bar.tick)
     label_of = dict(zip(known.files, known.labels, strict=True))
-    labels = [label_of[path] for path in features.paths]
+    labels = [label_of[prediction.path] for prediction in features.predictions]
     lost = [name for name in dict.fromkeys((*known.without, *known.labels)) if name not in labels]
     if not labels:
         raise ValueError(f"none of the {len(known.files)} training images of known classes could be read")
@@ -228,7 +228,7 @@ def main(argv: list[str]) -> int:
     _check(arguments, len(paths))
     announce(arguments.quiet)
     from patchgen.common.progress import Progress
-    from patchgen.predict.discover import calibrated_rule, discover
+    from patchgen.predict.discover import calibrated_rule, group_features, read_features
     from patchgen.runs.folder import RunFolder
 
     def say(text: str) -> None:
@@ -238,10 +238,10 @@ def main(argv: list[str]) -> int:
     predictor = arguments.load(arguments.run)
     known, labels = read_known(predictor, arguments, say)
     with Progress("images", len(paths), quiet=arguments.quiet) as bar:
-        groups = discover(
-            predictor, paths, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
-            batch=arguments.batch, tick=bar.tick,
-            rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
+        features = read_features(predictor, paths, arguments.batch, bar.tick)
+        groups = group_features(
+            features, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
+            seed=predictor.config.seed, rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
         )  # fmt: skip
     rows = summarise(groups)
     run = f"{Path(arguments.run).resolve().name} ({predictor.config.method})"

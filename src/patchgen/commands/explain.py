@@ -97,7 +97,7 @@ def explain_all(
         try:
             entries.append(_write_one(predictor.explain(path, how), name, out, look))
         except UnreadableImage as error:
-            failed.append(Unreadable.because(path, error))
+            failed.append(Unreadable(path, error.reason))
         tick(1)
     return entries, failed
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from patchgen.common.reading import batches
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
-from patchgen.predict.confidence import Confidence, Familiar
-from patchgen.predict.predictor import Predictor
+from patchgen.predict.predictor import Confidence, Familiar, Predictor
 from patchgen.tasks import Fold
 from patchgen.tasks.mdg import at_most
 from patchgen.tasks.metrics import calibration_error

@@ -31,7 +31,7 @@ from patchgen.methods.presets import method_settings, own_hparams, preset_settin
 from patchgen.predict.answers import chosen_rows, collect
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.model_folder import Model, fetch_model, push_model, read_model, write_model
-from patchgen.predict.predictor import Predictor, Scores
+from patchgen.predict.predictor import Prediction, Predictor
 from patchgen.predict.runtime import RuntimeName
 
 BATCH = 64
@@ -236,7 +236,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     # Using
 
-    def _scores(self, images: Any) -> Iterator[Scores]:
+    def _predictions(self, images: Any) -> Iterator[Prediction]:
         predictor = self.predictor
         if hasattr(images, "columns"):
             if "path" not in images.columns:
@@ -253,7 +253,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             images: A file, a folder, a PIL image, an array or tensor (N, H, W, 3), (N, 3, H, W) or (N, H, W), a list
                 or a `Dataset` of images, or a DataFrame with the column `path`.
         """
-        return np.stack([scores.probabilities for scores in self._scores(images)])
+        return np.stack([prediction.probabilities for prediction in self._predictions(images)])
 
     def decision_function(self, images: Any) -> np.ndarray:
         """Log-probabilities (N, C); with two classes (N,), that of the second minus that of the first."""
@@ -263,7 +263,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def transform(self, images: Any) -> np.ndarray:
         """The features (N, D) that the classifier's head reads."""
-        return np.stack([scores.features for scores in self._scores(images)])
+        return np.stack([prediction.features for prediction in self._predictions(images)])
 
     def predict(self, images: Any) -> np.ndarray:
         """The likeliest class of each image: (N,)."""
@@ -272,7 +272,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def unlike_training(self, images: Any) -> np.ndarray:
         """(N,) bool: farther from the training images, in features, than 99 % of source validation."""
-        return np.array([bool(found.unlike_training) for found in self._scores(images)])
+        return np.array([bool(prediction.unlike_training) for prediction in self._predictions(images)])
 
     def score(self, images: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy on images with classes `y`, or on all labelled images of a folder or manifest."""

@@ -2,8 +2,8 @@
 
     run, predictor = RunFolder.open("runs/4f2a9c01b7de"), load_run("runs/4f2a9c01b7de")
     known = reference_images(run)                                  # the run's own labelled training images
-    features = read_features(predictor, known.files)
-    groups = discover(predictor, paths, features.vectors, known.labels, new_classes=3)
+    examples = read_features(predictor, known.files)
+    groups = group_features(read_features(predictor, paths), examples.vectors, known.labels, new_classes=3)
     groups.of("new-1")[0].path                                     # the most central image of the largest group
 
 Known classes are pinned: their labelled images stay in the cluster of their class (semi-supervised k-means). Images in
@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from patchgen.config import NO_DOMAIN
 from patchgen.discovery import Estimate, SemiSupervisedKMeans, estimate_num_classes
-from patchgen.predict.predictor import Checkpoint, Predictor, Unreadable
+from patchgen.predict.predictor import Checkpoint, Prediction, Predictor, Unreadable
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import read_predictions
 
@@ -35,7 +33,6 @@ LEAST_LENGTH = 1e-12  # as torch's normalize
 PER_CLASS = 60  # reference images of a known class
 FEWEST = 5  # examples of a known class in an estimate
 LOOK_AT_LEAST = 10  # new classes that an estimate considers, if there are enough images
-Tick = Callable[[int], None]
 
 
 class Reference(NamedTuple):
@@ -47,14 +44,9 @@ class Reference(NamedTuple):
 
 
 class Features(NamedTuple):
-    """The head's input features of each image that could be decoded."""
-
-    paths: list[Path]
-    vectors: np.ndarray  # (N, D) float32 of length 1
-    masks: list[np.ndarray | None]  # (h, w) each; None if the method has no mask
+    predictions: list[Prediction]
+    vectors: np.ndarray  # (N, D) float32 of length 1: the head's input for each of them
     unreadable: list[Unreadable]
-    labels: list[str]  # of the classifier
-    probabilities: list[float]  # of the label
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,7 @@ class Groups:
 
     def of(self, group: str) -> list[Member]:
         """Images of a group or known class, the most central first."""
-        return sorted((one for one in self.members if one.group == group), key=lambda one: one.distance)
+        return sorted((member for member in self.members if member.group == group), key=lambda member: member.distance)
 
 
 def reference_images(run: RunFolder, data: str | None = None, per_class: int = PER_CLASS) -> Reference:
@@ -133,52 +125,38 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
     rows = np.concatenate(list(fold.train.values()))
     rng = np.random.default_rng(config.seed)
     known = fold.classes[: fold.num_known]  # the other outputs of mdg_gcd have no class yet
-    drawn = {name: _draw(rows[fold.target[rows] == c], per_class, rng) for c, name in enumerate(known)}
+    drawn = [np.sort(rng.permutation(rows[fold.target[rows] == c])[:per_class]) for c in range(len(known))]
     return Reference(
-        [fold.table.file(row) for some in drawn.values() for row in some],
-        [name for name, some in drawn.items() for _ in some],
-        [name for name, some in drawn.items() if not len(some)],
+        [fold.table.file(row) for row in np.concatenate(drawn)],
+        [name for name, rows in zip(known, drawn, strict=True) for _ in rows],
+        [name for name, rows in zip(known, drawn, strict=True) if not len(rows)],
     )
-
-
-def _draw(rows: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
-    return np.sort(rng.permutation(rows)[:most])
 
 
 def read_features(
-    predictor: Predictor, paths: Iterable[str | Path], batch: int = 64, tick: Tick | None = None
+    predictor: Predictor, paths: Iterable[str | Path], batch: int = 64, tick: Callable[[int], None] | None = None
 ) -> Features:
-    """Unit vectors and masks of images; `tick` is called with the number of images after each batch."""
-    pairs = list(predictor.read(map(Path, paths), batch, tick))
-    found = [(path, one) for path, one in pairs if not isinstance(one, Unreadable)]
-    vectors = (
-        np.stack([one.features for _, one in found])
-        if found
-        else np.zeros((0, predictor.model.head.in_features), np.float32)
-    )
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return Features(
-        [path for path, _ in found],
-        vectors / np.maximum(lengths, LEAST_LENGTH),
-        [one.mask for _, one in found],
-        [one for _, one in pairs if isinstance(one, Unreadable)],
-        [predictor.classes[int(one.probabilities.argmax())] for _, one in found],
-        [float(one.probabilities.max()) for _, one in found],
-    )
+    """Predictions and unit vectors of images; `tick` is called with the number of images after each batch."""
+    answers = list(predictor.predict(paths, batch, tick))
+    predictions = [answer for answer in answers if isinstance(answer, Prediction)]
+    vectors = np.array([prediction.features for prediction in predictions], np.float32)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unreadable = [answer for answer in answers if isinstance(answer, Unreadable)]
+    return Features(predictions, vectors / np.maximum(lengths, LEAST_LENGTH), unreadable)
 
 
 def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule:
     """The rule for a run's model, from the predictions for left-out sites of it and of its sibling runs."""
     agreement, confidence, sites, images = [], [], [], 0
-    for other in _left_out_runs(run):
-        saved = read_predictions(other.path, checkpoint)
+    for sibling in _left_out_runs(run):
+        saved = read_predictions(sibling.path, checkpoint)
         if saved is None:
             continue
-        sites.append(str(other.config.unseen))
+        sites.append(str(sibling.config.unseen))
         images += len(saved.label)
-        said, sure = saved.probabilities.argmax(1), saved.probabilities.max(1)
+        predicted, sure = saved.probabilities.argmax(1), saved.probabilities.max(1)
         for name in np.unique(saved.label):
-            same = said[saved.label == name] == name
+            same = predicted[saved.label == name] == name
             if same.mean() > 0.5:  # the classifier names the class right
                 agreement.append(float(same.mean()))
                 confidence.append(float(np.median(sure[saved.label == name][same])))
@@ -189,44 +167,15 @@ def calibrated_rule(run: RunFolder, checkpoint: Checkpoint = "selected") -> Rule
 
 def _left_out_runs(run: RunFolder) -> list[RunFolder]:
     """The run, and those beside it with the same settings that left out a site."""
-    own, found = run.config, []
+    config, siblings = run.config, []
     for folder in sorted(run.path.resolve().parent.iterdir()):
-        if not (folder / "done").is_file() or not (folder / "config.yaml").is_file():
+        if not (folder / "done").is_file():
             continue
         with suppress(ValueError, OSError):
-            other = RunFolder.open(folder)
-            if other.config.unseen != NO_DOMAIN and replace(other.config, unseen=own.unseen) == own:
-                found.append(other)
-    return found
-
-
-def discover(
-    predictor: Predictor,
-    paths: Sequence[str | Path],
-    known_features: np.ndarray,
-    known_labels: Sequence[str],
-    *,
-    new_classes: int | None = None,
-    at_most: int | None = None,
-    batch: int = 64,
-    tick: Tick | None = None,
-    rule: Rule | None = None,
-) -> Groups:
-    """Read images and group them; see `group_features` for the numbers.
-
-    Raises:
-        ValueError: no image, none that can be read, or fewer of them than new classes.
-    """
-    if not len(paths):
-        raise ValueError("there is no image to group")
-    features = read_features(predictor, paths, batch, tick)
-    if not features.paths:
-        first = features.unreadable[0]
-        raise ValueError(f"none of the {len(paths)} images could be read; the first, {first.path}: {first.reason}")
-    return group_features(
-        features, known_features, known_labels, new_classes=new_classes, at_most=at_most, seed=predictor.config.seed,
-        rule=rule or Rule(),
-    )  # fmt: skip
+            sibling = RunFolder.open(folder)
+            if sibling.config.unseen != NO_DOMAIN and replace(sibling.config, unseen=config.unseen) == config:
+                siblings.append(sibling)
+    return siblings
 
 
 def group_features(
@@ -247,8 +196,14 @@ def group_features(
         at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
             at least LOOK_AT_LEAST and at most the number of images.
         rule: When a group gets the class that the classifier names.
+
+    Raises:
+        ValueError: no image that can be read, or fewer of them than new classes.
     """
-    known, images = len(set(known_labels)), len(features.paths)
+    known, images = len(set(known_labels)), len(features.predictions)
+    if not images:
+        first = "".join(f"; the first, {image.path}: {image.reason}" for image in features.unreadable[:1])
+        raise ValueError(f"none of the {len(features.unreadable)} images could be read{first}")
     _check_count("new_classes", new_classes, images)
     _check_count("at_most", at_most, images)
     estimate = None
@@ -260,8 +215,8 @@ def group_features(
         new_classes = estimate.num_classes - known
     kmeans = SemiSupervisedKMeans(known + new_classes, seed=seed)
     kmeans.fit(features.vectors, known_features, known_labels)
-    distances = kmeans.distances(features.vectors)  # (N, K)
-    cluster = distances.argmin(1).numpy()
+    distances = kmeans.distances(features.vectors).numpy()  # (N, K)
+    cluster = distances.argmin(1)
     classes = list(map(str, kmeans.labelled_classes))
     named = _named_by_classifier(features, cluster, classes, rule)
     names = _name_clusters(classes, [c for c in cluster.tolist() if c not in named]) | named
@@ -273,7 +228,8 @@ def group_features(
 
 def _named_by_classifier(features: Features, cluster: np.ndarray, classes: Sequence[str], rule: Rule) -> dict[int, str]:
     """Cluster -> class, for clusters of no known class that the rule accepts."""
-    labels, sure = np.array(features.labels, dtype=object), np.array(features.probabilities)
+    labels = np.array([prediction.label for prediction in features.predictions], dtype=object)
+    sure = np.array([prediction.confidence for prediction in features.predictions])
     named = {}
     for number in np.unique(cluster[cluster >= len(classes)]).tolist():
         inside = cluster == number
@@ -316,24 +272,22 @@ def _name_clusters(known: Sequence[str], member: Sequence[int]) -> dict[int, str
     return names | {cluster: next(free) for cluster, _ in sizes.most_common()}
 
 
-def _members(features: Features, distances: Tensor, names: Mapping[int, str], classes: Sequence[str]) -> list[Member]:
-    own, cluster = distances.min(1)
-    to_known, nearest = distances[:, : len(classes)].min(1)
-    confidence, ratio = 1 - _ratio(own, _second(distances)), _ratio(own, to_known)
-    numbers = zip(*(x.tolist() for x in (cluster, own, confidence, nearest, ratio)), strict=True)
+def _members(
+    features: Features, distances: np.ndarray, names: Mapping[int, str], classes: Sequence[str]
+) -> list[Member]:
+    to_known = distances[:, : len(classes)]
+    alone = np.full((len(distances), 1), np.inf)  # the second nearest centre, if there is only one
+    first, second = np.sort(np.hstack([distances, alone]), axis=1)[:, :2].T
+    confidence, ratio = 1 - _ratio(first, second), _ratio(first, to_known.min(1))
+    numbers = zip(
+        *(x.tolist() for x in (distances.argmin(1), first, confidence, to_known.argmin(1), ratio)), strict=True
+    )
     return [
-        Member(path, names[c], names[c] in classes, d, sure, names[near], share, mask)
-        for path, mask, (c, d, sure, near, share) in zip(features.paths, features.masks, numbers, strict=True)
+        Member(image.path, names[c], names[c] in classes, distance, sure, names[near], share, image.mask)
+        for image, (c, distance, sure, near, share) in zip(features.predictions, numbers, strict=True)
     ]
 
 
-def _second(distances: Tensor) -> Tensor:
-    """Distance to the second nearest centre (N,); infinite if there is only one."""
-    if distances.shape[1] < 2:
-        return torch.full_like(distances[:, 0], torch.inf)
-    return distances.topk(2, largest=False).values[:, 1]
-
-
-def _ratio(part: Tensor, whole: Tensor) -> Tensor:
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """part / whole, for part <= whole; 1 if both are 0."""
-    return torch.where(whole > 0, part / whole, 1.0)
+    return np.divide(part, whole, out=np.ones_like(part), where=whole > 0)

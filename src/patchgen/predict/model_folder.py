@@ -33,8 +33,7 @@ from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.model.clip import ClipHead, ClipText, Written
 from patchgen.model.convert import Loaded, build
 from patchgen.model.preprocessing import recorded_pixels
-from patchgen.predict.confidence import Confidence, Familiar
-from patchgen.predict.predictor import Predictor, read_tile_scale, without_requests_of
+from patchgen.predict.predictor import Confidence, Familiar, Predictor, read_tile_scale, without_requests_of
 from patchgen.runs.folder import MODEL_CONFIG, MODEL_FORMAT, is_model_folder
 from patchgen.runs.tensors import under
 

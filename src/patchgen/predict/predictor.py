@@ -1,8 +1,8 @@
 """Use a trained model on images: classes with probabilities and, if the method has one, the mask as a picture.
 
     predictor = load_predictor("tiles-model")                 # a model folder of `patchgen fit`, or a run folder
-    for found in predictor.predict(paths):                    # Prediction, or Unreadable for a broken file
-        print(found)
+    for prediction in predictor.predict(paths):               # Prediction, or Unreadable for a broken file
+        print(prediction)
     predictor.explain("tile.png").overlay().save("map.png")   # [image | mask over it] and a colour bar
 
 Mask values are absolute: 0 leaves a patch out, 1 includes it fully. The colour scale is therefore fixed to 0..1, and a
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ from patchgen.methods.build import build_model, check_origin, describe, load_tra
 from patchgen.model.classifier import Classifier
 from patchgen.model.device import find_device
 from patchgen.model.weights import without_requests
-from patchgen.predict.confidence import Confidence
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.precision import Wanted, computes_half
 from patchgen.runs.tensors import load_tensors
@@ -55,12 +54,13 @@ TOP = 5  # classes listed in an explanation
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    path: Path
+    path: Path  # empty if the image was passed as pixels
     label: str
     confidence: float  # the label's probability
     probabilities: np.ndarray  # (C,) float32, in the order of `Predictor.classes`
     mask: np.ndarray | None  # (h, w) float32 in [0, 1]; None if the method has no mask
-    unlike_training: bool | None = None  # farther from all training features than source validation; None: not known
+    unlike_training: bool | None  # farther from all training features than source validation; None: not known
+    features: np.ndarray  # (D,), the input of the head
 
 
 @dataclass(frozen=True)
@@ -70,24 +70,6 @@ class Unreadable:
     path: Path
     reason: str
 
-    @classmethod
-    def because(cls, path: Path, error: UnreadableImage) -> Unreadable:
-        return cls(path, error.reason)  # the error's own text repeats the path
-
-
-class NotFiniteError(ValueError):
-    """The model's output for an image holds NaN or infinity."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The model's output for one image."""
-
-    probabilities: np.ndarray  # (C,)
-    mask: np.ndarray | None  # (h, w)
-    unlike_training: bool | None
-    features: np.ndarray  # (D,), the input of the head
-
 
 class Outputs(NamedTuple):
     """The model's output for a batch."""
@@ -95,6 +77,36 @@ class Outputs(NamedTuple):
     probabilities: np.ndarray  # (B, C), calibrated
     masks: np.ndarray | None  # (B, h, w)
     features: np.ndarray  # (B, D)
+
+
+@dataclass(frozen=True, eq=False)
+class Familiar:
+    """The distribution of training features: class centres and one shared covariance; contains no images."""
+
+    centres: Tensor  # (K, D) float32, the classes that training has seen, whitened
+    whitening: Tensor  # (D, D) float32: features @ whitening have unit covariance within a class
+    threshold: float  # a quantile of the distances of source validation
+
+    def distance(self, features: Tensor) -> Tensor:
+        """Mahalanobis distance (B,) of features (B, D) to the nearest class centre."""
+        whitened = features.float().cpu() @ self.whitening
+        return torch.cdist(whitened, self.centres, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+
+    def unlike(self, features: Tensor) -> list[bool]:
+        """True for features (B, D) whose distance exceeds the threshold."""
+        return (self.distance(features) > self.threshold).tolist()
+
+
+@dataclass(frozen=True, eq=False)
+class Confidence:
+    """Calibration on source images (`patchgen.fit.calibrate`); that of a run folder is the plain softmax."""
+
+    temperature: float = 1.0
+    familiar: Familiar | None = None
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Logits (B, C) -> softmax(logits / temperature)."""
+        return (logits.float() / self.temperature).softmax(1)
 
 
 def finite_rows(*values: np.ndarray | None) -> np.ndarray:
@@ -271,38 +283,21 @@ class Predictor:
         if isinstance(paths, (str, Path)):
             raise ValueError(f"paths must be a list of files, not the single path {str(paths)!r}; put it in [...]")
         parts = batches(map(Path, paths), self.decode, batch, tick, each=True)
-        return (self._prediction(*pair) for pair in self._scored(parts))
+        return (prediction for part, images in parts for prediction in self._predicted(part, images))
 
-    def read(
-        self, paths: Iterable[Path], batch: int = BATCH, tick: Callable[[int], None] | None = None
-    ) -> Iterator[tuple[Path, Scores | Unreadable]]:
-        """The same as scores, with the features that the head reads."""
-        return self._scored(batches(paths, self.decode, batch, tick, each=True))
-
-    def _scored(
-        self, parts: Iterator[tuple[list[Path], list[np.ndarray | Unreadable]]]
-    ) -> Iterator[tuple[Path, Scores | Unreadable]]:
-        for paths, decoded in parts:
-            scores = iter(self.answer([pixels for pixels in decoded if isinstance(pixels, np.ndarray)]))
-            for path, pixels in zip(paths, decoded, strict=True):
-                found = pixels if isinstance(pixels, Unreadable) else next(scores)
-                yield path, found or Unreadable(path, NOT_FINITE)
+    def _predicted(
+        self, paths: Sequence[Path], images: Sequence[np.ndarray | Unreadable]
+    ) -> list[Prediction | Unreadable]:
+        readable = [i for i, image in enumerate(images) if isinstance(image, np.ndarray)]
+        answers = iter(self.answer([images[i] for i in readable], [paths[i] for i in readable]))  # type: ignore[misc]
+        return [image if isinstance(image, Unreadable) else next(answers) for image in images]
 
     def decode(self, path: Path) -> np.ndarray | Unreadable:
         """(S, S, 3) uint8, or why not."""
         try:
             return decode(path, self.config.image_size, self.interpolation)
         except UnreadableImage as error:
-            return Unreadable.because(path, error)
-
-    def _prediction(self, path: Path, scores: Scores | Unreadable) -> Prediction | Unreadable:
-        if isinstance(scores, Unreadable):
-            return scores
-        best = int(scores.probabilities.argmax())
-        confidence = float(scores.probabilities[best])
-        return Prediction(
-            path, self.classes[best], confidence, scores.probabilities, scores.mask, scores.unlike_training
-        )
+            return Unreadable(path, error.reason)
 
     def store(self, files: Sequence[Path]) -> ImageStore:
         """Images by row, prepared as in training: size, interpolation and stains; cached if the settings say so."""
@@ -340,29 +335,31 @@ class Predictor:
         """Images (S, S, 3) uint8 in one forward pass of the runtime."""
         return self.runtime.answer(images) if self.runtime else self.outputs(images)
 
-    def answer(self, images: Sequence[np.ndarray]) -> list[Scores | None]:
-        """Scores of images (S, S, 3) uint8 by the runtime; None for an image whose output is not finite."""
+    def answer(
+        self, images: Sequence[np.ndarray], paths: Sequence[Path] | None = None
+    ) -> list[Prediction | Unreadable]:
+        """Images (S, S, 3) uint8, S the model's image size; `Unreadable` where the output is not finite."""
         if not len(images):
             return []
-        out = self.computed(images)
-        finite = finite_rows(*out)
+        out, familiar = self.computed(images), self.confidence.familiar
         nothing = [None] * len(images)
         masks = nothing if out.masks is None else out.masks
-        familiar = self.confidence.familiar
         unlike = familiar.unlike(torch.from_numpy(out.features)) if familiar else nothing
-        rows = zip(out.probabilities, masks, unlike, out.features, strict=True)
-        return [Scores(*row) if good else None for row, good in zip(rows, finite, strict=True)]
+        best = out.probabilities.argmax(1)
+        rows = zip(paths or [Path()] * len(images), best, out.probabilities, masks, unlike, out.features, strict=True)
+        return [
+            Prediction(path, self.classes[c], float(p[c]), p, mask, flag, features) if good
+            else Unreadable(path, NOT_FINITE)
+            for (path, c, p, mask, flag, features), good in zip(rows, finite_rows(*out), strict=True)
+        ]  # fmt: skip
 
-    def score(self, images: Sequence[np.ndarray]) -> list[Scores]:
-        """Scores of images (S, S, 3) uint8, S the model's image size.
-
-        Raises:
-            NotFiniteError: an output is not finite.
-        """
-        scores = self.answer(images)
-        if None in scores:
-            raise NotFiniteError(NOT_FINITE)
-        return cast("list[Scores]", scores)
+    def score(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """The same of images that must all have finite outputs; otherwise ValueError."""
+        answers = self.answer(images)
+        predictions = [answer for answer in answers if isinstance(answer, Prediction)]
+        if len(predictions) < len(answers):
+            raise ValueError(NOT_FINITE)
+        return predictions
 
     def explain(self, image: str | Path | Image.Image | np.ndarray, how: Map = "auto") -> Explanation:
         """Where the classifier looks in one image, with the likeliest classes.
@@ -382,12 +379,12 @@ class Predictor:
         check_rankings(self.model, (how,), "this model")
         path = Path(image) if isinstance(image, (str, os.PathLike)) else None
         [pixels] = squares([image], self.config.image_size, self.interpolation)
-        [scores] = self.answer([pixels])
-        if scores is None:
+        [answer] = self.answer([pixels])
+        if isinstance(answer, Unreadable):
             raise UnreadableImage(path or "passed as pixels", NOT_FINITE, fix="")
-        order = np.argsort(-scores.probabilities, kind="stable")[:TOP]
-        top = tuple((self.classes[i], float(scores.probabilities[i])) for i in order)
+        order = np.argsort(-answer.probabilities, kind="stable")[:TOP]
+        top = tuple((self.classes[i], float(answer.probabilities[i])) for i in order)
         if how == "mask":
-            assert scores.mask is not None  # checked above
-            return Explanation(path, pixels, scores.mask, top)
+            assert answer.mask is not None  # checked above
+            return Explanation(path, pixels, answer.mask, top)
         return Explanation(path, pixels, relative_map(self.model, self.inputs([pixels]), how), top, MAP_NAMES[how])

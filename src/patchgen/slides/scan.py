@@ -20,7 +20,7 @@ import numpy as np
 
 from patchgen.common.files import not_through_links, replacing
 from patchgen.common.reading import batches
-from patchgen.predict.predictor import Predictor, Scores
+from patchgen.predict.predictor import Prediction, Predictor
 from patchgen.slides.slide import Slide
 from patchgen.slides.tiles import TileGrid
 
@@ -79,7 +79,7 @@ def scan(
         tick(done)
     with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
         for part, pixels in read_batches(slide, grid, places[done:], predictor, batch, tick):
-            stream.write(_lines(part, predictor.score(pixels), grid, predictor.classes))
+            stream.write(_lines(part, predictor.score(pixels), grid))
             stream.flush()
 
 
@@ -100,18 +100,16 @@ def read_batches(
     yield from batches(places, read, batch, tick, each=True)
 
 
-def _lines(places: Sequence[Place], scores: Sequence[Scores], grid: TileGrid, classes: Sequence[str]) -> str:
+def _lines(places: Sequence[Place], predictions: Sequence[Prediction], grid: TileGrid) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for place, found in zip(places, scores, strict=True):
-        probabilities, mask, unlike = found.probabilities, found.mask, found.unlike_training
+    for place, found in zip(places, predictions, strict=True):
         left, top, right, bottom = grid.box(place.column, place.row)
-        best = int(probabilities.argmax())
         where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]
-        mean = "" if mask is None else f"{mask.mean():.6f}"
-        strange = "" if unlike is None else str(bool(unlike)).lower()
-        verdict = [classes[best], f"{probabilities[best]:.6f}", mean, strange]
-        writer.writerow([*where, *verdict, *(f"{p:.6f}" for p in probabilities)])
+        mask = "" if found.mask is None else f"{found.mask.mean():.6f}"
+        unlike = "" if found.unlike_training is None else str(found.unlike_training).lower()
+        verdict = [found.label, f"{found.confidence:.6f}", mask, unlike]
+        writer.writerow([*where, *verdict, *(f"{p:.6f}" for p in found.probabilities)])
     return text.getvalue()
 
 

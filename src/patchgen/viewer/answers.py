@@ -11,7 +11,7 @@ import torch
 from patchgen.data.augment import normalize
 from patchgen.diagnose.faithfulness import OPERATORS, pixel_answers
 from patchgen.predict.attribution import CONTROLS, RANKINGS, available, check_rankings
-from patchgen.predict.predictor import NOT_FINITE, NotFiniteError, Predictor
+from patchgen.predict.predictor import NOT_FINITE, Predictor
 
 # `swap` needs another image, so it stays with `patchgen diagnose`
 PERTURBATIONS = {"blur": "blurred", "mean": "the image's mean colour"}
@@ -100,4 +100,4 @@ def _grid(values: np.ndarray) -> list[list[float]]:
 
 def _require_finite(values: np.ndarray) -> None:
     if not np.isfinite(values).all():
-        raise NotFiniteError(NOT_FINITE)
+        raise ValueError(NOT_FINITE)
