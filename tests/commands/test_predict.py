@@ -173,7 +173,7 @@ def test_a_killed_command_goes_on(
 ) -> None:
     words = ["predict", run, str(image_folder), "--batch", "8", f"--{kind}"]
     assert main([*words, str(tmp_path / "whole")]) == 0
-    scored, right = [0], Predictor.answer
+    scored, right = [0], Predictor.computed
 
     def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
         if scored[0] == 24:
@@ -181,13 +181,15 @@ def test_a_killed_command_goes_on(
         scored[0] += len(images)
         return right(self, images)
 
-    monkeypatch.setattr(Predictor, "answer", killed)
+    monkeypatch.setattr(Predictor, "computed", killed)
     target = tmp_path / "found"
     assert main([*words, str(target)]) == 130 and not target.exists()
     [partial] = tmp_path.glob(".found.*.part")
     with partial.open("a") as file:
         file.write("photos/cut sho")  # as a kill in the middle of a line leaves it
-    monkeypatch.setattr(Predictor, "answer", lambda self, images: (scored.append(len(images)), right(self, images))[1])
+    monkeypatch.setattr(
+        Predictor, "computed", lambda self, images: (scored.append(len(images)), right(self, images))[1]
+    )
     scored.clear()
     capsys.readouterr()
     assert main([*words, str(target)]) == 0
@@ -220,7 +222,7 @@ def stopped(file: GrowingFile, *paths: Path) -> None:
     """Write these lines, then stop as a kill does."""
     with pytest.raises(KeyboardInterrupt), file:
         for path in paths:
-            file.write(Prediction(path, "x", 1.0, np.ones(1), None))
+            file.write(Prediction(path, "x", 1.0, np.ones(1), None, None, np.ones(1)))
         raise KeyboardInterrupt
 
 
@@ -278,18 +280,18 @@ def test_a_stopped_command_gives_no_other_folders_predictions(
 ) -> None:
     for place, kind in (("A", "circle"), ("B", "cross")):
         shutil.copytree(image_folder / "studio" / kind, tmp_path / place / "photos")
-    right = Predictor.answer
+    right = Predictor.computed
 
     def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
-        monkeypatch.setattr(Predictor, "answer", lambda self, images: sys.exit(130))
+        monkeypatch.setattr(Predictor, "computed", lambda self, images: sys.exit(130))
         return right(self, images)
 
     monkeypatch.chdir(tmp_path / "A")
-    monkeypatch.setattr(Predictor, "answer", killed)
+    monkeypatch.setattr(Predictor, "computed", killed)
     words, target = ["predict", run, "photos", "--batch", "4", "--csv"], tmp_path / "found.csv"
     with pytest.raises(SystemExit):
         main([*words, str(target)])
-    monkeypatch.setattr(Predictor, "answer", right)
+    monkeypatch.setattr(Predictor, "computed", right)
     monkeypatch.chdir(tmp_path / "B")
     assert main([*words, str(target)]) == main([*words, str(tmp_path / "whole.csv")]) == 0
     assert target.read_text() == (tmp_path / "whole.csv").read_text()

@@ -99,10 +99,9 @@ def test_training_and_use_see_the_same_pixels(
     from patchgen.data.images import ImageStore, decode
     from patchgen.fit.left_out import predictions_at
     from patchgen.fit.procedure import fit
-    from patchgen.predict.export import export
+    from patchgen.predict.export import export, export_wsinfer
     from patchgen.predict.model_folder import read_model, write_model
     from patchgen.predict.predictor import load_run
-    from patchgen.predict.wsinfer import export_wsinfer
     from patchgen.runs.folder import RunFolder
     from patchgen.tasks import make_fold
 

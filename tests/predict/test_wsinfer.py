@@ -12,22 +12,14 @@ import torch
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.predict import wsinfer
-from patchgen.predict.export import drawn_images
+from patchgen.predict import export
+from patchgen.predict.export import drawn_images, export_wsinfer
 from patchgen.predict.predictor import Confidence, Predictor, load_predictor
-from patchgen.predict.wsinfer import export_wsinfer
 from patchgen.runs.folder import RunFolder
 
 Captured = pytest.CaptureFixture[str]
-REQUIRED = {
-    "spec_version",
-    "architecture",
-    "num_classes",
-    "patch_size_pixels",
-    "spacing_um_px",
-    "class_names",
-    "transform",
-}
+REQUIRED = {"spec_version", "architecture", "num_classes", "patch_size_pixels", "spacing_um_px", "class_names",
+            "transform"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["patchgen-select", "lp-ln"])
@@ -67,7 +59,7 @@ def test_a_reader_that_follows_the_config_gets_the_models_answers(
 def test_a_file_that_answers_otherwise_is_not_kept(
     predictor: Predictor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wsinfer.Logits, "forward", lambda self, pixels: 2 * self.model(pixels).logits)
+    monkeypatch.setattr(export.Logits, "forward", lambda self, pixels: 2 * self.model(pixels).logits)
     predictor.confidence = Confidence(1.0)
     with pytest.raises(ValueError, match="outputs of the TorchScript file differ from the model's"):
         export_wsinfer(predictor, tmp_path / "model", drawn_images(3, 56), spacing=0.5, patch=40)
@@ -83,11 +75,9 @@ def test_the_command(tiny_run: Callable[..., RunFolder], tmp_path: Path, capsys:
     assert json.loads((out / "config.json").read_text())["patch_size_pixels"] == 56
     assert main([*words, "--spacing", "0.25"]) == 0  # an earlier export is replaced
     for wrong, text in (
-        (words, "needs --spacing"),
+        ([*words[:-1], str(tmp_path / "new")], "needs --spacing"),
+        ([*words[:-1], str(tmp_path), "--spacing", "0.5"], "is not empty (it holds model)"),
         ([*words, "--spacing", "0.5", "--patch", "0"], "--patch must be at least 1"),
         (["export", run, "--out", str(tmp_path / "x.onnx"), "--spacing", "1"], "--spacing is for --format wsinfer"),
     ):
         assert main(wrong) == 2 and text in capsys.readouterr().err
-    (out / "notes.txt").write_text("mine")
-    assert main([*words, "--spacing", "0.5"]) == 2
-    assert "is not empty (it holds notes.txt)" in capsys.readouterr().err and (out / "notes.txt").is_file()

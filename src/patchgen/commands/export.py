@@ -52,9 +52,8 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--count must be at least 1, not {arguments.count}")
     check_writable(target, "--out")
     announce()
-    from patchgen.predict.export import NOISE_FACTOR, drawn_images, export, require_extra
+    from patchgen.predict.export import NOISE_FACTOR, check_folder, drawn_images, export, export_wsinfer, require_extra
     from patchgen.predict.predictor import load_predictor
-    from patchgen.predict.wsinfer import check_folder, export_wsinfer
 
     if arguments.format == "onnx":
         require_extra()

@@ -1,10 +1,17 @@
-"""Export a classifier as one ONNX file that includes preprocessing and calibration, and verify its outputs.
+"""Export a classifier as one ONNX file, or as a folder for WSInfer and QuPath's WSInfer extension, and verify it.
 
     differences = export(load_predictor("tiles-model"), Path("tiles.onnx"), images)
+    differences = export_wsinfer(load_predictor("tiles-model"), Path("tiles-wsinfer"), images, spacing=0.5, patch=224)
 
-Input `pixels` (N, 3, S, S) float32: RGB, resized to the square S x S, divided by 255. The backbone's mean and deviation
-and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method has one,
-`mask` (N, h, w) in [0, 1]. N is dynamic. Classes, preprocessing and licence are in the file's metadata.
+ONNX: input `pixels` (N, 3, S, S) float32, RGB, resized to the square S x S, divided by 255. The backbone's mean and
+deviation and the temperature are part of the graph. Outputs: `probabilities` (N, C), calibrated, and where the method
+has one, `mask` (N, h, w) in [0, 1]. N is dynamic. Classes, preprocessing and licence are in the file's metadata.
+
+WSInfer: a patch of `patch` pixels at `spacing` microns per pixel is resized to S x S, divided by 255 and normalised,
+all by the program; softmax is its part too. Masks are not part of the format.
+
+    torchscript_model.pt   normalised pixels (N, 3, S, S) -> logits (N, C) over the temperature
+    config.json            spec_version 1.0: classes, patch size and spacing in microns per pixel, and the transforms
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,16 +31,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from patchgen import __version__
-from patchgen.common.files import replacing
+from patchgen.common.files import replacing, replacing_folder
+from patchgen.common.text import json_text
 from patchgen.data.augment import normalize
 from patchgen.draw.overlay import NOTICE
 from patchgen.model.classifier import Classifier
 from patchgen.model.tuning import merged
 from patchgen.predict.predictor import Predictor
+from patchgen.predict.sessions import open_session
 
 NOISE_FACTOR, LEAST, MOST = 20, 2e-6, 1e-2  # an output may differ by 20 times the network's own rounding in float32
 NOISE_IMAGES = 8
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
+TORCHSCRIPT, CONFIG = "torchscript_model.pt", "config.json"
+OUTPUTS = ("probabilities", "mask")
 BATCHES = (1, 32)  # a dynamic batch size must work with one image and with many
 
 
@@ -44,18 +55,38 @@ class Difference(NamedTuple):
     allowed: float
 
 
-class WholeModel(nn.Module):
-    """Raw pixels in [0, 1] -> calibrated probabilities (and mask)."""
+class Exported(nn.Module):
+    """Pixels -> calibrated probabilities, features and mask: those of `outputs` that the model has, in this order.
+
+    Args:
+        raw: Pixels are (N, S, S, 3) uint8 instead of (N, 3, S, S) in [0, 1].
+    """
+
+    def __init__(self, model: Classifier, temperature: float, outputs: Sequence[str], raw: bool = False) -> None:
+        super().__init__()
+        self.model, self.temperature, self.raw = model, temperature, raw
+        self.outputs = [name for name in outputs if name != "mask" or model.has_mask]
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        backbone = self.model.backbone
+        if self.raw:
+            pixels = pixels.permute(0, 3, 1, 2).float() / 255
+        out = self.model(normalize(pixels, backbone.mean, backbone.std))
+        found = {"probabilities": (out.logits / self.temperature).softmax(1), "features": out.features}
+        if out.mask is not None:
+            found["mask"] = out.mask.unflatten(1, self.model.grid)
+        return tuple(found[name] for name in self.outputs)
+
+
+class Logits(nn.Module):
+    """Normalised pixels -> logits whose softmax is calibrated."""
 
     def __init__(self, model: Classifier, temperature: float) -> None:
         super().__init__()
         self.model, self.temperature = model, temperature
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        backbone = self.model.backbone
-        out = self.model(normalize(pixels, backbone.mean, backbone.std))
-        probabilities = (out.logits / self.temperature).softmax(1)
-        return (probabilities,) if out.mask is None else (probabilities, out.mask.unflatten(1, self.model.grid))
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.model(pixels).logits / self.temperature
 
 
 def require_extra() -> None:
@@ -65,13 +96,14 @@ def require_extra() -> None:
         raise ValueError(f"export needs {', '.join(missing)}: install them with `pip install 'patchgen[export]'`")
 
 
-def refuse_stain(predictor: Predictor, whose: str) -> None:
-    """ValueError for a model with stain normalisation, which cannot be exported."""
+def _check_exportable(predictor: Predictor, images: Sequence[np.ndarray], format: str) -> None:
+    """ValueError for a model with stain normalisation, or with outputs that are not finite."""
     if predictor.stain:
         raise ValueError(
-            f"this model normalises the stains of every image first (--stain macenko), which {whose} cannot do; "
+            f"this model normalises the stains of every image first (--stain macenko), which {format} cannot do; "
             "use `patchgen predict`, or train without --stain"
         )
+    predictor.score(images[:1])
 
 
 class _InDouble(TorchFunctionMode):
@@ -85,13 +117,12 @@ class _InDouble(TorchFunctionMode):
 def float32_noise(predictor: Predictor, images: Sequence[np.ndarray]) -> dict[str, float]:
     """How much each output changes when the same network is computed in double precision: its rounding in float32."""
     pixels = torch.from_numpy(pixels_of(images[:NOISE_IMAGES]))
-    single = WholeModel(predictor.model, predictor.confidence.temperature)(pixels.to(predictor.device))
-    model = copy.deepcopy(predictor.model).cpu().double()
+    whole = Exported(predictor.model, predictor.confidence.temperature, OUTPUTS)
+    single = whole(pixels.to(predictor.device))
     with _InDouble():
-        double = WholeModel(model, predictor.confidence.temperature)(pixels.double())
+        double = copy.deepcopy(whole).cpu().double()(pixels.double())
     assert double[0].dtype == torch.float64
-    names = ("probabilities", "mask")
-    return {n: float((a.cpu() - b).abs().max()) for n, a, b in zip(names, single, double, strict=False)}
+    return {n: float((a.cpu() - b).abs().max()) for n, a, b in zip(whole.outputs, single, double, strict=True)}
 
 
 def judged(differences: Mapping[str, float], noise: Mapping[str, float], file: str) -> dict[str, Difference]:
@@ -100,12 +131,27 @@ def judged(differences: Mapping[str, float], noise: Mapping[str, float], file: s
     Raises:
         ValueError: one is larger.
     """
-    allowed = {name: min(MOST, max(LEAST, NOISE_FACTOR * noise[name])) for name in differences}
-    found = {name: Difference(value, allowed[name]) for name, value in differences.items()}
+    found = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in differences.items()}
     wrong = [f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in found.items() if not d.value <= d.allowed]
     if wrong:
         raise ValueError(f"the outputs of {file} differ from the model's ({'; '.join(wrong)}); it was removed")
     return found
+
+
+def compare(
+    predictor: Predictor, run: Callable[[Sequence[np.ndarray]], Mapping[str, np.ndarray]], images: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """The largest absolute difference of each output of `run` over the images, at several batch sizes."""
+    worst: dict[str, float] = {}
+    for batch in BATCHES:
+        for start in range(0, len(images) if batch > 1 else 1, batch):
+            part = images[start : start + batch]
+            expected = predictor.score(part)
+            for name, values in run(part).items():
+                gap = float(np.abs(values - np.stack([getattr(one, name) for one in expected])).max())
+                # comparisons with nan are always false, and must not look like agreement
+                worst[name] = gap if np.isnan(gap) else max(worst.get(name, 0.0), gap)
+    return worst
 
 
 def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> dict[str, Difference]:
@@ -119,29 +165,29 @@ def export(predictor: Predictor, target: Path, images: Sequence[np.ndarray]) -> 
             exported; then no file is written.
     """
     require_extra()
-    refuse_stain(predictor, "an ONNX file")
-    predictor.score(images[:1])  # refuses a model whose output is not finite
+    _check_exportable(predictor, images, "an ONNX file")
     with replacing(target) as temporary:
         noise = float32_noise(predictor, images)
         _write(predictor, temporary)
-        return judged(compare(predictor, temporary, images), noise, "the ONNX file")
+        session = open_session("onnx", temporary, torch.get_num_threads(), half=False)
+        differences = compare(predictor, lambda part: session(pixels_of(part)), images)
+        return judged(differences, noise, "the ONNX file")
 
 
 def _write(predictor: Predictor, path: Path) -> None:
     import onnx
 
     size = predictor.config.image_size
-    whole = WholeModel(merged(predictor.model.cpu()), predictor.confidence.temperature)
+    whole = Exported(merged(predictor.model.cpu()), predictor.confidence.temperature, OUTPUTS)
     example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    names = ["probabilities", "mask"] if predictor.model.has_mask else ["probabilities"]
-    write_graph(predictor, whole, example, names, path)
+    write_graph(predictor, whole, example, path)
     written = onnx.load(path)
     onnx.helper.set_model_props(written, _metadata(predictor))
     onnx.save(written, path)
 
 
-def write_graph(predictor: Predictor, whole: nn.Module, example: Tensor, names: Sequence[str], path: Path) -> None:
-    """A module around the predictor's model as ONNX: input `pixels` like the example, of any number, outputs by name.
+def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Path) -> None:
+    """A module around the predictor's model as ONNX: input `pixels` like the example, of any number.
 
     Raises:
         ValueError: the model cannot be exported.
@@ -153,7 +199,7 @@ def write_graph(predictor: Predictor, whole: nn.Module, example: Tensor, names: 
         try:
             torch.onnx.export(
                 whole.eval(), (example,), str(path), dynamo=True, external_data=False, input_names=["pixels"],
-                output_names=list(names), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},),
+                output_names=whole.outputs, dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=65536)},),
                 verbose=False,
             )  # fmt: skip
         except torch.onnx.errors.OnnxExporterError as error:
@@ -185,24 +231,74 @@ def _metadata(predictor: Predictor) -> dict[str, str]:
     return {name: str(value) for name, value in facts.items()}
 
 
-def compare(predictor: Predictor, path: Path, images: Sequence[np.ndarray]) -> dict[str, float]:
-    """The largest absolute difference of each output over the images, at several batch sizes."""
-    import onnxruntime
+def check_folder(target: Path) -> None:
+    """Raise ValueError if the target is anything but an earlier export for WSInfer."""
+    if target.is_file():
+        raise ValueError(f"--out {target} is a file; for WSInfer it is a folder: choose another name")
+    names = sorted(path.name for path in target.iterdir()) if target.is_dir() else []
+    if other := [name for name in names if name not in (TORCHSCRIPT, CONFIG)]:
+        raise ValueError(f"--out {target} is not empty (it holds {other[0]}); choose another folder")
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    worst = dict.fromkeys(names, 0.0)
-    for batch in BATCHES:
-        for start in range(0, len(images) if batch > 1 else 1, batch):
-            part = images[start : start + batch]
-            found = session.run(names, {"pixels": pixels_of(part)})
-            expected = predictor.score(part)
-            truth: dict[str, Any] = {name: [getattr(one, name) for one in expected] for name in names}
-            for name, values in zip(names, found, strict=True):
-                # comparisons with nan are always false, and must not look like agreement
-                gap = float(np.abs(np.asarray(values) - np.stack(truth[name])).max())
-                worst[name] = gap if np.isnan(gap) else max(worst[name], gap)
-    return worst
+
+def export_wsinfer(
+    predictor: Predictor, target: Path, images: Sequence[np.ndarray], *, spacing: float, patch: int
+) -> dict[str, Difference]:
+    """The same as a folder for WSInfer.
+
+    Args:
+        spacing: Microns per pixel at which patches are cut.
+        patch: Their side in pixels, before they are resized.
+    """
+    check_folder(target)
+    _check_exportable(predictor, images, "WSInfer")
+    with replacing_folder(target) as temporary:
+        try:
+            _trace(predictor).save(str(temporary / TORCHSCRIPT))
+        except (RuntimeError, torch.jit.TracingCheckError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"method {predictor.config.method!r} cannot become TorchScript: {reason}") from error
+        text = json_text(_wsinfer_config(predictor, spacing, patch))
+        (temporary / CONFIG).write_text(text + "\n", encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the format is WSInfer's choice
+            loaded = torch.jit.load(str(temporary / TORCHSCRIPT), map_location="cpu")
+
+        @torch.inference_mode()
+        def run(part: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+            return {"probabilities": loaded(predictor.inputs(part).cpu()).softmax(1).numpy()}
+
+        return judged(compare(predictor, run, images), float32_noise(predictor, images), "the TorchScript file")
+
+
+def _wsinfer_config(predictor: Predictor, spacing: float, patch: int) -> dict[str, Any]:
+    """The fields that WSInfer's schema 1.0 requires."""
+    backbone, size = predictor.model.backbone, predictor.config.image_size
+    return {
+        "spec_version": "1.0",
+        "architecture": f"patchgen {predictor.config.method} on {backbone.resolved}",
+        "num_classes": len(predictor.classes),
+        "class_names": list(predictor.classes),
+        "patch_size_pixels": patch,
+        "spacing_um_px": spacing,
+        "transform": [
+            {"name": "Resize", "arguments": {"size": size}},
+            {"name": "ToTensor"},
+            {"name": "Normalize", "arguments": {"mean": list(backbone.mean), "std": list(backbone.std)}},
+        ],
+    }
+
+
+def _trace(predictor: Predictor) -> torch.jit.ScriptModule:
+    """On the CPU, from which any device can load it."""
+    size = predictor.config.image_size
+    whole = Logits(merged(predictor.model.cpu()), predictor.confidence.temperature).eval()
+    example = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    try:
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fixed shapes, which are intended except for N: `compare` checks that
+            return torch.jit.trace(whole, example, check_trace=False)
+    finally:
+        predictor.model.to(predictor.device)
 
 
 def pixels_of(images: Sequence[np.ndarray]) -> np.ndarray:

@@ -24,16 +24,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from patchgen import __version__
 from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import cache_dir, replacing, write_text
 from patchgen.common.plugins import used_by
 from patchgen.common.untrusted import read_json
-from patchgen.data.augment import normalize
 from patchgen.model.tuning import merged
-from patchgen.predict.export import NEEDED, drawn_images, write_graph
+from patchgen.predict.export import NEEDED, Exported, drawn_images, write_graph
 from patchgen.predict.predictor import Outputs, Predictor
 from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session, seconds_of
 
@@ -44,7 +42,7 @@ TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from to
 HALF_TOLERANCE = {"probabilities": 0.02, "mask": 0.05}  # in bfloat16
 WORTH = 1000  # images from which `auto` converts a model, which takes as long as some hundred predictions
 PATIENCE = 600  # timeout of the check in seconds
-GRAPH_VERSION = 1  # of the converted graph; part of the digest
+GRAPH_VERSION = 1  # of `Exported`; part of the digest
 COUNTED = {"classes", "speed"}  # what a check records besides differences
 
 
@@ -57,20 +55,6 @@ class Runtime(NamedTuple):
 
     name: str  # with its version
     answer: Callable[[Sequence[np.ndarray]], Outputs]  # images (S, S, 3) uint8, before their stains are normalised
-
-
-class Graph(nn.Module):
-    """Images (N, S, S, 3) uint8 -> calibrated probabilities, features and, where the method has one, the mask."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        super().__init__()
-        self.model, self.temperature = merged(predictor.model), predictor.confidence.temperature
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        backbone = self.model.backbone
-        out = self.model(normalize(pixels.permute(0, 3, 1, 2).float() / 255, backbone.mean, backbone.std))
-        found = ((out.logits / self.temperature).softmax(1), out.features)
-        return found if out.mask is None else (*found, out.mask.unflatten(1, self.model.grid))
 
 
 def open_runtime(
@@ -183,12 +167,13 @@ def _convert(predictor: Predictor, file: Path) -> None:
     """Convert the model; two processes may do so at once, each under its own temporary name."""
     size = predictor.config.image_size
     example = torch.zeros(2, size, size, 3, dtype=torch.uint8)
-    names = ["probabilities", "features", *(["mask"] if predictor.model.has_mask else [])]
+    outputs = ("probabilities", "features", "mask")
+    graph = Exported(merged(predictor.model), predictor.confidence.temperature, outputs, raw=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with replacing(file) as temporary, tempfile.TemporaryDirectory(prefix="patchgen-") as place:
             plain = Path(place) / "model.onnx"
-            write_graph(predictor, Graph(predictor), example, names, plain)
+            write_graph(predictor, graph, example, plain)
             _fold(plain, temporary)
     except ValueError as error:
         raise RefusedRuntime(str(error)) from error
