@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from patchgen.ccd.data import Stream, read_stream
+from patchgen.ccd.data import Stream, make_stream, read_stream
+from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.stages import Schedule, write_stages
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
@@ -83,6 +85,9 @@ def test_domains_are_ignored(tmp_path: Path) -> None:
     stream.table.to_csv(tmp_path / "m.csv")
     again = read_stream(tmp_path / "m.csv", THREE)
     assert again.stage.tolist() == stream.stage.tolist()
+    replace(stream.table, weight=np.ones(100)).to_csv(tmp_path / "weighted.csv")
+    with pytest.raises(ValueError, match="sample_weight; leave that column out"):
+        make_stream(StreamConfig(data=str(tmp_path / "weighted.csv")))
 
 
 @pytest.mark.parametrize("other", ["test", "val"])

@@ -52,6 +52,17 @@ def test_folder_rows_ids_and_counts(tmp_path: Path) -> None:
     assert (table.group, table.benchmark, table.options) == (None, None, {})
 
 
+def test_weights_of_a_manifest(tmp_path: Path) -> None:
+    lines = "path,domain,label,sample_weight\na/dog/0.tiff,a,dog,0.1\nb/cat/2.jpg,b,cat,2\n"
+    table = read_table(manifest(tmp_path, lines))
+    assert table.weight is not None and table.weight.tolist() == [0.1, 2.0]
+    table.to_csv(tmp_path / "again.csv")
+    again = read_table(tmp_path / "again.csv")
+    assert again.weight is not None and again.weight.tolist() == [0.1, 2.0]
+    with pytest.raises(ValueError, match="line 3: sample_weight must be a number of at least 0, not '-2'"):
+        read_table(manifest(tmp_path, lines.replace(",2\n", ",-2\n")))
+
+
 def test_order_is_that_of_a_sorted_walk(tmp_path: Path) -> None:
     files = ["z.jpg", "a/x.jpg", "a-b/x.jpg", "a/b/x.jpg", "B.jpg", "a/10.jpg", "a/9.jpg"]
     fill(tmp_path, *files, ".hidden/x.jpg", "__MACOSX/x.jpg", "._z.jpg", "notes.txt")

@@ -293,6 +293,28 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
     assert (model.model_.about["data"]["groups"], model.model_.about["data"]["split"]) == (21, "group")
 
 
+def test_images_are_weighted(files: list[Path], tmp_path: Path) -> None:
+    y, sites = [file.parent.name for file in files], [file.parts[-3] for file in files]
+    settings = {**CHEAP, "method": "lp", "augment": False, "runs": str(tmp_path)}
+
+    def fit(weight: Any = None, **more: Any) -> PatchGenClassifier:
+        model = PatchGenClassifier(**{**settings, **more})
+        return model.fit(files, y, domains=sites, unseen="field", sample_weight=weight)
+
+    plain, equal = fit(), fit(np.full(len(files), 0.3))
+    assert plain.run_ != equal.run_
+    assert (plain.predict_proba(files) == equal.predict_proba(files)).all()  # to the last bit
+    crosses = np.where(np.array(y) == "cross", 1.0, 0.0)
+    model = fit(crosses, lr=0.1)
+    assert set(model.predict(files)) == {"cross"} != set(fit(lr=0.1).predict(files))  # nothing else counts
+    assert "sample_weight is 0 to " in (Path(model.run_) / "summary.md").read_text()
+    assert "(`sample_weight`)" in (model.save(tmp_path / "model") / "README.md").read_text()
+    frame = pd.DataFrame({"path": list(map(str, files)), "label": y, "site": sites, "sample_weight": crosses})
+    assert PatchGenClassifier(**{**settings, "lr": 0.1}).fit(frame, unseen="field").run_ == model.run_
+    with pytest.raises(ValueError, match="sample_weight applies to a cross-entropy over images.*'groupdro'"):
+        fit(crosses, method="groupdro")
+
+
 @pytest.mark.parametrize(
     ("data", "more", "message"),
     [
@@ -304,7 +326,8 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
         (pd.DataFrame({"path": ["a"], "label": ["b"]}), {"y": ["b"]}, "leave y, domains and groups out"),
         (Photos([], []), {}, "empty"),
         (Photos([np.zeros((8, 8))] * 2, [0.5, 0.5]), {}, "whole numbers"),
-        (np.zeros((4, 8, 8), np.uint8), {"y": [0] * 4, "sample_weight": [1] * 4}, "fit takes no sample_weight"),
+        (np.zeros((4, 8, 8), np.uint8), {"y": [0] * 4, "sample_weight": [1, 1, -1, 1]}, "at least 0 for each of the 4"),
+        ("photos", {"sample_weight": [1]}, "leave y, domains, groups and sample_weight out"),
         (
             np.zeros((4, 8, 8, 3), np.uint8),
             {"y": [0] * 3, "domains": [0] * 4},
@@ -314,7 +337,7 @@ def test_a_manifest_has_groups(files: list[Path], tmp_path: Path) -> None:
         (np.zeros((4, 8, 8, 3), np.uint8), {"y": [0] * 4, "domains": ["a", "b", " ", "a"]}, "none empty"),
         ([], {"y": [], "domains": []}, "empty"),
         ([3, 4], {"y": [0, 1], "domains": [0, 1]}, "images are paths, PIL images, or arrays.*got int"),
-        ("photos", {"y": [0]}, "leave y, domains and groups out"),
+        ("photos", {"y": [0]}, "leave y, domains, groups and sample_weight out"),
         (7, {"y": [0], "domains": [0]}, "images are paths, .* or a Dataset of such images; got int"),
     ],
 )

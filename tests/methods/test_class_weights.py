@@ -51,6 +51,10 @@ def test_the_main_loss_is_torchs_weighted_one() -> None:
     batch = Batch(image=torch.zeros(6, 1), label=label, domain=torch.zeros(6, dtype=torch.long), index=torch.arange(6))
     sums = nn.functional.cross_entropy(logits, label, weight=weight, ignore_index=-1, reduction="sum")
     assert method.losses(Output(logits, logits), batch)["main"] == pytest.approx(float(sums) / 5)
+    images = torch.rand(9)  # by row of the table
+    method.use_sample_weights(images.numpy())
+    each = nn.functional.cross_entropy(logits, label, weight=weight, ignore_index=-1, reduction="none")
+    assert method.losses(Output(logits, logits), batch)["main"] == pytest.approx(float((images[:6] * each).sum()) / 5)
 
 
 def test_a_run_uses_them(uneven: Path, tiny_settings: dict[str, Any], tmp_path: Path,

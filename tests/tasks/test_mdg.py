@@ -166,8 +166,16 @@ def test_fingerprint_is_of_the_rows_and_not_of_the_place(tmp_path: Path) -> None
         on_disk("e", domains=("art", "photo", "drawing")),
         on_disk("f", group=tuple("p" * 120)),
         on_disk("g", size=4),  # other pictures under the same names
+        on_disk("h", weight=np.ones(120)),
     ]
-    assert len({fingerprint(t) for t in [table, *others]}) == 8
+    assert len({fingerprint(t) for t in [table, *others]}) == 9
+
+
+def test_weights_have_mean_one_in_balanced_batches() -> None:
+    weight = np.repeat([1.0, 5.0, 3.0], 40)  # art, photo (unseen), sketch
+    weights = make_fold(config(), make_table(weight=weight)).sample_weights()
+    assert weights is not None and np.unique(weights[:40]) == 0.5 and np.unique(weights[80:]) == 1.5
+    assert make_fold(config(), make_table(weight=np.full(120, 0.3))).sample_weights() is None
 
 
 def test_a_folder_is_read_when_no_table_is_given(image_folder: Path) -> None:

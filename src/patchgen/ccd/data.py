@@ -82,7 +82,10 @@ class Stream:
 
 def make_stream(config: StreamConfig, table: Table | None = None) -> Stream:
     """The stream named in the settings; it is always read again, because a table does not say what is held out."""
-    return read_stream(config.data, config.schedule, holdout=config.holdout)
+    stream = read_stream(config.data, config.schedule, holdout=config.holdout)
+    if stream.table.weight is not None:
+        raise ValueError("the losses of task ccd take no sample_weight; leave that column out of the manifest")
+    return stream
 
 
 class _Source(NamedTuple):

@@ -1,7 +1,7 @@
 """Turn a folder or a CSV manifest into a table with one checked row per image.
 
     table = read_table("PACS")                       # domain/class/*.jpg
-    table = read_table("tiles.csv")                  # columns path, domain, label and, if known, group, mpp and tile
+    table = read_table("tiles.csv")                  # path, domain, label, if known group, sample_weight, mpp, tile
     table.counts()["sketch"]["dog"]                  # 772
 
 Only names are read here, never pixels. Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted
@@ -66,11 +66,13 @@ class Table:
     benchmark: str | None = None
     options: dict[str, str] = field(default_factory=dict)  # reading options in force
     tiles: TileScale | None = None  # of images that are tiles of slides, all of one scale
+    weight: np.ndarray | None = None  # (N,) float64, of each image in the training loss
 
     def __post_init__(self) -> None:
-        lengths = [len(column) for column in (self.paths, self.domain, self.label, self.group) if column is not None]
+        columns = (self.paths, self.domain, self.label, self.group, self.weight)
+        lengths = [len(column) for column in columns if column is not None]
         if len(set(lengths)) > 1:
-            raise ValueError(f"A table needs one path, domain, label and group per row; the lengths are {lengths}.")
+            raise ValueError(f"A table needs one value per row in each column; the lengths are {lengths}.")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -119,6 +121,8 @@ class Table:
         columns["label"] = [self.label_name(i) for i in range(len(self))]
         if self.group is not None:
             columns["group"] = self.group
+        if self.weight is not None:
+            columns["sample_weight"] = list(map(repr, self.weight.tolist()))
         if self.benchmark is not None:
             columns["benchmark"] = [f"{self.benchmark}?{urlencode(self.options)}".rstrip("?")] * len(self)
         if self.tiles is not None:
@@ -304,7 +308,26 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
     scales = {(cells.get("mpp"), cells.get("tile")) for _, cells in lines}
     tiles = tile_scale(*next(iter(scales))) if len(scales) == 1 else None
-    return replace(_build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path), tiles=tiles)
+    weight = _weights(path, lines) if "sample_weight" in lines[0][1] else None
+    table = _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
+    return replace(table, tiles=tiles, weight=weight)
+
+
+def _weights(path: Path, lines: Sequence[tuple[int, Mapping[str, str]]]) -> np.ndarray:
+    for line, cells in lines:
+        if not is_weight(cells["sample_weight"]):
+            raise ValueError(
+                f"'{path}', line {line}: sample_weight must be a number of at least 0, not '{cells['sample_weight']}'"
+            )
+    return np.array([float(cells["sample_weight"]) for _, cells in lines])
+
+
+def is_weight(value: Any) -> bool:
+    """Whether a value can be the weight of an image."""
+    try:
+        return 0 <= float(value) < math.inf
+    except (TypeError, ValueError):
+        return False
 
 
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
@@ -371,4 +394,6 @@ def fingerprint(table: Table) -> str:
     sizes = np.array([os.stat(os.path.join(table.root, path)).st_size for path in table.paths])
     for ids in (table.domain, table.label, sizes):
         digest.update(np.ascontiguousarray(ids, dtype="<i8").tobytes())
+    if table.weight is not None:
+        digest.update(np.ascontiguousarray(table.weight, dtype="<f8").tobytes())
     return digest.hexdigest()[:16]

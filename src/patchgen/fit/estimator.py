@@ -174,7 +174,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         domains: Any = None,
         groups: Any = None,
         unseen: str | None = None,
-        sample_weight: None = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Train, after leaving each site out in turn with each method, to select one and to estimate its accuracy.
 
@@ -185,17 +185,13 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             y: The class of each image, if `data` does not name it: names, whole numbers or booleans.
             domains: Its site; without it, all images are of one site, and nothing can be said of a new one.
             groups: Its patient or slide; the split is then by `group` unless `split` says otherwise.
+            sample_weight: Its weight in the cross-entropy; equal weights change nothing.
             unseen: Leave only this site out, score it, and keep the model that was trained without it.
         """
         from patchgen.fit.procedure import fit
         from patchgen.runs.folder import RunFolder
 
-        if sample_weight is not None:
-            raise ValueError(
-                "fit takes no sample_weight: batches are balanced over the sites, class_weights='balanced' balances "
-                "the classes; score takes a weight for each image"
-            )
-        configs = self._configs(as_data(data, y, domains, groups, self.runs), unseen)
+        configs = self._configs(as_data(data, y, domains, groups, self.runs, sample_weight), unseen)
         model = fit(configs, self.runs, expecting=self.expect, split_given=self.split is not None, quiet=self.quiet,
                     track=self.track, minutes=self.minutes, fixed=self._settings)  # fmt: skip
         if kind := kind_of_labels(data, y):

@@ -19,18 +19,22 @@ import numpy as np
 from patchgen.common.files import replacing_folder, write_csv
 from patchgen.data.images import UnreadableImage
 from patchgen.data.inputs import as_images, is_dataset, opened
+from patchgen.data.table import is_weight
 
-COLUMNS = ("path", "domain", "label", "group")
+COLUMNS = {"domains": "domain", "y": "label", "groups": "group", "sample_weight": "sample_weight"}
 
 
-def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path) -> str:
+def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path, sample_weight: Any = None) -> str:
     """A path for `Config.data`; images in memory are written to a folder below `home`."""
     if isinstance(data, (str, os.PathLike)):
-        if y is not None or domains is not None or groups is not None:
-            raise ValueError("a folder or manifest names its classes, domains and groups itself: leave y, domains and "
-                             "groups out, or give a list of image paths")  # fmt: skip
+        if any(values is not None for values in (y, domains, groups, sample_weight)):
+            raise ValueError("a folder or manifest names its classes, domains and groups itself, a manifest also a "
+                             "sample_weight: leave y, domains, groups and sample_weight out, or give a list of image "
+                             "paths")  # fmt: skip
         return os.fspath(data)
     if hasattr(data, "columns"):
+        if sample_weight is None and "sample_weight" in data.columns:
+            sample_weight = data["sample_weight"]
         data, y, domains, groups = _from_frame(data, y, domains, groups)
     images = as_images(data)
     if y is None and is_dataset(data):
@@ -40,7 +44,9 @@ def as_data(data: Any, y: Any, domains: Any, groups: Any, home: str | Path) -> s
     values = {"domains": domains, "y": y, "groups": groups}
     columns = {name: _names(column, name, len(images)) for name, column in values.items() if column is not None}
     columns.setdefault("domains", ["images"] * len(images))
-    return str(_write(images, {name: columns[name] for name in values if name in columns}, Path(home)))
+    if sample_weight is not None:
+        columns["sample_weight"] = _weights(sample_weight, len(images))
+    return str(_write(images, {name: columns[name] for name in COLUMNS if name in columns}, Path(home)))
 
 
 def kind_of_labels(data: Any, y: Any) -> str | None:
@@ -85,6 +91,13 @@ def _names(values: Any, name: str, count: int) -> list[str]:
     return names
 
 
+def _weights(values: Any, count: int) -> list[str]:
+    array = np.asarray(values)
+    if array.shape != (count,) or not all(map(is_weight, array.tolist())):
+        raise ValueError(f"sample_weight must have one number of at least 0 for each of the {count} images")
+    return [repr(float(value)) for value in array.tolist()]
+
+
 def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> Path:
     """Write the manifest with its images, atomically."""
     folder = home / f"images-{_digest(images, columns)}"
@@ -94,8 +107,8 @@ def _write(images: Sequence[Any], columns: dict[str, list[str]], home: Path) -> 
     with replacing_folder(folder) as temporary:
         digits = max(6, len(str(len(images))))
         paths = [_place(image, temporary, f"{i:0{digits}}.png") for i, image in enumerate(images)]
-        cells = [columns[name] for name in ("domains", "y", "groups") if name in columns]
-        write_csv(temporary / "manifest.csv", COLUMNS[: 1 + len(cells)], zip(paths, *cells, strict=True))
+        header = ["path", *(COLUMNS[name] for name in columns)]
+        write_csv(temporary / "manifest.csv", header, zip(paths, *columns.values(), strict=True))
     return manifest
 
 

@@ -129,6 +129,7 @@ def check_models(plan: Plan) -> None:
     for config in plan.candidates.values():
         method = make_method(config)
         method.class_names = plan.final.classes
+        method.use_sample_weights(plan.final.sample_weights())
         model = build_model(config, method, len(plan.final.classes), plan.say)
         plan.interpolation = model.backbone.interpolation
 

@@ -315,6 +315,7 @@ def data_facts(fold: Fold) -> dict[str, Any]:
         "trained_on": sum(len(rows) for rows in fold.train.values()),
         "groups": len(set(table.group)) if table.group else None,
         "split": fold.splits.rule,
+        "weighted": fold.sample_weights() is not None,
         "benchmark": table.benchmark,
     }
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config
+from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.model.classifier import MASKED, Classifier, Output
 from patchgen.model.losses import cross_entropy
@@ -89,11 +91,9 @@ class Method(nn.Module):
         self.chosen_tune = config.tune or self.tune
         self.class_weights: Tensor | None  # (C,) for the main loss, set by the trainer if the settings ask for it
         self.register_buffer("class_weights", None)
-        if config.class_weights and (self.replaces_main or "source-free" in self.needs):
-            raise ValueError(
-                f"class_weights apply to a cross-entropy over images, which is not the main loss of method "
-                f"{config.method!r}; leave --class-weights out"
-            )
+        self.sample_weights: Tensor | None = None  # (N,) of the images by row of the table, for the main loss
+        if config.class_weights:
+            self.require_image_loss("class_weights apply", "leave --class-weights out")
         if self.each_pass and self.chosen_tune == "head" and not config.augment:
             raise ValueError(
                 f"method {config.method!r} {self.each_pass} at every pass, but with tune 'head' and --no-augment "
@@ -111,6 +111,20 @@ class Method(nn.Module):
                 f"pool {self.chosen_pool!r} does not fit method {config.method!r}: "
                 "the mask belongs to the patchgen methods, cls and mean to the others"
             )
+
+    def require_image_loss(self, what: str, advice: str) -> None:
+        """ValueError unless the main loss is a mean over images, which can be weighted."""
+        if self.replaces_main or "source-free" in self.needs:
+            raise ValueError(
+                f"{what} to a cross-entropy over images, which is not the main loss of method "
+                f"{self.config.method!r}; {advice}"
+            )
+
+    def use_sample_weights(self, weights: np.ndarray | None) -> None:
+        """Weight the images in the main loss; ValueError if it is not a mean over them."""
+        if weights is not None:
+            self.require_image_loss("sample_weight applies", "leave the weights out, or choose another method")
+            self.sample_weights = torch.from_numpy(weights)
 
     @classmethod
     def all_defaults(cls) -> dict[str, float]:
@@ -167,12 +181,15 @@ class Method(nn.Module):
         return terms
 
     def image_weights(self, out: Output, batch: Batch) -> Tensor | None:
-        """``weights`` (B,), times the class weights if the settings ask for them."""
+        """``weights`` (B,), times those of the classes and of the images, if there are any."""
         weights = self.weights(out, batch)
-        if self.class_weights is None:
-            return weights
-        own = self.class_weights[batch.label.clamp(min=0)]
-        return own if weights is None else own * weights
+        if self.class_weights is not None:
+            own = self.class_weights[batch.label.clamp(min=0)]
+            weights = own if weights is None else own * weights
+        if self.sample_weights is not None:
+            own = send(self.sample_weights[batch.index], out.logits.device)
+            weights = own if weights is None else own * weights
+        return weights
 
     def weights(self, out: Output, batch: Batch) -> Tensor | None:
         """(B,) with a mean near 1, without gradient; None weights all labelled images equally."""

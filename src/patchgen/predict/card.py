@@ -162,6 +162,7 @@ def _data(facts: dict[str, Any]) -> str:
     data, classes = facts["data"], facts["classes"]
     rows = [f"| {site} | {' | '.join(str(row[c]) for c in classes)} |" for site, row in data["counts"].items()]
     groups = f" {data['groups']} groups (patients, slides) are named." if data["groups"] else ""
+    weighted = " Training images were weighted (`sample_weight`)." if data.get("weighted") else ""
     rule = {
         "group": "A group was never on both sides of the split into training and validation.",
         "domainbed": "The split into training and validation was by image"
@@ -174,7 +175,7 @@ def _data(facts: dict[str, Any]) -> str:
             f"| site | {' | '.join(classes)} |",
             "|---|" + "---|" * len(classes),
             *rows,
-            f"\n{rule[data['split']]}{groups}{stain if facts.get('stain') else ''}",
+            f"\n{rule[data['split']]}{groups}{weighted}{stain if facts.get('stain') else ''}",
         ]
     )
 

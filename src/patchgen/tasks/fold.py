@@ -49,6 +49,20 @@ class Fold:
         share = np.mean([one for one in shares if one.any()], axis=0)  # (C,)
         return np.divide(1, share * (share > 0).sum(), out=np.ones_like(share), where=share > 0).astype(np.float32)
 
+    def sample_weights(self) -> np.ndarray | None:
+        """(N,) weights of the images in the main loss, with mean 1 over domain-balanced batches.
+
+        None if the data names none, or the training images have equal ones.
+        """
+        if self.table.weight is None:
+            return None
+        weight = self.table.weight
+        labelled = [weight[rows[self.target[rows] >= 0]] for rows in self.train.values()]
+        if len(np.unique(np.concatenate(labelled))) == 1:
+            return None
+        mean = np.mean([own.mean() for own in labelled if len(own)])
+        return (weight / mean).astype(np.float32)
+
     @property
     def benchmark(self) -> Benchmark | None:
         return BENCHMARKS.get(self.table.benchmark or "")
@@ -72,7 +86,11 @@ class Fold:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks on this fold for the summary."""
-        return (*_torn_groups(self), *_shared_groups(self))
+        weights = self.sample_weights()
+        weighted = () if weights is None else (
+            f"images are weighted: sample_weight is {weights.min():.3g} to {weights.max():.3g} times its mean",
+        )  # fmt: skip
+        return (*weighted, *_torn_groups(self), *_shared_groups(self))
 
     @property
     def num_known(self) -> int:

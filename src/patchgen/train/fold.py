@@ -218,6 +218,7 @@ class FoldTrainer(Trainer):
     def _set_up_method(self) -> None:
         """Create the method's parameters, from the seed alone; the mask has been calibrated by now."""
         self.method.sources = tuple(self.fold.train)
+        self.method.use_sample_weights(self.fold.sample_weights())
         if self.config.class_weights:
             self.method.register_buffer(
                 "class_weights", torch.from_numpy(self.fold.balanced_weights()), persistent=False
