@@ -1,4 +1,4 @@
-"""The command table. Each command is a module with a `main` function, imported only when it is called.
+"""The command table. Each command is a module of `commands`, imported only when it is called.
 
 patchgen train photos --unseen site_c --method patchgen --preset small
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from importlib import import_module
 
 from patchgen.common import plugins
 from patchgen.common.text import did_you_mean, printable
@@ -73,7 +72,9 @@ def main(argv: list[str] | None = None) -> int:
         rest, files = plugins.take_options(rest)
         for file in files:
             plugins.load(file)
-        return import_module(f"patchgen.commands.{name}").main(rest)
+        from patchgen import commands
+
+        return commands.run(name, rest)
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from patchgen.commands.oracle import main
+from patchgen.commands import run
 from patchgen.data.oracle import SUITE, Oracle
 from patchgen.data.table import read_table
+
+main = partial(run, "oracle")
 
 
 def test_list_names_every_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +106,7 @@ def test_the_bare_command_tells_its_words(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_list_imports_neither_torch_nor_sklearn() -> None:
-    code = "import sys\nfrom patchgen.commands.oracle import main\nmain(['list'])\n"
+    code = "import sys\nfrom patchgen.commands import run\nrun('oracle', ['list'])\n"
     code += "print('HEAVY', sorted({'torch', 'transformers', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY []"

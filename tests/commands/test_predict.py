@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,14 +17,12 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.commands import predict_lines
+from patchgen.commands import predict_parts
 from patchgen.commands.explain import output_names
 from patchgen.commands.inputs import find_images
-from patchgen.commands.predict_lines import GrowingFile, Lines
-from patchgen.common.files import lock
-from patchgen.common.text import printable
-from patchgen.predict.predictor import Prediction, Predictor, identity, load_run
+from patchgen.predict.predictor import Predictor, load_run
 from patchgen.runs.folder import RunFolder
+from patchgen.sweep.unit import UnitClaim
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -87,30 +84,19 @@ def test_a_target_that_cannot_be_written_is_refused_before_the_work(
     assert f"{words[1]} {words[2]} cannot be written: in /proc nothing can be made" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", ["nowhere/x.png", "*.png", "empty"])
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("nowhere/x.png", "nowhere/x.png does not exist"), ("*.png", "pattern *.png"), ("empty", "folder empty"),
+     ("", "a word is empty"), (" ", "a word is empty")],
+)  # fmt: skip
 def test_a_word_that_leads_nowhere_is_an_error(
-    word: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    word: str, message: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (photos / "more" / "empty").mkdir()
-    monkeypatch.chdir(photos / "more" / "empty")
-    (photos / "more" / "empty" / "empty").mkdir()
+    (photos / "there" / "empty").mkdir(parents=True)
+    monkeypatch.chdir(photos / "there")
     assert main(["predict", run, str(photos / "a.png"), word]) == 2
     error = capsys.readouterr().err
-    assert "no image found" in error and word in error and "Traceback" not in error
-
-
-@pytest.mark.parametrize("word", ["", " "])
-def test_an_empty_word_is_not_the_current_folder(
-    word: str, run: str, photos: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(photos)
-    assert main(["predict", run, word]) == 2
-    assert "a word is empty" in capsys.readouterr().err
-
-
-def test_no_image_at_all(run: str, capsys: Captured) -> None:
-    assert main(["predict", run]) == 2
-    assert "no image given" in capsys.readouterr().err
+    assert "no image found" in error and message in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -145,17 +131,6 @@ def test_csv_file_is_whole_or_not_there(run: str, photos: Path, tmp_path: Path, 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["found.csv", "photos"]
 
 
-def test_csv_and_json_on_stdout_agree(run: str, photos: Path, capsys: Captured) -> None:
-    assert main(["predict", run, str(photos), "--csv", "-"]) == 0
-    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert main(["predict", run, str(photos), "--json"]) == 0
-    records = json.loads(capsys.readouterr().out)
-    assert [r["path"] for r in rows] == [r["path"] for r in records] == [
-        str(photos / "a.png"), str(photos / "more/a.png")]  # fmt: skip
-    for row, record in zip(rows, records, strict=True):
-        assert float(row["p_cross"]) == pytest.approx(record["probabilities"]["cross"], abs=1e-5)
-
-
 def test_json_lines_agree_with_json(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
     target = tmp_path / "found.jsonl"
     assert main(["predict", run, str(photos), "--json"]) == 0
@@ -167,134 +142,82 @@ def test_json_lines_agree_with_json(run: str, photos: Path, tmp_path: Path, caps
     assert capsys.readouterr().out == target.read_text()
 
 
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """`stop_after(24)`: predictions stop as at Ctrl-C after so many images; returns the sizes of scored batches."""
+    whole = Predictor.computed
+
+    def plant(images: int) -> list[int]:
+        scored: list[int] = []
+
+        def answer(self: Predictor, pixels: Sequence[np.ndarray]) -> object:
+            if sum(scored) >= images:
+                raise KeyboardInterrupt
+            scored.append(len(pixels))
+            return whole(self, pixels)
+
+        monkeypatch.setattr(Predictor, "computed", answer)
+        return scored
+
+    return plant
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_a_killed_command_goes_on(
-    kind: str, run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_command_resumes(
+    kind: str, run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch,
+    stop_after: Callable[[int], list[int]],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(predict_parts, "IMAGES", 16)
     words = ["predict", run, str(image_folder), "--batch", "8", f"--{kind}"]
     assert main([*words, str(tmp_path / "whole")]) == 0
-    scored, right = [0], Predictor.computed
-
-    def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
-        if scored[0] == 24:
-            raise KeyboardInterrupt
-        scored[0] += len(images)
-        return right(self, images)
-
-    monkeypatch.setattr(Predictor, "computed", killed)
-    target = tmp_path / "found"
+    target = tmp_path / "predictions"
+    stop_after(24)
     assert main([*words, str(target)]) == 130 and not target.exists()
-    [partial] = tmp_path.glob(".found.*.part")
-    with partial.open("a") as file:
-        file.write("photos/cut sho")  # as a kill in the middle of a line leaves it
-    monkeypatch.setattr(
-        Predictor, "computed", lambda self, images: (scored.append(len(images)), right(self, images))[1]
-    )
-    scored.clear()
+    assert len(list(tmp_path.glob(".predictions.*.parts"))) == 1
     capsys.readouterr()
+    scored = stop_after(1000)
     assert main([*words, str(target)]) == 0
-    assert sum(scored) == 90 - 24 and "[24/90" in capsys.readouterr().err
-    assert sorted(target.read_text().splitlines()) == sorted((tmp_path / "whole").read_text().splitlines())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["found", "whole"]
+    assert sum(scored) == 90 - 16 and "[16/90" in capsys.readouterr().err
+    assert target.read_text() == (tmp_path / "whole").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["predictions", "whole"]
 
 
-PLAIN = Lines("path\n", lambda found: f"{found.path}\n", str.strip, str)
-
-
-def test_a_part_that_was_taken_away_before_it_was_locked_is_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, paths, calls = tmp_path / "out.txt", [Path("a.png")], []
-
-    def late(descriptor: int) -> bool:
-        if not calls:  # another process cleans up in between
-            next(tmp_path.glob(".*.part")).unlink()
-        calls.append(descriptor)
-        return lock(descriptor)
-
-    monkeypatch.setattr(predict_lines, "lock", late)
-    with GrowingFile(target, "one", PLAIN, paths) as file:
-        assert file.partial.exists() and len(calls) == 2
-    assert target.exists()
-
-
-def stopped(file: GrowingFile, *paths: Path) -> None:
-    """Write these lines, then stop as a kill does."""
-    with pytest.raises(KeyboardInterrupt), file:
-        for path in paths:
-            file.write(Prediction(path, "x", 1.0, np.ones(1), None, None, np.ones(1)))
-        raise KeyboardInterrupt
-
-
-def test_another_model_begins_anew(run: str, tiny_run: MakeRun, tmp_path: Path) -> None:
-    assert identity(run) == identity(run) != identity(run, "swad") != identity(tiny_run("lp-ln").path)
-    target, paths = tmp_path / "f", [Path("a.png"), Path("b.png")]
-    stopped(GrowingFile(target, "one", PLAIN, paths), paths[0])
-    with GrowingFile(target, "one", PLAIN, paths[::-1]) as file:
-        assert paths[0] in file and paths[1] not in file
-        with pytest.raises(ValueError, match="another process"), GrowingFile(target, "one", PLAIN, paths):
-            pass
-    assert target.read_text() == "path\na.png\n"
-    with GrowingFile(target, "two", PLAIN, paths) as file:
-        assert paths[0] not in file
-    assert target.read_text() == "path\n"
-
-
-def test_other_images_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("A", "B"):
-        (tmp_path / place).mkdir()
-        for name in ("1.png", "2.png"):
-            (tmp_path / place / name).write_bytes(b"same size")
-    target, both = tmp_path / "f", [Path("1.png"), Path("2.png")]
-    monkeypatch.chdir(tmp_path / "A")
-    stopped(GrowingFile(target, "one", PLAIN, both), both[0])
-    with GrowingFile(target, "one", PLAIN, both) as file:
-        assert both[0] in file
-    for change in ("place", "fewer", "as typed", "contents"):
-        monkeypatch.chdir(tmp_path / "A")
-        stopped(GrowingFile(target, "one", PLAIN, both), both[0])
-        asked = [Path("../A/1.png"), both[1]] if change == "as typed" else both[1:] if change == "fewer" else both
-        if change == "place":
-            monkeypatch.chdir(tmp_path / "B")
-        if change == "contents":
-            both[0].write_bytes(b"another size")
-        with GrowingFile(target, "one", PLAIN, asked) as file:
-            assert not file.done, change
-        assert target.read_text() == "path\n"
-
-
-def test_what_was_begun_for_other_images_is_removed_unless_it_is_being_filled(tmp_path: Path) -> None:
-    target, a, b = tmp_path / "f", [Path("a.png")], [Path("b.png")]
-    (tmp_path / ".f.csv.0123456789ab.part").touch()  # of another target
-    stopped(GrowingFile(target, "one", PLAIN, a), *a)
-    stopped(GrowingFile(target, "one", PLAIN, b), *b)
-    assert len(list(tmp_path.glob(".f.*.part"))) == 2  # a new file removes what was begun before
-    with GrowingFile(target, "one", PLAIN, a) as first:
-        stopped(GrowingFile(target, "one", PLAIN, b), *b)
-        assert first.partial.exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".f.csv.0123456789ab.part", "f"]
-
-
-def test_a_stopped_command_gives_no_other_folders_predictions(
-    run: str, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("change", ["folder", "fewer", "as typed", "contents", "model", "nothing"])
+def test_parts_of_another_model_or_of_other_images_are_never_used(
+    change: str, run: str, tiny_run: MakeRun, image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    stop_after: Callable[[int], list[int]],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(predict_parts, "IMAGES", 4)
     for place, kind in (("A", "circle"), ("B", "cross")):
         shutil.copytree(image_folder / "studio" / kind, tmp_path / place / "photos")
-    right = Predictor.computed
-
-    def killed(self: Predictor, images: Sequence[np.ndarray]) -> object:
-        monkeypatch.setattr(Predictor, "computed", lambda self, images: sys.exit(130))
-        return right(self, images)
-
     monkeypatch.chdir(tmp_path / "A")
-    monkeypatch.setattr(Predictor, "computed", killed)
-    words, target = ["predict", run, "photos", "--batch", "4", "--csv"], tmp_path / "found.csv"
-    with pytest.raises(SystemExit):
-        main([*words, str(target)])
-    monkeypatch.setattr(Predictor, "computed", right)
-    monkeypatch.chdir(tmp_path / "B")
-    assert main([*words, str(target)]) == main([*words, str(tmp_path / "whole.csv")]) == 0
-    assert target.read_text() == (tmp_path / "whole.csv").read_text()
+    target = tmp_path / "predictions.csv"
+    words = ["--batch", "4", "--csv", str(target)]
+    stop_after(4)
+    assert main(["predict", run, "photos", *words]) == 130
+    [parts] = tmp_path.glob(".*.parts")
+    (tmp_path / ".other.csv.0123456789ab.parts").mkdir()  # of another target
+    if change == "folder":
+        monkeypatch.chdir(tmp_path / "B")
+    if change == "contents":
+        Image.new("RGB", (9, 9)).save("photos/00.png")
+    images = {"fewer": "photos/0[1-9].png", "as typed": "../A/photos"}.get(change, "photos")
+    model = str(tiny_run("lp-ln").path) if change == "model" else run
+    scored = stop_after(1000)
+    assert main(["predict", model, images, *words]) == 0
+    assert sum(scored) == {"fewer": 9, "nothing": 6}.get(change, 10)
+    assert not parts.exists() and (tmp_path / ".other.csv.0123456789ab.parts").exists()
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(
+    run: str, image_folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict_parts, "_digest", lambda *_: "0123456789ab")
+    work = tmp_path / ".a.csv.0123456789ab.parts"
+    work.mkdir()
+    with UnitClaim(work, tmp_path / "a.csv").locked():
+        assert main(["predict", run, str(image_folder), "--csv", str(tmp_path / "a.csv")]) == 2
+        assert "by another process" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -333,6 +256,7 @@ def test_strict_fails_after_all_work(run: str, photos: Path, capsys: Captured) -
         (["--csv", "{here}/no/file.csv"], "does not exist"),
         (["--csv", "-", "--json"], "exclude each other"),
         (["--batch", "0"], "at least 1"),
+        (["--workers", "2"], "add --csv FILE"),
     ],
 )
 def test_wrong_options_are_one_sentence(
@@ -347,10 +271,9 @@ def test_a_folder_that_is_no_run(photos: Path, capsys: Captured) -> None:
         assert main([*command, str(photos), str(photos)]) == 2
         assert "not a run folder" in capsys.readouterr().err
     assert not (photos / "out").exists()
-
-
-def test_paths_are_printable() -> None:
-    assert printable(b"a\xff\n.png".decode("utf-8", "surrogateescape")) == "a\\udcff\\n.png"
+    assert main(["explain", str(photos), str(photos), "--out", str(photos / "readme.txt")]) == 2
+    assert "must be a folder" in capsys.readouterr().err
+    assert main(["predict", str(photos)]) == 2 and "no image given" in capsys.readouterr().err
 
 
 # explain
@@ -440,11 +363,6 @@ def test_explain_with_a_baseline_is_labelled(
     assert main([*words, "--map", "mask"]) == 2 and "no ranking 'mask'" in capsys.readouterr().err
 
 
-def test_out_must_be_a_folder(run: str, photos: Path, capsys: Captured) -> None:
-    assert main(["explain", run, str(photos / "a.png"), "--out", str(photos / "readme.txt")]) == 2
-    assert "must be a folder" in capsys.readouterr().err
-
-
 def test_explain_fails_when_nothing_could_be_read(run: str, photos: Path, tmp_path: Path, capsys: Captured) -> None:
     out = ["--out", str(tmp_path / "out")]
     assert main(["explain", run, str(photos / "broken.JPG"), *out]) == 1
@@ -453,13 +371,6 @@ def test_explain_fails_when_nothing_could_be_read(run: str, photos: Path, tmp_pa
     assert main(["explain", run, str(photos / "broken.JPG"), str(photos / "a.png"), *out]) == 0
     assert main(["explain", run, str(photos / "broken.JPG"), str(photos / "a.png"), *out, "--strict"]) == 1
     assert main(["explain", run, str(photos / "a.png"), *out, "--strict"]) == 0
-
-
-def test_explain_tells_its_progress_in_tenths(run: str, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    images = sorted((image_folder / "studio").rglob("*.png"))[:20]
-    assert main(["explain", run, *map(str, images), "--out", str(tmp_path)]) == 0
-    told = re.findall(r"explaining \[(\d+/\d+)", capsys.readouterr().err)
-    assert told == [f"{n}/20" for n in range(2, 21, 2)]
 
 
 def test_names_never_meet() -> None:

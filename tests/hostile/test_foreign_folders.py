@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.predict.model_folder import read_model
 from patchgen.predict.predictor import load_predictor
@@ -105,21 +106,21 @@ def test_a_backbone_file_may_be_cut_after_it_was_read(tmp_path: Path) -> None:
 # Folders that a command continues in
 
 
-def test_parts_of_predictions_that_are_links_or_pipes_are_neither_written_nor_awaited(tmp_path: Path) -> None:
-    from patchgen.commands.predict_lines import GrowingFile, Lines
+@pytest.mark.parametrize("kind", ["folder", "part"])
+def test_parts_of_predictions_that_are_links_are_refused(
+    kind: str, image_folder: Path, tiny_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from patchgen.commands import predict_parts
 
-    lines = Lines("path\n", lambda found: "", lambda line: line, str)
-    file = GrowingFile(tmp_path / "a.csv", "model", lines, [])
-    (tmp_path / "precious").write_text("precious")
-    file.partial.symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError), file:
-        pass
-    assert (tmp_path / "precious").read_text() == "precious"
-    file.partial.unlink()
-    os.mkfifo(tmp_path / ".a.csv.0123456789ab.part")  # opened, it would wait for a writer
-    with file:
-        pass
-    assert sorted(os.listdir(tmp_path)) == ["a.csv", "precious"]
+    (tmp_path / "elsewhere").mkdir()
+    work = tmp_path / ".a.csv.0123456789ab.parts"
+    if kind == "part":
+        work.mkdir()
+    (work if kind == "folder" else work / "000000.json").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setattr(predict_parts, "_digest", lambda *_: "0123456789ab")
+    words = [str(tiny_run("lp").path), str(image_folder / "studio/cross"), "--csv", str(tmp_path / "a.csv")]
+    assert main(["predict", *words]) == 2
+    assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "a.csv").exists()
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -177,4 +178,4 @@ def test_json_files_are_read_within_limits() -> None:
     direct = {
         name for name, text in files.items() if re.search(r"\bloads?\([^\n]*\.(read_text|read_bytes|open)\(", text)
     }
-    assert direct == {"commands/predict_parts.py", "slides/annotations.py", "model/local.py"}
+    assert direct == {"slides/annotations.py", "model/local.py"}

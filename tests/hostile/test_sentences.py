@@ -146,12 +146,12 @@ def test_collected_runs_hold_no_formula_and_stay_one_row(tmp_path: Path, tiny_ru
 
 
 def test_every_table_of_text_goes_through_one_writer() -> None:
-    """CSV is written by `write_csv`, and line by line where a stopped command resumes: names as they are or inert."""
+    """CSV is written by `write_csv`, and line by line where a stopped command resumes."""
     import patchgen
 
     source = Path(str(patchgen.__file__)).parent
     writers = {file.relative_to(source).as_posix() for file in source.rglob("*.py") if "csv.writer" in file.read_text()}
-    assert writers == {"common/files.py", "commands/predict_lines.py", "slides/scan.py"}
+    assert writers == {"common/files.py", "commands/predict.py", "slides/scan.py"}
 
 
 def test_a_report_holds_no_html_of_a_name() -> None:

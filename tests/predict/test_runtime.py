@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import throughput
-from patchgen.commands.model_options import RuntimeOptions
+from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime
 from patchgen.predict.export import drawn_images

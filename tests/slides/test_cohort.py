@@ -122,22 +122,6 @@ def test_finished_slides_are_not_read_again_and_a_broken_one_is_listed(
     assert files_below(out / "a1") == files_below(mapped / "a1")
 
 
-def test_an_unfinished_folder_of_an_earlier_version_is_continued(
-    cohort: Path, model: Path, mapped: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a1").mkdir()
-    facts = json.loads((mapped / "a1" / "slide.json").read_text())
-    settings = {name: value for name, value in facts.items() if name not in ("tiles", "origin", "files")}
-    (tmp_path / "a1" / "slide.json").write_text(json.dumps(settings))
-    lines = (mapped / "a1" / "tiles.csv").read_text().splitlines(keepends=True)
-    lines[5] = re.sub(r"(tumour|stroma),0\.\d+", r"\1,0.123456", lines[5])  # shows that the line was taken over
-    (tmp_path / "a1" / "tiles.csv").write_text("".join(lines[:17]))
-    slide = str(cohort / "slides" / "site_a" / "a1.tif")
-    assert main(["slide", str(model), slide, "--out", str(tmp_path), "--tile", str(TILE), "--batch", "16"]) == 0
-    assert "0.123456" in lines[5] and (tmp_path / "a1" / "tiles.csv").read_text() == "".join(lines)
-    assert not (tmp_path / ".work").exists()
-
-
 # Several processes
 
 
@@ -147,7 +131,7 @@ def test_parts_of_predict_give_the_file_of_one_process(
 ) -> None:  # fmt: skip
     """In this process, with the engine's place taken: what the parts are and how they become one file."""
     from patchgen.commands import predict_parts
-    from patchgen.commands.engine import EngineArguments
+    from patchgen.commands.options import EngineOptions
     from patchgen.sweep.engines import LauncherOptions
     from patchgen.sweep.unit import run_units
 
@@ -158,7 +142,7 @@ def test_parts_of_predict_give_the_file_of_one_process(
     monkeypatch.setattr(predict_parts, "IMAGES", 20)  # of 90 images, in parts of two batches
     ran: list[int] = []
 
-    def here(self: EngineArguments, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
+    def here(self: EngineOptions, units: Any, work: Path, what: str, quiet: bool = False) -> dict[str, str]:
         ran.append(sum(not unit.folder.done for unit in units))
         if len(ran) == 1:
             run_units(units[:2], None, LauncherOptions(work), quiet=True)  # and then it is killed
@@ -166,7 +150,7 @@ def test_parts_of_predict_give_the_file_of_one_process(
         run_units(units, None, LauncherOptions(work), quiet=True)
         return {}
 
-    monkeypatch.setattr(EngineArguments, "do_units", here)
+    monkeypatch.setattr(EngineOptions, "do_units", here)
     for kind in ("csv", "jsonl"):
         assert main([*words, f"--{kind}", str(tmp_path / f"one.{kind}")]) == 0
         assert main([*words, f"--{kind}", str(tmp_path / f"two.{kind}"), "--workers", "2"]) == (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands.engine import EngineArguments
+from patchgen.commands.options import EngineOptions
 
 for name in ("openslide", "shapely", "torchstain"):
     pytest.importorskip(name)
@@ -73,7 +73,7 @@ def test_there_is_something_to_run() -> None:
 def test_command_runs(line: str, ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tiles of the small slides' size, trainings of two steps, and in this process instead of on an engine."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(EngineArguments, "alone", True)
+    monkeypatch.setattr(EngineOptions, "alone", True)
     monkeypatch.setattr(heatmap, "overlay", lambda small, *_: Image.fromarray(small))  # a drawing takes longest
     for there in ground.iterdir():
         if there.name not in ("maps", "runs"):

@@ -6,6 +6,8 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -136,17 +138,30 @@ def require_data(data: str) -> None:
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
-def choose(
-    actions: Mapping[str, Callable[..., None]], command: str, argv: list[str]
-) -> tuple[Callable[..., None] | None, list[str]]:
-    """The function named by the first argument, and the rest; None if only the list was requested."""
+def check_folder(out: str | Path) -> None:
+    """Reject an existing file where a folder is to be written."""
+    if Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"--out must be a folder, but {out} is a file")
+
+
+def run(name: str, argv: list[str]) -> int:
+    """Run a command and return its exit code.
+
+    Its module has `main(argv)`, or no more than `COMMAND`: a function, or functions by the first word.
+    """
+    module = import_module(f"patchgen.commands.{name}")
+    if hasattr(module, "main"):
+        return int(module.main(argv))
+    command: Callable[..., Any] | Mapping[str, Callable[..., Any]] = module.COMMAND
+    if not isinstance(command, Mapping):
+        return parse(command, name, argv) or 0
     if not argv or argv[0] in HELP:
-        lines = [f"  {name:<8} {(action.__doc__ or '').splitlines()[0]}" for name, action in actions.items()]
-        print(f"usage: patchgen {command} {{{','.join(actions)}}} ...\n\n" + "\n".join(lines))
-        return None, []
-    if argv[0] not in actions:
-        raise ValueError(f"unknown word {argv[0]!r}{did_you_mean(argv[0], actions)} (known: {', '.join(actions)})")
-    return actions[argv[0]], argv[1:]
+        lines = [f"  {word:<8} {(action.__doc__ or '').splitlines()[0]}" for word, action in command.items()]
+        print(f"usage: patchgen {name} {{{','.join(command)}}} ...\n\n" + "\n".join(lines))
+        return 0
+    if argv[0] not in command:
+        raise ValueError(f"unknown word {argv[0]!r}{did_you_mean(argv[0], command)} (known: {', '.join(command)})")
+    return parse(command[argv[0]], f"{name} {argv[0]}", argv[1:]) or 0
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], styles: Sequence[str] = ()) -> None:

@@ -13,7 +13,6 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from patchgen import commands
-from patchgen.commands import parse
 
 PARTS = {"slide": {"tiles": "slide_tiles"}}  # actions in modules of their own
 
@@ -51,8 +50,3 @@ def app() -> SubcommandApp:
 
 
 COMMAND = completion
-
-
-def main(argv: list[str]) -> int:
-    parse(completion, "completion", argv)
-    return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import parse, print_table
+from patchgen.commands import print_table
 
 if TYPE_CHECKING:
     from patchgen.data.benchmarks import Benchmark
@@ -94,8 +94,3 @@ def _cell(value: Any) -> str:
 
 
 COMMAND = show_datasets
-
-
-def main(argv: list[str]) -> int:
-    parse(show_datasets, "datasets", argv)
-    return 0

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchgen.commands import parse
 from patchgen.config import Config
 
 DATA = "oracle-shortcut"
@@ -75,8 +74,3 @@ def _print(rows: list[dict[str, Any]], smoke: bool) -> None:
 
 
 COMMAND = demo
-
-
-def main(argv: list[str]) -> int:
-    parse(demo, "demo", argv)
-    return 0

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table
-from patchgen.commands.model_options import ModelOptions
+from patchgen.commands import announce, check_folder, parse, print_table
+from patchgen.commands.options import ModelOptions
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def main(argv: list[str]) -> int:
 
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     out = Path(arguments.out or Path(arguments.run) / "diagnosis")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, but {out} is a file")
+    check_folder(out)
     opened = prepare([arguments.run, *arguments.against], arguments.data, options, **arguments.device)
     out.mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be created
     with Progress("diagnosing", opened.work) as bar:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table, require_data
+from patchgen.commands import announce, check_folder, parse, print_table, require_data
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.model_options import ModelOptions
+from patchgen.commands.options import ModelOptions
 from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def _check(arguments: DiscoverArguments, images: int) -> None:
         require_data(arguments.data)
     if arguments.batch < 1:
         raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
-    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
-        raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
+    check_folder(arguments.out)
 
 
 def read_known(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import parse, print_table, require_data
+from patchgen.commands import print_table, require_data
 from patchgen.common.files import expanded
 from patchgen.config import SplitRule
 
@@ -126,7 +126,3 @@ def _write_splits(target: Path, table: Table, splits: Splits, json: bool) -> Non
 
 
 COMMAND = examine
-
-
-def main(argv: list[str]) -> int:
-    return parse(examine, "doctor", argv)

@@ -10,7 +10,7 @@ import tyro
 
 from patchgen.commands import announce, parse
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.model_options import ModelOptions
+from patchgen.commands.options import ModelOptions
 from patchgen.common.files import check_writable, expanded
 from patchgen.common.text import printable
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table, require_data
+from patchgen.commands import announce, check_folder, parse, print_table, require_data
 from patchgen.commands.inputs import report_unreadable
-from patchgen.commands.model_options import RuntimeOptions
+from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import check_writable, expanded, write_text
 from patchgen.common.text import json_text, printable
 from patchgen.common.untrusted import read_json
@@ -113,8 +113,7 @@ def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
     if arguments.data is not None:
         raise ValueError("--data is for several runs, whose data has another path now; leave it out")
     out = expanded(arguments.out or "evaluation")
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, but {out} is a file")
+    check_folder(out)
     check_writable(out, "--out")
     for name in ("batch", "wrong"):
         least = 1 if name == "batch" else 0

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import announce, check_folder, parse
 from patchgen.commands.inputs import find_images, report_unreadable
-from patchgen.commands.model_options import RuntimeOptions
+from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import check_writable, replacing, write_text
 from patchgen.common.text import json_text, printable
 from patchgen.draw.overlay import UNSELECTIVE
@@ -150,8 +150,7 @@ def main(argv: list[str]) -> int:
 
     check_colours(arguments.colormap, arguments.alpha)
     paths, out = find_images(arguments.images), Path(arguments.out)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, but {out} is a file")
+    check_folder(out)
     check_writable(out, "--out")
     from patchgen.common.progress import Progress
     from patchgen.pages.page import write_page

@@ -7,8 +7,6 @@ import json as to_json
 from importlib import resources
 from typing import Any
 
-from patchgen.commands import parse
-
 
 def list_methods(needs: str | None = None, json: bool = False) -> None:
     """List the methods: what the head reads, what is tuned, what a step costs, what it needs, where it comes from.
@@ -63,8 +61,3 @@ def step_costs() -> dict[str, float]:
 
 
 COMMAND = list_methods
-
-
-def main(argv: list[str]) -> int:
-    parse(list_methods, "methods", argv)
-    return 0

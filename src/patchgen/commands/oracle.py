@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import choose, parse, print_table, require_data
+from patchgen.commands import print_table, require_data
 from patchgen.common.files import expanded
 
 
@@ -128,10 +128,3 @@ def summary(name: str) -> dict[str, Any]:
 
 
 COMMAND: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}
-
-
-def main(argv: list[str]) -> int:
-    action, rest = choose(COMMAND, "oracle", argv)
-    if action is not None:
-        parse(action, f"oracle {argv[0]}", rest)
-    return 0

@@ -1,79 +1,138 @@
-"""`predict` shared among processes or machines: parts of the images, claimed on disk, put together in their order.
+"""The output file of `predict`, made in parts: a stopped command resumes, and processes can share the work.
 
-A part is a number of whole batches, so that each image is predicted in the batch that one process would make. The
-parts are in a hidden folder next to the target, whose name carries a digest of the model and of the images; it is
-removed when the target is whole.
+A part is a number of whole batches, so that each image is predicted in the batch that one process would make. Parts
+are in a hidden folder next to the target. Its name has a digest of the model, the format and the images, so that parts
+of others are never used, and a file with the target's name is always complete.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchgen.commands.inputs import report_unreadable
-from patchgen.commands.predict import PredictArguments, lines_of
-from patchgen.common.files import replacing, write_text
+from patchgen.commands.predict import PredictArguments, line_format
+from patchgen.common.files import refuse_links, replacing, write_text
+from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
-    from patchgen.predict.predictor import Predictor
+    from patchgen.predict.predictor import Predictor, Unreadable
+    from patchgen.sweep.unit import Unit
 
-IMAGES = 512  # approximate size of a part
+IMAGES = 256  # approximate size of a part
 
 
-def predict_parts(arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path]) -> int:
-    """Predict on the engine, write the file, and return the exit code.
+def write_file(arguments: PredictArguments, file: str, predictor: Predictor, paths: Sequence[Path]) -> list[Unreadable]:
+    """Predict the missing parts, write the file, and return the unreadable images.
 
     Raises:
-        ValueError: no file to write to, or a part that failed; finished parts are kept.
+        ValueError: another process writes the same, or a part failed; finished parts are kept.
     """
-    from patchgen.commands.predict_lines import work_digest
     from patchgen.predict.predictor import Unreadable, identity
+    from patchgen.sweep.unit import UnitClaim
+
+    target, (head, _) = Path(os.path.realpath(file)), line_format(arguments, predictor)
+    size = max(1, IMAGES // arguments.batch) * arguments.batch
+    model = f"{identity(arguments.run, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}\n{head}"
+    work = target.with_name(f".{target.name}.{_digest(model, paths)}.parts")
+    if work.is_symlink():
+        raise ValueError(f"{work} is a link, and predictions would be written through it; remove it")
+    work.mkdir(exist_ok=True)
+    refuse_links(work)
+    with UnitClaim(work, target).locked():
+        _remove_others(work, target)
+        units = _units(arguments, predictor, paths, work, size)
+        if arguments.alone:
+            _predict_here(arguments, predictor, units)
+        elif failures := arguments.do_units(units, work, "parts"):
+            label, reason = next(iter(failures.items()))
+            raise ValueError(
+                f"{label}: {reason.strip().splitlines()[-1]}; the rest is kept, and the same command continues"
+            )
+        unreadable = []
+        with replacing(target) as temporary, temporary.open("wb") as stream:
+            stream.write(head.encode("utf-8", "backslashreplace"))
+            for unit in units:
+                part = read_json(unit.result)
+                stream.writelines(line.encode("utf-8", "backslashreplace") for line in part["lines"])
+                unreadable += [Unreadable(Path(path), reason) for path, reason in part["unreadable"]]
+        shutil.rmtree(work, ignore_errors=True)
+    return unreadable
+
+
+def _digest(model: str, paths: Sequence[Path]) -> str:
+    """Twelve hex digits of everything that the lines depend on."""
+    digest = hashlib.sha256(model.encode("utf-8", "surrogateescape"))
+    for path in paths:
+        try:
+            size, time = path.stat().st_size, path.stat().st_mtime_ns
+        except OSError:  # reported as unreadable when its turn comes
+            size = time = -1
+        # as typed too: that is how a line names its image
+        digest.update(os.fsencode(f"{path}\0{os.path.abspath(path)}\0{size}\0{time}\0"))
+    return digest.hexdigest()[:12]
+
+
+def _remove_others(work: Path, target: Path) -> None:
+    """Remove parts of this target that belong to another model or other images, and to no running process."""
+    from patchgen.sweep.unit import UnitClaim
+
+    name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
+    for path in target.parent.iterdir():
+        if name.fullmatch(path.name) and path != work and path.is_dir() and not UnitClaim(path, target).busy:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _units(
+    arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], work: Path, size: int
+) -> list[Unit]:
     from patchgen.sweep.unit import Needs, Unit
 
-    file = arguments.csv or arguments.jsonl
-    if file in (None, "-"):
-        raise ValueError("--engine and --workers need a file to write to: add --csv FILE or --jsonl FILE")
-    target, lines = Path(str(file)), lines_of(arguments, predictor)
-    size = max(1, IMAGES // arguments.batch) * arguments.batch
-    model = f"{identity(arguments.run, arguments.checkpoint)}{predictor.variant} {arguments.batch} {size}"
-    work = target.absolute().with_name(f".{target.name}.{work_digest(model, lines.head, paths)}.parts")
     needs = Needs(arguments.threads, predictor.config.accelerator)
-    given = {**asdict(arguments), "images": [], "runtime": arguments.resolved_runtime(predictor)}
+    options = {**asdict(arguments), "images": [], "runtime": arguments.resolved_runtime(predictor)}
     units = []
     for number, start in enumerate(range(0, len(paths), size)):
         result, images = work / f"{number:06}.json", [str(path) for path in paths[start : start + size]]
-        call = {"arguments": given, "images": images, "result": str(result)}
+        call = {"arguments": options, "images": images, "result": str(result)}
         label = f"images {start + 1} to {start + len(images)}"
         units.append(Unit("patchgen.commands.predict_parts:predict_part", call, work / f"{number:06}", result, label,
                           needs, len(images)))  # fmt: skip
-    failures = arguments.do_units(units, work, "parts")
-    if failures:
-        label, why = next(iter(failures.items()))
-        raise ValueError(f"{label}: {why.strip().splitlines()[-1]}; the rest is kept, and the same command continues")
-    failed = []
-    with replacing(target) as temporary, temporary.open("wb") as stream:
-        stream.write(lines.head.encode("utf-8", "backslashreplace"))
+    return units
+
+
+def _predict_here(arguments: PredictArguments, predictor: Predictor, units: Sequence[Unit]) -> None:
+    from patchgen.common.progress import Progress
+
+    with Progress("predicting", sum(unit.size for unit in units)) as bar:
+        if finished := sum(unit.size for unit in units if unit.folder.done):
+            bar.advance(finished)
+            bar.say("of an earlier attempt are reused")
         for unit in units:
-            part = json.loads(unit.result.read_text(encoding="utf-8"))
-            stream.writelines(line.encode("utf-8", "backslashreplace") for line in part["lines"])
-            failed += [Unreadable(Path(path), reason) for path, reason in part["unreadable"]]
-    shutil.rmtree(work, ignore_errors=True)
-    print(file)
-    return report_unreadable(failed, len(paths), arguments.strict)
+            if not unit.folder.done:
+                _write_part(arguments, predictor, unit.arguments["images"], unit.result, bar.tick)
 
 
 def predict_part(folder: Path, arguments: dict[str, Any], images: list[str], result: str) -> None:
-    """Write the lines of one part, and its unreadable images."""
+    """One part, in a worker process."""
+    options = PredictArguments(**arguments)
+    _write_part(options, options.load_once(options.run), images, result)
+
+
+def _write_part(
+    arguments: PredictArguments, predictor: Predictor, images: Sequence[str], result: str | Path,
+    tick: Callable[[int], None] = lambda count: None,
+) -> None:  # fmt: skip
+    """Write the lines of a part, and its unreadable images."""
     from patchgen.predict.predictor import Unreadable
 
-    given = PredictArguments(**arguments)
-    predictor = given.load_once(given.run)
-    line = lines_of(given, predictor).line
-    found = list(predictor.predict([Path(image) for image in images], given.batch))
-    unreadable = [(str(one.path), one.reason) for one in found if isinstance(one, Unreadable)]
-    lines = [line(one) for one in found if not isinstance(one, Unreadable)]
+    _, line = line_format(arguments, predictor)
+    rows = list(predictor.predict([Path(image) for image in images], arguments.batch, tick))
+    unreadable = [(str(row.path), row.reason) for row in rows if isinstance(row, Unreadable)]
+    lines = [line(row) for row in rows if not isinstance(row, Unreadable)]
     write_text(result, json.dumps({"lines": lines, "unreadable": unreadable}))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from patchgen.commands import announce, parse, print_table
+from patchgen.commands import announce, print_table
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
@@ -56,8 +56,3 @@ def _show(grids: Sequence[Grid]) -> None:
 
 
 COMMAND = report
-
-
-def main(argv: list[str]) -> int:
-    parse(report, "report", argv)
-    return 0

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from patchgen.commands import announce, parse
-from patchgen.commands.model_options import DeviceOptions
+from patchgen.commands.options import DeviceOptions
 
 CONNECTIONS = 200  # maximum at once; processes typically have about a thousand file descriptors
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -9,7 +9,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,10 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
-from patchgen.commands import Maybe, announce, parse
-from patchgen.commands.engine import EngineArguments
+from patchgen.commands import Maybe, announce, check_folder, option_name, parse
 from patchgen.commands.inputs import report_unreadable
-from patchgen.commands.model_options import RuntimeOptions
+from patchgen.commands.options import EngineOptions, RuntimeOptions
 from patchgen.common.files import refuse_links, write_text
 from patchgen.common.text import json_text, printable
 from patchgen.common.untrusted import read_json, shortly
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from patchgen.slides.scan import Place
     from patchgen.slides.slide import Slide
     from patchgen.slides.tiles import TileGrid
-    from patchgen.sweep.unit import Unit
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
@@ -41,7 +40,7 @@ WORK, PART = ".work", "part"  # the parent of unfinished slides, and the folder 
 
 
 @dataclass(frozen=True)
-class SlideArguments(RuntimeOptions, EngineArguments):
+class SlideArguments(RuntimeOptions, EngineOptions):
     """Predict whole slides tile by tile: a folder per slide with tiles.csv, tiles.geojson and a map of each class.
 
     See `patchgen slide tiles --help` for cutting slides into labelled tiles for training.
@@ -76,27 +75,19 @@ class SlideArguments(RuntimeOptions, EngineArguments):
 Scaled = TypeVar("Scaled", bound=SlideArguments)
 
 
-def check_arguments(arguments: SlideArguments) -> None:
-    """Check the options that apply to all slides, before any work."""
+def checked_slides(arguments: SlideArguments) -> list[Path]:
+    """The slide files, which must have different names, after all checks that need no model."""
+    from patchgen.slides.plan import find_slides
+    from patchgen.slides.slide import require_openslide
+    from patchgen.slides.tissue import check_rule
+
     if not arguments.slides:
         raise ValueError("no slide given; name slide files after the model")
     arguments.check_engine()
     if not 0 <= arguments.min_tissue <= 1:
         raise ValueError(f"--min-tissue is a share from 0 to 1, not {arguments.min_tissue}")
-    for name in ("mpp", "mpp_slide", "tile", "batch"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")
-    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
-        raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
-
-
-def slides_of(arguments: SlideArguments) -> list[Path]:
-    """The slide files, which must have different names, after the checks that concern them."""
-    from patchgen.slides.plan import find_slides
-    from patchgen.slides.slide import require_openslide
-    from patchgen.slides.tissue import check_rule
-
+    check_positive(arguments, "mpp", "mpp_slide", "tile", "batch")
+    check_folder(arguments.out)
     slides = find_slides(arguments.slides)
     check_rule(arguments.tissue, arguments.mask, slides)
     twice = [stem for stem, count in Counter(path.stem for path in slides).items() if count > 1]
@@ -104,6 +95,14 @@ def slides_of(arguments: SlideArguments) -> list[Path]:
         raise ValueError(f"two slides are called {twice[0]!r} and would share a folder; give them a command each")
     require_openslide()
     return slides
+
+
+def check_positive(arguments: Any, *names: str) -> None:
+    """ValueError for the first of these options that is given and not a finite number above 0."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{option_name(name)} must be above 0, not {value}")
 
 
 def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
@@ -160,15 +159,11 @@ def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
         was = read_json(file)
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); remove it with its results, or choose another --out") from error
-    other = [name for name, value in settings.items() if was.get(name) != value]
-    if other:
-        change = f"{other[0]} {shortly(was.get(other[0]))}, now {shortly(settings[other[0]])}"
+    changed = [name for name, value in settings.items() if was.get(name) != value]
+    if changed:
+        change = f"{changed[0]} {shortly(was.get(changed[0]))}, now {shortly(settings[changed[0]])}"
         place = file.parent if file.name == DESCRIPTION else file.with_suffix("")
         raise ValueError(f"{place} was started with other settings ({change}); remove it, or choose another --out")
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    write_text(file, json_text(content) + "\n")
 
 
 def load_model(arguments: SlideArguments) -> tuple[Predictor, str]:
@@ -223,14 +218,14 @@ def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, 
         settings = tile_settings(options, predictor, opened, digest)
         check_settings(part / DESCRIPTION, settings)
         part.mkdir(exist_ok=True)
-        _write_json(part / DESCRIPTION, settings)
+        write_text(part / DESCRIPTION, json_text(settings) + "\n")
         save_png(part / "tissue.png", Image.fromarray(mask))
         save_thumbnail(part, small, grid)
         with Progress(printable(path.name), len(places), quiet=quiet) as bar:
             scan(predictor, opened, grid, places, part / TILES, options.batch, bar.tick)
         files = _write_results(part, predictor.classes, grid, small, opened.mpp)
         facts = {"tiles": len(places), "origin": list(opened.origin), "files": files}
-    _write_json(part / DESCRIPTION, settings | facts)
+    write_text(part / DESCRIPTION, json_text(settings | facts) + "\n")
     os.replace(part, result)
 
 
@@ -251,49 +246,52 @@ def _write_results(
     return files
 
 
-def _units(arguments: SlideArguments, slides: Sequence[Path]) -> list[Unit]:
-    """The work of each slide; existing results must be of the same model and settings."""
+def process_slides(
+    arguments: SlideArguments,
+    slides: Sequence[Path],
+    predictor: Predictor,
+    function: str,
+    description_of: Callable[[Path], Path],
+    settings_of: Callable[[Slide], dict[str, Any]],
+    ending: str = "",
+) -> tuple[list[Path], dict[str, str]]:
+    """Call a function for each slide, here or on the engine; returns finished results and failures, in their order.
+
+    Args:
+        description_of: The file that describes a result: an existing one must have the settings of this command.
+        ending: Of a result's name after that of the slide; without it results are folders.
+    """
     from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.sweep.unit import Needs, Unit
 
-    predictor, digest = load_model(arguments)
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)
     runtime = arguments.runtime if arguments.alone else arguments.resolved_runtime(predictor)
     for path in slides:
-        result, claim = out / path.stem, out / WORK / path.stem
+        result, claim = out / f"{path.stem}{ending}", out / WORK / path.stem
+        for file in (description_of(result), claim / PART / DESCRIPTION):
+            if file.is_file() and (file.parent.name == PART or result.exists()):
+                with suppress(UnreadableSlide), open_slide(path, arguments.mpp_slide) as slide:  # reported later
+                    check_settings(file, settings_of(slide))
         call = {
             "arguments": {**asdict(arguments), "runtime": runtime}, "slide": str(path),
             "result": str(result.absolute()), "quiet": not arguments.alone,
         }  # fmt: skip
-        unit = Unit("patchgen.commands.slide:map_slide", call, claim, result, str(path), needs)
-        _take_over(unit)
-        for folder in (result, claim / PART):
-            if (folder / DESCRIPTION).is_file():
-                try:
-                    with open_slide(path, arguments.mpp_slide) as slide:
-                        check_settings(folder / DESCRIPTION, tile_settings(arguments, predictor, slide, digest))
-                except UnreadableSlide:  # reported when it is processed
-                    continue
-        units.append(unit)
-    return units
-
-
-def _take_over(unit: Unit) -> None:
-    """Continue an unfinished folder of an earlier version, which wrote directly to the slide's folder, as a claim."""
-    file, part = unit.result / DESCRIPTION, unit.claim / PART
-    if file.is_file() and not part.exists() and b'"files"' not in file.read_bytes():
-        unit.begin()
-        os.replace(unit.result, part)
+        units.append(Unit(function, call, claim, result, str(path), needs))
+    failures = arguments.do_units(units, out / WORK, "slides", quiet=arguments.alone)
+    finished = [unit.result for unit in units if unit.label not in failures]
+    for result in finished:
+        print(result, flush=True)
+    return finished, failures
 
 
 def report_slides(failures: Mapping[str, str], total: int, strict: bool) -> int:
     """List on stderr why slides could not be used; returns the exit code, as `report_unreadable`."""
     from patchgen.slides.slide import UnreadableSlide
 
-    failed = [UnreadableSlide(path, why.removeprefix(f"cannot use slide {path}: ").strip().splitlines()[-1])
-              for path, why in failures.items()]  # fmt: skip
-    return report_unreadable(failed, total, strict, "slides could not be read")
+    unreadable = [UnreadableSlide(path, reason.removeprefix(f"cannot use slide {path}: ").strip().splitlines()[-1])
+                  for path, reason in failures.items()]  # fmt: skip
+    return report_unreadable(unreadable, total, strict, "slides could not be read")
 
 
 COMMAND = SlideArguments
@@ -303,10 +301,9 @@ def main(argv: list[str]) -> int:
     if argv and argv[0] in ACTIONS:
         return int(import_module(f"patchgen.commands.slide_{argv[0]}").main(argv[1:]))
     arguments = parse(SlideArguments, "slide", argv)
-    check_arguments(arguments)
+    slides = checked_slides(arguments)
     from patchgen.slides.plan import read_patients
 
-    slides = slides_of(arguments)
     patients = read_patients(arguments.patients) if arguments.patients else {}
     announce()
     from patchgen.common.machine import use_threads
@@ -314,13 +311,13 @@ def main(argv: list[str]) -> int:
 
     if arguments.alone:
         use_threads(arguments.threads)  # before a runtime queries them
-    arguments = with_scale(arguments, load_model(arguments)[0])
-    units = _units(arguments, slides)
-    failures = arguments.do_units(units, Path(arguments.out) / WORK, "slides", quiet=arguments.alone)
-    done = [unit.result for unit in units if unit.label not in failures]
-    for folder in done:
-        print(folder, flush=True)
-    if done:
-        page = write_cohort(Path(arguments.out), done, failures, patients)
+    predictor, digest = load_model(arguments)
+    arguments = with_scale(arguments, predictor)
+    finished, failures = process_slides(
+        arguments, slides, predictor, "patchgen.commands.slide:map_slide", lambda result: result / DESCRIPTION,
+        lambda slide: tile_settings(arguments, predictor, slide, digest),
+    )  # fmt: skip
+    if finished:
+        page = write_cohort(Path(arguments.out), finished, failures, patients)
         print(f"all slides on one page: {page}", file=sys.stderr)
     return report_slides(failures, len(slides), arguments.strict)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from patchgen.commands import announce, parse
 from patchgen.commands.slide import (
-    WORK,
     SlideArguments,
-    check_arguments,
-    check_settings,
+    checked_slides,
     find_tiles,
+    process_slides,
     report_slides,
-    slides_of,
     tile_settings,
     with_scale,
 )
-from patchgen.commands.slide import (
-    load_model as load_trained_model,
-)
+from patchgen.commands.slide import load_model as load_trained_model
 from patchgen.common.files import expanded, write_text
 from patchgen.common.text import printable
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
-    from patchgen.sweep.unit import Unit
+    from patchgen.slides.slide import Slide
 
 
 @dataclass(frozen=True)
@@ -87,54 +82,39 @@ def embed_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str
                     if not np.isfinite(vectors).all():
                         raise UnreadableSlide(slide, NOT_FINITE)
                     parts[name].append(vectors)
-        settings = tile_settings(options, predictor, opened, digest) | {"what": list(options.what)}
+        settings = _settings(options, predictor, opened, digest)
     boxes = np.array([grid.box(place.column, place.row) for place in places])
     columns = {"column": [p.column for p in places], "row": [p.row for p in places], "x": boxes[:, 0], "y": boxes[:, 1],
                "width": boxes[:, 2] - boxes[:, 0], "height": boxes[:, 3] - boxes[:, 1]}  # fmt: skip
     table = {name: np.asarray(values, dtype=np.int64) for name, values in columns.items()}
     table["tissue"] = np.array([place.tissue for place in places], dtype=np.float32)
     write_text(Path(result).with_suffix(".json"), json.dumps(settings, indent=2) + "\n")
-    write_columns(result, table | {name: np.concatenate(found) for name, found in parts.items()})
-
-
-def _units(arguments: SlideEmbedArguments, slides: Sequence[Path]) -> list[Unit]:
-    """The work of each slide; existing files must be of the same model and settings."""
-    from patchgen.slides.slide import open_slide
-    from patchgen.sweep.unit import Needs, Unit
-
-    predictor, digest = load_model(arguments)
-    out, needs, units = Path(arguments.out), Needs(arguments.threads, predictor.config.accelerator), []
-    for path in slides:
-        result = out / f"{path.stem}.{arguments.format}"
-        if result.exists():
-            with open_slide(path, arguments.mpp_slide) as slide:
-                settings = tile_settings(arguments, predictor, slide, digest) | {"what": list(arguments.what)}
-                check_settings(result.with_suffix(".json"), settings)
-        call = {"arguments": asdict(arguments), "slide": str(path), "result": str(result.absolute()),
-                "quiet": not arguments.alone}  # fmt: skip
-        claim = out / WORK / path.stem
-        units.append(Unit("patchgen.commands.slide_embed:embed_slide", call, claim, result, str(path), needs))
-    return units
+    write_columns(result, table | {name: np.concatenate(vectors) for name, vectors in parts.items()})
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(SlideEmbedArguments, "slide embed", argv)
-    check_arguments(arguments)
-    from patchgen.common.machine import use_threads
-    from patchgen.predict.embed import check_target
-
-    slides, out = slides_of(arguments), Path(arguments.out)
+    slides, out = checked_slides(arguments), Path(arguments.out)
     if arguments.runtime not in ("auto", "torch") or not arguments.what:
         raise ValueError("`slide embed` uses torch; leave --runtime out, and name a vector with --what")
     announce()
+    from patchgen.common.machine import use_threads
+    from patchgen.predict.embed import check_target
+
     if arguments.alone:
         use_threads(arguments.threads)
-    arguments = with_scale(arguments, load_model(arguments)[0])
+    predictor, digest = load_model(arguments)
+    arguments = with_scale(arguments, predictor)
     out.mkdir(parents=True, exist_ok=True)
     check_target(out / f"x.{arguments.format}")
-    units = _units(arguments, slides)
-    failures = arguments.do_units(units, out / WORK, "slides", quiet=arguments.alone)
-    for unit in units:
-        if unit.label not in failures:
-            print(unit.result, flush=True)
+    _, failures = process_slides(
+        arguments, slides, predictor, "patchgen.commands.slide_embed:embed_slide",
+        lambda result: result.with_suffix(".json"),
+        lambda slide: _settings(arguments, predictor, slide, digest),
+        f".{arguments.format}",
+    )  # fmt: skip
     return report_slides(failures, len(slides), arguments.strict)
+
+
+def _settings(arguments: SlideEmbedArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
+    return tile_settings(arguments, predictor, slide, digest) | {"what": list(arguments.what)}

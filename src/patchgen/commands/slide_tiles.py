@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import parse, print_table
-from patchgen.commands.engine import EngineArguments
+from patchgen.commands import check_folder, parse, print_table
+from patchgen.commands.options import EngineOptions
 from patchgen.common.text import printable
 from patchgen.common.untrusted import read_json
 
@@ -26,7 +26,7 @@ IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 
 
 @dataclass(frozen=True)
-class TilesArguments(EngineArguments):
+class TilesArguments(EngineOptions):
     """Cut slides into labelled tiles. Resumable with the same command: finished slides are skipped."""
 
     slides: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="SLIDES...")]
@@ -87,8 +87,7 @@ def _check(arguments: TilesArguments) -> None:
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")
-    if Path(arguments.out).exists() and not Path(arguments.out).is_dir():
-        raise ValueError(f"--out must be a folder, but {arguments.out} is a file")
+    check_folder(arguments.out)
 
 
 def _plan(arguments: TilesArguments) -> Plan:

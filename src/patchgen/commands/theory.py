@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchgen.commands import announce, parse, print_table
+from patchgen.commands import announce, check_folder, print_table
 from patchgen.common.files import replacing, write_text
 
 HEADER = ("s", "result", "quantity", "case", "measured", "bound", "verdict", "tightness")
@@ -49,8 +49,9 @@ def theory(
         json: Print JSON instead of tables.
         out: Folder for theory.json, theory.md and the figure (PNG and SVG).
     """
-    if out is not None and Path(out).exists() and not Path(out).is_dir():
-        raise ValueError(f"--out must be a folder, but {out} is a file")
+    announce()
+    if out is not None:
+        check_folder(out)
     found = measure(run, sizes, images, seed)
     if out is not None:
         write(found, Path(out))
@@ -150,9 +151,3 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 COMMAND = theory
-
-
-def main(argv: list[str]) -> int:
-    announce()
-    parse(theory, "theory", argv)
-    return 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from patchgen.commands import choose, parse, print_table
+from patchgen.commands import print_table
 from patchgen.common.text import did_you_mean
 
 
@@ -64,10 +64,3 @@ def named_weights() -> dict[str, dict[str, Any]]:
 
 
 COMMAND: dict[str, Callable[..., None]] = {"list": list_weights, "fetch": fetch_weights}
-
-
-def main(argv: list[str]) -> int:
-    action, rest = choose(COMMAND, "weights", argv)
-    if action is not None:
-        parse(action, f"weights {argv[0]}", rest)
-    return 0

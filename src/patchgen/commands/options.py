@@ -1,10 +1,12 @@
-"""The options of a command that uses a trained model: which checkpoint, on which device, with which runtime."""
+"""Options that commands share: the model's checkpoint, device and runtime, and the engine that the work runs on."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from patchgen.commands import Maybe
@@ -12,6 +14,7 @@ from patchgen.commands import Maybe
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
     from patchgen.predict.runtime import RuntimeName
+    from patchgen.sweep.unit import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,6 @@ class DeviceOptions:
 class ModelOptions(DeviceOptions):
     checkpoint: Literal["selected", "swad"] = "selected"
     """Of a run: the checkpoint chosen on source validation, or the weight average of one trained with --swad."""
-
     backbone: Maybe[str] = None
     """Where the backbone's weights are, if the model leaves them out and they are not where it says."""
     allow_download: bool = False
@@ -58,8 +60,7 @@ class RuntimeOptions(ModelOptions):
         Args:
             images: Number of images to predict: for a few, `auto` does not convert a model.
         """
-        say = partial(print, file=sys.stderr, flush=True)
-        return super().load(path).use(self.runtime, say, images)
+        return super().load(path).use(self.runtime, partial(print, file=sys.stderr, flush=True), images)
 
     def load_once(self, path: str) -> Predictor:
         """The same for many pieces of work of one process, which share the model."""
@@ -77,3 +78,42 @@ class RuntimeOptions(ModelOptions):
 @lru_cache(1)
 def _load_once(path: str, options: RuntimeOptions) -> Predictor:
     return options.load(path, images=0)  # their number is not known yet: `auto` uses what is converted already
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    engine: Literal["local", "ray"] = "local"
+    """Where to run: processes of this machine, or Ray tasks, also on a cluster (extra `ray`)."""
+    workers: int | None = None
+    """Parallel processes. Local: 1 by default. Ray: by default as many as its CPUs allow."""
+    threads: int | None = None
+    """CPU threads of each process; the same number gives the same bytes on every engine."""
+    address: str | None = None
+    """ray: a cluster's address, such as `auto` or HOST:6379; by default Ray is started on this machine."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether all work is done in this process."""
+        return self.engine == "local" and (self.workers or 1) == 1
+
+    def check_engine(self) -> None:
+        """Check the numbers before any work."""
+        from patchgen.sweep.engines import LauncherOptions
+
+        LauncherOptions(Path(), workers=self.workers, threads=self.threads)
+        if self.address is not None and self.engine != "ray":
+            raise ValueError("--address names a Ray cluster: add --engine ray")
+
+    def do_units(self, units: Sequence[Unit], work: Path, what: str, quiet: bool = False) -> dict[str, str]:
+        """Process the units, here or on the engine; returns the reasons of failures, by label.
+
+        Args:
+            work: Parent of their claims.
+            quiet: No overall progress, if each unit shows its own.
+        """
+        from patchgen.sweep.engines import LauncherOptions
+        from patchgen.sweep.unit import run_units
+
+        options = LauncherOptions(work, workers=self.workers, threads=self.threads, address=self.address)
+        failures = run_units(units, None if self.alone else self.engine, options, what, quiet)
+        return {label: failure.error for label, failure in failures.items()}
