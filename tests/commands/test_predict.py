@@ -22,7 +22,7 @@ from patchgen.commands.explain import output_names
 from patchgen.commands.inputs import find_images
 from patchgen.predict.predictor import Predictor, load_run
 from patchgen.runs.folder import RunFolder
-from patchgen.sweep.unit import UnitClaim
+from patchgen.sweep.unit import UnitFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]
@@ -215,7 +215,7 @@ def test_a_file_that_another_process_writes_is_left_to_it(
     monkeypatch.setattr(predict_parts, "_digest", lambda *_: "0123456789ab")
     work = tmp_path / ".a.csv.0123456789ab.parts"
     work.mkdir()
-    with UnitClaim(work, tmp_path / "a.csv").locked():
+    with UnitFolder(work, tmp_path / "a.csv").locked():
         assert main(["predict", run, str(image_folder), "--csv", str(tmp_path / "a.csv")]) == 2
         assert "by another process" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ def write_file(arguments: PredictArguments, file: str, predictor: Predictor, pat
         ValueError: another process writes the same, or a part failed; finished parts are kept.
     """
     from patchgen.predict.predictor import Unreadable, identity
-    from patchgen.sweep.unit import UnitClaim
+    from patchgen.sweep.unit import UnitFolder
 
     target, (head, _) = Path(os.path.realpath(file)), line_format(arguments, predictor)
     size = max(1, IMAGES // arguments.batch) * arguments.batch
@@ -45,7 +45,7 @@ def write_file(arguments: PredictArguments, file: str, predictor: Predictor, pat
         raise ValueError(f"{work} is a link, and predictions would be written through it; remove it")
     work.mkdir(exist_ok=True)
     refuse_links(work)
-    with UnitClaim(work, target).locked():
+    with UnitFolder(work, target).locked():
         _remove_others(work, target)
         units = _units(arguments, predictor, paths, work, size)
         if arguments.alone:
@@ -81,11 +81,11 @@ def _digest(model: str, paths: Sequence[Path]) -> str:
 
 def _remove_others(work: Path, target: Path) -> None:
     """Remove parts of this target that belong to another model or other images, and to no running process."""
-    from patchgen.sweep.unit import UnitClaim
+    from patchgen.sweep.unit import UnitFolder
 
     name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
     for path in target.parent.iterdir():
-        if name.fullmatch(path.name) and path != work and path.is_dir() and not UnitClaim(path, target).busy:
+        if name.fullmatch(path.name) and path != work and path.is_dir() and not UnitFolder(path, target).busy:
             shutil.rmtree(path, ignore_errors=True)
 
 
