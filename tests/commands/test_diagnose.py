@@ -20,8 +20,8 @@ from patchgen.data.oracle import Domain, Oracle, OracleSpec
 from patchgen.diagnose import diagnosis
 from patchgen.model.backbone import load_architecture
 from patchgen.predict.embed import vectors_of
+from patchgen.predict.fold_runs import open_subjects
 from patchgen.predict.predictor import load_predictor
-from patchgen.predict.subjects import open_subjects
 from patchgen.runs.folder import RunFolder
 
 FIGURES = {"perturbation-1", "perturbation-2", "curves", "geometry", "overlays", "cost"}

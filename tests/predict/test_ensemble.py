@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
-from patchgen.predict.ensemble import score_ensemble
-from patchgen.predict.predictor import Prediction, load_run
+from patchgen.predict.fold_runs import score_ensemble
+from patchgen.predict.predictor import load_run
 from patchgen.runs.folder import RunFolder
 
 MakeRun = Callable[..., RunFolder]
@@ -37,9 +37,8 @@ def words(runs: list[RunFolder]) -> list[str]:
     return [str(run.path) for run in runs]
 
 
-def predicted(run: RunFolder, image_folder: Path, paths: list[str], checkpoint: Any = "selected") -> np.ndarray:
-    found = list(load_run(run.path, checkpoint).predict([image_folder / path for path in paths], batch=7))
-    assert all(isinstance(one, Prediction) for one in found)
+def predicted(run: RunFolder, image_folder: Path, paths: list[str]) -> np.ndarray:
+    found = load_run(run.path).predict([image_folder / path for path in paths], batch=7)
     return np.stack([one.probabilities for one in found])  # type: ignore[union-attr]
 
 
@@ -49,10 +48,7 @@ def test_it_is_the_mean_of_the_runs_probabilities(runs: list[RunFolder], image_f
     paths = [table.paths[row] for row in found.rows]
     assert sorted(paths) == sorted(str(p.relative_to(image_folder)) for p in image_folder.glob("studio/*/*.png"))
     each = [predicted(run, image_folder, paths) for run in runs]
-    for i in range(len(paths)):
-        for c in range(3):
-            wanted = (each[0][i, c] + each[1][i, c] + each[2][i, c]) / 3
-            assert found.probabilities[i, c] == pytest.approx(float(wanted), abs=1e-5)
+    np.testing.assert_allclose(found.probabilities, sum(each) / 3, atol=1e-5)
     right = [path.split("/")[1] == found.fold.classes[p.argmax()] for path, p in zip(paths, sum(each), strict=True)]
     inside = set(found.fold.test["in"].tolist())
     part = [hit for hit, row in zip(right, found.rows.tolist(), strict=True) if row in inside]
@@ -102,26 +98,12 @@ def test_the_command_prints_the_runs_beside_the_ensemble(words: list[str], tmp_p
         assert float(line["confidence"]) == max(float(line[f"p_{name}"]) for name in ("circle", "cross", "square"))
 
 
-@pytest.mark.parametrize(("out", "rule"), [("found.txt", "--out must name a .csv file"), ("no/x.csv", "make it first")])
-def test_a_file_that_cannot_be_written_is_refused_at_once(
-    out: str, rule: str, words: list[str], tmp_path: Path, capsys: Captured
-) -> None:
-    assert main(["evaluate", *words, "--out", str(tmp_path / out)]) == 2
-    assert rule in capsys.readouterr().err
-
-
 # Runs that do not belong together
 
 
 def test_one_run_is_no_ensemble(words: list[str]) -> None:
-    for given in ([], words[:1], [words[0], f"{words[0]}/."]):
-        with pytest.raises(ValueError, match="an ensemble needs at least two different runs"):
-            score_ensemble(given)
-
-
-def test_another_unseen_domain_is_refused(words: list[str], tiny_run: MakeRun) -> None:
-    with pytest.raises(ValueError, match="left out 'field', but .* left out 'studio'; only runs of one fold"):
-        score_ensemble([words[0], tiny_run("lp-ln", steps=1, unseen="field").path])
+    with pytest.raises(ValueError, match="an ensemble needs at least two different runs"):
+        score_ensemble([words[0], f"{words[0]}/."])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +132,7 @@ def test_other_classes_are_refused(words: list[str], tmp_path: Path, monkeypatch
     class Other:
         classes = ("circle", "square")
 
-    monkeypatch.setattr("patchgen.predict.ensemble.load_run", lambda *_: Other())
+    monkeypatch.setattr("patchgen.predict.fold_runs.load_run", lambda *_: Other())
     with pytest.raises(ValueError, match="classes circle, square, but the data have circle, cross, square"):
         score_ensemble(words)
 
@@ -158,35 +140,33 @@ def test_other_classes_are_refused(words: list[str], tmp_path: Path, monkeypatch
 def test_runs_that_cannot_be_averaged_are_refused(words: list[str], tiny_run: MakeRun, tmp_path: Path) -> None:
     unfinished = shutil.copytree(words[1], tmp_path / "unfinished")
     (unfinished / "done").unlink()
-    with pytest.raises(ValueError, match="is not finished"):
-        score_ensemble([words[0], unfinished])
+    plain = tiny_run("lp-ln", steps=1, unseen="field").path
     discovery = tiny_run("lp-ln", steps=1, task="mdg_gcd").path
-    with pytest.raises(ValueError, match="whose outputs for new classes mean something else in every run"):
-        score_ensemble([words[0], discovery])
-
-
-def test_without_an_unseen_domain_there_is_nothing_to_score(tiny_run: MakeRun) -> None:
     every = [tiny_run("lp-ln", steps=1, unseen="none", swad=False, seed=seed).path for seed in (1, 2)]
-    with pytest.raises(ValueError, match="it has no unseen domain to score"):
-        score_ensemble(every)
+    for runs, rule in (
+        ([words[0], unfinished], "is not finished"),
+        ([words[0], plain], "left out 'field', but .* left out 'studio'; only runs of one fold"),
+        ([words[0], discovery], "whose outputs for new classes mean something else in every run"),
+        (every, "it has no unseen domain to score"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            score_ensemble(runs)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "rule"),
+    ("more", "rule"),
     [
-        ("nowhere", "No such data"),
-        ("", "DATA is empty"),
-        ("swad", "swad needs a finished run"),
-        ("three", "no run folder"),
+        (["nowhere"], "No such data"),
+        ([""], "DATA is empty"),
+        (["RUN", "nowhere"], "no run folder"),
+        (["RUN", "--checkpoint", "swad"], "swad needs a finished run"),
+        (["RUN", "--out", "found.txt"], "--out must name a .csv file"),
+        (["RUN", "--out", "no/x.csv"], "make it first"),
     ],
 )
 def test_mistakes_are_one_sentence(
-    wanted: str, rule: str, words: list[str], tiny_run: MakeRun, capsys: Captured
+    more: list[str], rule: str, words: list[str], tiny_run: MakeRun, capsys: Captured
 ) -> None:
     plain = str(tiny_run("lp-ln", steps=1, swad=False).path)
-    more = {"swad": [plain, "--checkpoint", "swad"], "three": [plain, "nowhere"]}.get(wanted, [wanted])
-    argv = [words[0], *more]
-    assert main(["evaluate", *argv]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("patchgen evaluate: ") or "\npatchgen evaluate: " in said
-    assert rule in said
+    assert main(["evaluate", words[0], *(plain if word == "RUN" else word for word in more)]) == 2
+    assert rule in capsys.readouterr().err

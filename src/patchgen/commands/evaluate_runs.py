@@ -13,7 +13,7 @@ from patchgen.common.files import expanded
 
 if TYPE_CHECKING:
     from patchgen.commands.evaluate import EvaluateArguments
-    from patchgen.predict.ensemble import Ensemble
+    from patchgen.predict.fold_runs import Ensemble
 
 
 def evaluate_runs(arguments: EvaluateArguments) -> int:
@@ -22,7 +22,7 @@ def evaluate_runs(arguments: EvaluateArguments) -> int:
     announce()
     from patchgen.common.files import write_csv
     from patchgen.common.progress import Progress
-    from patchgen.predict.ensemble import open_members, score_members
+    from patchgen.predict.fold_runs import open_members, score_members
 
     folders, fold = open_members((arguments.run, *arguments.targets), arguments.data)
     images = sum(map(len, fold.test.values())) * len(folders)

@@ -27,8 +27,8 @@ from patchgen.diagnose.summary import summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
 from patchgen.predict.embed import write_columns
+from patchgen.predict.fold_runs import Subject, geometry_rows, open_subjects, unseen_rows
 from patchgen.predict.predictor import Checkpoint
-from patchgen.predict.subjects import Subject, geometry_rows, open_subjects, unseen_rows
 from patchgen.runs.scores import score_record
 
 SHOWN_IMAGES = 6
@@ -224,7 +224,7 @@ def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.n
 
 def untrained_mask(subject: Subject) -> dict[str, float]:
     """Statistics of the run's mask before its first step, on the whole unseen domain; {} if none are recorded."""
-    mask = score_record(subject.folder).get("mask", {}) if subject.folder else {}
+    mask = score_record(subject.folder).get("mask", {})
     return {name.removeprefix("untrained_"): mask[name] for name in mask if name.startswith("untrained_")}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchgen.diagnose import faithfulness as faith
 from patchgen.predict.attribution import RANKINGS, descending
-from patchgen.predict.subjects import Subject
+from patchgen.predict.fold_runs import Subject
 from patchgen.tasks.metrics import mask_recovery
 
 CHUNK = 8  # images worked on together

@@ -158,7 +158,7 @@ def _say(line: str) -> None:
 
 
 def _examples_of(item: Item) -> list[Example]:
-    from patchgen.predict.subjects import unseen_rows
+    from patchgen.predict.fold_runs import unseen_rows
     from patchgen.runs.folder import RunFolder
     from patchgen.tasks import make_fold
 

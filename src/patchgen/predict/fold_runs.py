@@ -1,8 +1,17 @@
-"""Runs opened for diagnosis: the classifier, the rows it is tested on, and the truth if known."""
+"""Finished runs of one fold on the same data: opened together for a diagnosis, and scored as an ensemble.
+
+    ensemble = score_ensemble(["runs/4f2a9c01b7de", "runs/90be2f11c3aa"])
+    ensemble.whole["accuracy"], [member.whole["accuracy"] for member in ensemble.members]
+
+The ensemble is the mean of the runs' probabilities, scored on the unseen domain that all of them left out. For runs
+trained with `+sma` this is EoA, the ensemble of averages (Arpit et al., NeurIPS 2022). Runs may differ in method,
+backbone, image size and seed, but not in data, classes and unseen domain. The 80 % part is that of the first run's
+split, for all of them alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +22,7 @@ import torch
 from torch import Tensor
 
 from patchgen.common.files import expanded
+from patchgen.common.reading import batches
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore
 from patchgen.data.oracle import true_masks
@@ -23,6 +33,9 @@ from patchgen.model.classifier import Classifier
 from patchgen.predict.predictor import Checkpoint, Predictor, load_run
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.tasks import Fold, make_fold
+from patchgen.tasks.metrics import probability_scores
+
+BATCH = 128  # of an ensemble, as in a run's own test: predictions of transductive methods depend on it
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,14 @@ class Subject:
     """One run under examination."""
 
     name: str
-    run: str  # the run folder's name
+    folder: RunFolder
     predictor: Predictor
     fold: Fold
     store: ImageStore
-    folder: RunFolder | None = None
+
+    @property
+    def run(self) -> str:
+        return self.folder.path.resolve().name
 
     @property
     def model(self) -> Classifier:
@@ -76,6 +92,21 @@ class Subject:
         return (mask >= 0.5).float().mean(1).cpu().numpy()
 
 
+def open_subject(folder: RunFolder, name: str, fold: Fold, checkpoint: Checkpoint, **device: Any) -> Subject:
+    """A run of the fold.
+
+    Raises:
+        ValueError: it was trained for other classes.
+    """
+    predictor = load_run(folder.path, checkpoint, **device)
+    if predictor.classes != fold.classes:
+        raise ValueError(
+            f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
+            f"{', '.join(fold.classes)}; point --data at the data of the run"
+        )
+    return Subject(name, folder, predictor, fold, predictor.store(fold.table.files))
+
+
 def open_subjects(
     runs: Sequence[str], data: str | None, checkpoint: Checkpoint = "selected", **device: Any
 ) -> list[Subject]:
@@ -87,27 +118,26 @@ def open_subjects(
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise ValueError("the same run is named twice; leave it out of --against")
     folders, fold = open_runs(runs, data)
-    subjects = []
-    for folder, name in zip(folders, _names(folders), strict=True):
-        predictor = load_run(folder.path, checkpoint, **device)
-        check_classes(folder, predictor, fold)
-        store = predictor.store(fold.table.files)
-        subjects.append(Subject(name, folder.path.resolve().name, predictor, fold, store, folder))
-    return subjects
+    names = zip(folders, _names(folders), strict=True)
+    return [open_subject(folder, name, fold, checkpoint, **device) for folder, name in names]
 
 
-def open_runs(runs: Sequence[str], data: str | None) -> tuple[list[RunFolder], Fold]:
+def open_runs(runs: Sequence[str | Path], data: str | None) -> tuple[list[RunFolder], Fold]:
     """Finished runs of one fold on the same data, and the fold."""
     folders = [_finished(run) for run in runs]
-    config = folders[0].config
-    fold = make_fold(replace(config, data=data) if data else config)
+    first = folders[0].config
+    fold = make_fold(replace(first, data=data) if data else first)
     for folder in folders:
-        _check_same_domain(folder, folders[0])
+        if folder.config.unseen != first.unseen:
+            raise ValueError(
+                f"{folder.path} left out {folder.config.unseen!r}, but {folders[0].path} left out {first.unseen!r}; "
+                "only runs of one fold can be compared or averaged"
+            )
         _check_data(folder, fold, data)
     return folders, fold
 
 
-def _finished(run: str) -> RunFolder:
+def _finished(run: str | Path) -> RunFolder:
     folder = RunFolder.open(run)
     if not folder.done:
         raise ValueError(f"{run} is not finished (it has no file `done`); the same `patchgen train` command resumes it")
@@ -118,14 +148,6 @@ def _finished(run: str) -> RunFolder:
             "classifier of its own; leave it out"
         )
     return folder
-
-
-def _check_same_domain(folder: RunFolder, first: RunFolder) -> None:
-    if folder.config.unseen != first.config.unseen:
-        raise ValueError(
-            f"{folder.path} left out {folder.config.unseen!r}, but {first.path} left out {first.config.unseen!r}; "
-            "only runs of one fold can be compared or averaged"
-        )
 
 
 def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
@@ -140,10 +162,8 @@ def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
     config = folder.config
     try:
         read_splits(folder.path / "splits.csv", fold.table)
-        known = folder.path.resolve().name == run_name(
-            config, fingerprint(fold.table)
-        )  # no need to look at its own data
-        if not known and not (data and not expanded(config.data).exists()):
+        same = folder.path.resolve().name == run_name(config, fingerprint(fold.table))
+        if not same and (not data or expanded(config.data).exists()):
             there = read_table(config.data, benchmark=config.benchmark, options=config.options)
             if there.root != fold.table.root and fingerprint(there) != fingerprint(fold.table):
                 raise ValueError(f"the images at {there.root} have the same names, but other contents")
@@ -152,14 +172,6 @@ def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
             f"{folder.path} was not trained on the data at {fold.table.root} ({error}); "
             "use runs on the same data, and give --data if its path has changed"
         ) from error
-
-
-def check_classes(folder: RunFolder, predictor: Predictor, fold: Fold) -> None:
-    if predictor.classes != fold.classes:
-        raise ValueError(
-            f"{folder.path} was trained for the classes {', '.join(predictor.classes)}, but the data have "
-            f"{', '.join(fold.classes)}; point --data at the data of the run"
-        )
 
 
 def _names(folders: Sequence[RunFolder]) -> list[str]:
@@ -197,3 +209,91 @@ def evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.nda
         of_class = order[label[order] == name]
         turn[of_class] = np.arange(len(of_class))
     return rows[order[np.argsort(turn[order], kind="stable")][:count]]
+
+
+# Ensembles
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of a run, or of the ensemble, on the unseen domain."""
+
+    name: str  # the method
+    run: str  # name of the run folder
+    part: dict[str, Any]  # scores of the 80 % part: accuracy, f1, auroc, images, per_class, ...
+    whole: dict[str, Any]  # the same of all images
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    fold: Fold
+    rows: np.ndarray  # (N,) scored rows of the table: the 80 % part, then the rest
+    probabilities: np.ndarray  # (N, C) mean over the runs
+    members: tuple[Scored, ...]
+    part: dict[str, Any]
+    whole: dict[str, Any]
+
+    @property
+    def gain(self) -> float:
+        """Accuracy on the whole domain minus the mean accuracy of the single runs."""
+        return float(self.whole["accuracy"] - np.mean([member.whole["accuracy"] for member in self.members]))
+
+
+def score_ensemble(
+    runs: Sequence[str | Path], data: str | None = None, checkpoint: Checkpoint = "selected"
+) -> Ensemble:
+    """Score the mean of the probabilities of two or more finished runs of one fold; `data` as in `open_subjects`."""
+    return score_members(*open_members(runs, data), checkpoint)
+
+
+def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[list[RunFolder], Fold]:
+    """The runs' folders and the fold that they share.
+
+    Raises:
+        ValueError: fewer than two runs, or runs that cannot be averaged.
+    """
+    if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
+        raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
+    folders, fold = open_runs(runs, data)
+    if other := next((folder for folder in folders if folder.config.task != "mdg"), None):
+        raise ValueError(
+            f"{other.path} is a run of task {other.config.task}, whose outputs for new classes mean something else in "
+            "every run; an ensemble needs runs of task mdg"
+        )
+    if not fold.test:
+        raise ValueError(
+            f"{folders[0].path} was trained on all domains (--unseen none): it has no unseen domain to score"
+        )
+    return folders, fold
+
+
+def score_members(
+    folders: Sequence[RunFolder],
+    fold: Fold,
+    checkpoint: Checkpoint,
+    tick: Callable[[int], None] | None = None,
+    **device: Any,
+) -> Ensemble:
+    """The same for open runs, with one model in memory at a time; `tick` is called with each batch's image count."""
+    each, members = [], []
+    for folder in folders:
+        subject = open_subject(folder, folder.config.method, fold, checkpoint, **device)
+        parts = [
+            subject.probabilities(subject.pixels(part)).cpu().numpy().astype(float)
+            for rows in fold.test.values()
+            for part, _ in batches(rows, len, BATCH, tick)
+        ]
+        each.append(np.concatenate(parts))
+        members.append(Scored(subject.name, subject.run, *_score(each[-1], fold)))
+    mean = np.mean(each, axis=0)
+    return Ensemble(fold, np.concatenate(list(fold.test.values())), mean, tuple(members), *_score(mean, fold))
+
+
+def _score(probabilities: np.ndarray, fold: Fold) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scores of the 80 % part and of the whole, as a run's own test record has them."""
+    rows = np.concatenate(list(fold.test.values()))
+    truth, inside = fold.truth[rows], np.isin(rows, fold.test["in"])
+    confusion = np.zeros((2, fold.size, fold.size), dtype=np.int64)  # [the rest, the 80 % part]
+    np.add.at(confusion, (inside.astype(int), truth, probabilities.argmax(1)), 1)
+    part = fold.scores(confusion[1]) | probability_scores(truth[inside], probabilities[inside])
+    return part, fold.scores(confusion.sum(0)) | probability_scores(truth, probabilities)
