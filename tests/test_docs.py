@@ -16,7 +16,6 @@ import pytest
 
 from patchgen.cli import COMMANDS, main
 from patchgen.common.plugins import take_options
-from patchgen.predict.card import _limits
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -152,15 +151,6 @@ def test_quoted_messages_are_the_programs() -> None:
         assert len(longest) > 5, quote
         for part in parts:
             assert part in text or part != longest and len(part) <= 15, (quote, part)
-
-
-@pytest.mark.parametrize("method", ["patchgen-select", "patchgen-select+entropy", "patchgen"])
-def test_a_model_card_and_the_page_on_masks_say_the_same_of_a_method(method: str) -> None:
-    facts = {"has_mask": True, "settings": {"method": method}}
-    page = re.sub(r"[\s*]+", " ", (DOCS / "use" / "reading-masks.md").read_text(encoding="utf-8"))
-    selects = "reads only what is bright; the backbone's own mixing remains"
-    assert selects in page and (selects in _limits(facts)) == method.startswith("patchgen-select")
-    assert "mask" not in _limits(facts | {"has_mask": False})
 
 
 @pytest.mark.parametrize("picture", sorted((DOCS / "images").iterdir()), ids=lambda path: path.stem)

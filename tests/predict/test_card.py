@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchgen.predict.card import SAME, card
+
+MASKS = Path(__file__).parents[2] / "docs" / "use" / "reading-masks.md"
 
 
 @pytest.fixture
@@ -33,3 +37,25 @@ def test_labels_are_text_and_never_markup(facts: dict[str, Any]) -> None:
 def test_models_of_identical_images_say_so(facts: dict[str, Any]) -> None:
     assert "look the same to this model" not in card(facts)
     assert "neither confidence nor the flag means anything" in card(facts | {"unlike_threshold": SAME / 10})
+
+
+@pytest.mark.parametrize("method", ["patchgen-select", "patchgen-select+entropy", "patchgen"])
+def test_the_card_and_the_page_on_masks_say_the_same_of_a_method(method: str, facts: dict[str, Any]) -> None:
+    facts["settings"]["method"] = method
+    selects = "reads only what is bright; the backbone's own mixing remains"
+    assert selects in re.sub(r"[\s*]+", " ", MASKS.read_text(encoding="utf-8"))
+    assert (selects in card(facts)) == method.startswith("patchgen-select")
+    assert "A mask is" in card(facts) and "A mask is" not in card(facts | {"has_mask": False})
+
+
+def test_the_choice_of_a_method_and_what_to_expect_are_tables(facts: dict[str, Any]) -> None:
+    comparison = {"method": "patchgen", "against": "lp", "difference": 0.05, "better": 9, "worse": 3, "needed": 0.02,
+                  "shown": True}  # fmt: skip
+    choice = {"accuracy": {"lp": {"lyon": 0.75}, "patchgen": {"lyon": 0.8}}, "counted": {"lyon": "lp"}, "images": 50,
+              "chosen": "patchgen", "comparisons": [comparison]}  # fmt: skip
+    fold = {"site": "lyon", "accuracy": 0.75, "images": 50, "validation": 0.9, "uncovered": ["cat"]}
+    expected = {"mean": 0.75, "new_site": [0.5, 1.0], "interval": [0.6, 0.9]}
+    text = card(facts | {"choice": choice, "folds": [fold], "expected": expected})
+    assert "| lyon | 0.750 | 0.800 | lp |" in text and "| lyon | 0.750 | 50 | 0.900 | cat |" in text
+    assert "between 0.500 and 1.000 and the mean over many sites between 0.600 and 0.900" in text
+    assert "+5.0 points" in text and "patchgen is better" in text and "correction `patchgen` has 0.800" in text
