@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     announce()
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
-    from patchgen.predict.answers import check_classes, chosen_rows, collect, expected_accuracy, training_sites
+    from patchgen.predict.answers import check_classes, chosen_rows, collect, training_sites
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
 
     table = read_table(data, for_scoring=True)
@@ -81,13 +81,11 @@ def main(argv: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with Progress("scoring", int((table.label[rows] >= 0).sum())) as bar:
         answers = collect(predictor, table, rows, arguments.batch, bar.tick)
-    sites = sorted(training_sites(arguments.run))
+    sites, expected = training_sites(arguments.run)
     with Progress("intervals", max(bootstrap_draws(answers, arguments.resamples), 1)) as bar:
         if bar.total > 1:
             bar.say(f"{arguments.resamples:,} resamples for the intervals")
-        scored = evaluate(
-            answers, arguments.positive, arguments.resamples, sites, bar.advance, expected_accuracy(arguments.run)
-        )
+        scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance, expected)
     found = {**_facts(arguments, predictor), **scored}
     _write(found, answers, predictor, out, arguments.wrong)
     if arguments.json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from patchgen.common.text import did_you_mean
-from patchgen.common.untrusted import filled, number, read_json
+from patchgen.common.untrusted import read_json
 from patchgen.data.table import Table
 from patchgen.predict.predictor import Predictor, Unreadable
 from patchgen.runs.folder import MODEL_CONFIG, RunFolder, is_model_folder
@@ -82,16 +82,13 @@ def check_classes(table: Table, rows: np.ndarray, classes: Sequence[str]) -> Non
         raise ValueError(f"none of the {len(rows):,} images has a label, and `evaluate` compares with labels; "
                          "`patchgen predict` needs none")  # fmt: skip
     if not set(named) & set(classes):
+        # no image is directly in its class folder: sites may have been mistaken for classes
+        deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
+        higher = f"; if these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
         raise ValueError(
             f"the model knows none of the data's classes ({_few(named)}); its own are {_few(classes)}"
-            f"{did_you_mean(named[0], classes)}{_one_level_too_high(table)}"
+            f"{did_you_mean(named[0], classes)}{higher}"
         )
-
-
-def _one_level_too_high(table: Table) -> str:
-    """A hint if no image is directly in its class folder: sites may have been mistaken for classes."""
-    deep = table.root.is_dir() and all(len(Path(path).parts) > 3 for path in table.paths)
-    return f"; if these are sites, give the folder that contains them, not '{table.root}'" if deep else ""
 
 
 def _few(names: Sequence[str], most: int = 10) -> str:
@@ -112,62 +109,35 @@ def collect(
                          "compare with labels; its summary.md scores them after matching")  # fmt: skip
     check_classes(table, rows, classes)
     labelled = rows[table.label[rows] >= 0]
-    place = {name: i for i, name in enumerate(classes)}
-    own = np.array([place.get(name, UNKNOWN) for name in table.classes])  # table's class id -> the model's
-    probabilities = np.zeros((len(labelled), len(classes)), dtype=np.float32)
-    read, unlike = np.zeros(len(labelled), dtype=bool), np.zeros(len(labelled), dtype=bool)
-    tells, unreadable = True, []
     files = (table.file(int(row)) for row in labelled)
-    for i, found in enumerate(predictor.predict(files, batch, tick)):
-        if isinstance(found, Unreadable):
-            unreadable.append(found)
+    place = {name: i for i, name in enumerate(classes)}
+    read, label, unlike, probabilities, unreadable = [], [], [], [], []
+    for row, answer in zip(labelled.tolist(), predictor.predict(files, batch, tick), strict=True):
+        if isinstance(answer, Unreadable):
+            unreadable.append(answer)
             continue
-        read[i], probabilities[i] = True, found.probabilities
-        tells, unlike[i] = tells and found.unlike_training is not None, bool(found.unlike_training)
-    if not read.any():
+        read.append(row)
+        label.append(place.get(table.label_name(row), UNKNOWN))
+        unlike.append(answer.unlike_training)
+        probabilities.append(answer.probabilities)
+    if not read:
         raise ValueError(f"none of the {len(labelled):,} labelled images can be read ({unreadable[0].path}: "
                          f"{unreadable[0].reason}); `patchgen doctor` lists what is wrong")  # fmt: skip
-    kept = labelled[read]
-    label = own[table.label[kept]]
-    if (label == UNKNOWN).all():
-        raise ValueError(f"all {len(kept):,} images that can be read are of classes that the model does not know")
-    flags = unlike[read] if tells else None
-    left = len(rows) - len(labelled), tuple(unreadable)
-    return Answers(table, classes, kept, label, probabilities[read], flags, *left)
+    if {*label} == {UNKNOWN}:
+        raise ValueError(f"all {len(read):,} images that can be read are of classes that the model does not know")
+    flags = None if None in unlike else np.array(unlike)
+    columns = np.array(read), np.array(label), np.stack(probabilities), flags
+    return Answers(table, classes, *columns, len(rows) - len(labelled), tuple(unreadable))
 
 
-@dataclass(frozen=True)
-class Expected:
-    """What a model folder says of the accuracy at a new site."""
-
-    mean: float = number(0, 1)
-    new_site: tuple[float, float] | None = number(-1, 2, None)
-
-
-@dataclass(frozen=True)
-class TrainingData:
-    """What a model folder says of its sites."""
-
-    sites: list[str] = field(default_factory=list)
-    unseen: str | None = None
-
-
-def expected_accuracy(model: str | Path) -> dict[str, Any] | None:
-    """What `fit` expected of a model folder at a new site; None if it is not known."""
-    if not is_model_folder(model):
-        return None
-    expected = read_json(file := Path(model) / MODEL_CONFIG).get("expected")
-    return asdict(filled(Expected, expected, f"{file}: expected")) if isinstance(expected, dict) else None
-
-
-def training_sites(model: str | Path) -> set[str]:
-    """Names of the sites that a model or run folder was trained on; empty if unknown."""
+def training_sites(model: str | Path) -> tuple[list[str], dict[str, Any] | None]:
+    """The sites that a model or run folder was trained on, and what `fit` expected at a new site; None if unknown."""
     if is_model_folder(model):
-        facts = read_json(file := Path(model) / MODEL_CONFIG).get("data")
-        data = filled(TrainingData, facts if isinstance(facts, dict) else {}, f"{file}: data")
-        return set(data.sites) - {data.unseen}
+        facts = read_json(Path(model) / MODEL_CONFIG)
+        data = facts.get("data") or {}
+        return sorted(set(data.get("sites", ())) - {data.get("unseen")}), facts.get("expected")
     folder = RunFolder.open(model)
     if not (splits := folder.path / "splits.csv").is_file():
-        return set()
+        return [], None
     with splits.open(newline="", encoding="utf-8") as stream:
-        return {row["domain"] for row in csv.DictReader(stream)} - {folder.config.unseen}
+        return sorted({row["domain"] for row in csv.DictReader(stream)} - {folder.config.unseen}), None

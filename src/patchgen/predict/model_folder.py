@@ -44,6 +44,7 @@ MODEL, FAMILIAR, CLIP = "model.", "familiar.", "clip."  # prefixes in the weight
 LARGEST_IMAGE = 4096  # pixels of a side
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64)  # the last for BatchNorm's counters
 LARGEST_NUMBER = 1e6  # maximum temperature, mean or std: far beyond any fitted value
+ABOUT = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
 NOT_ARCHITECTURE = ("model_type", "transformers_version", "dtype", "torch_dtype", "architectures", "_name_or_path")
 
 
@@ -100,12 +101,10 @@ def check_target(target: Path) -> None:
     """Raise ValueError before training if the target exists and is not an older model folder."""
     if target.is_file():
         raise ValueError(f"{target} is a file; a model is a folder: choose another name")
-    there = sorted(p.name for p in target.iterdir()) if target.exists() else []
-    odd = [name for name in there if name not in FILES]
-    if odd or (there and not is_model_folder(target)):
-        raise ValueError(
-            f"{target} is not empty and not a model folder (it holds {(odd or there)[0]}); choose another place"
-        )
+    names = sorted(p.name for p in target.iterdir()) if target.exists() else []
+    others = [name for name in names if name not in FILES or not is_model_folder(target)]
+    if others:
+        raise ValueError(f"{target} is not empty and not a model folder (it holds {others[0]}); choose another place")
 
 
 def check_method(method: str, with_backbone: bool) -> None:
@@ -119,26 +118,23 @@ def check_method(method: str, with_backbone: bool) -> None:
 
 def _tensors(predictor: Predictor, with_backbone: bool) -> dict[str, Tensor]:
     model, familiar = predictor.model, predictor.confidence.familiar
-    tensors = model.state_dict() if with_backbone else trained_tensors(model)
-    found: dict[str, Tensor] = {}
+    tensors = {MODEL + name: t for name, t in (model.state_dict() if with_backbone else trained_tensors(model)).items()}
     if isinstance(model.head, ClipHead):  # stores its classes as vectors, without the text tower and its tokenizer
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(MODEL + "head.")}
         with torch.no_grad():
-            facts = {"classes": model.head.sentences(), "projection": model.head.projection.weight}
-        found = {CLIP + name: tensor for name, tensor in (facts | {"scale": model.head.scale}).items()}
-    found |= {MODEL + name: tensor for name, tensor in tensors.items()}
+            tensors[CLIP + "classes"] = model.head.sentences()
+        tensors |= {CLIP + "projection": model.head.projection.weight, CLIP + "scale": model.head.scale}
     if familiar:
-        found |= {FAMILIAR + "centres": familiar.centres, FAMILIAR + "whitening": familiar.whitening}
-    return found
+        tensors |= {FAMILIAR + "centres": familiar.centres, FAMILIAR + "whitening": familiar.whitening}
+    return tensors
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
-        save_file(whole, path, metadata={"format": "pt"})
+        save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, path, {"format": "pt"})
     except SafetensorError as error:  # raised on a full disk
         raise OSError(f"{path} cannot be written ({error}); free some space and try again") from error
     path.chmod(0o644)  # save_file makes it private, but models are meant to be shared
@@ -188,16 +184,16 @@ def read_model(path: str | Path, *, backbone: str | None = None, allow_download:
         config = replace(config, backbone=backbone or config.backbone)
         with without_requests_of(folder, backbone, allow_download):
             model = _build(folder, facts, config, tensors)
-        classes = tuple(map(str, facts["classes"]))
-        confidence = _confidence(facts, under(tensors, FAMILIAR))
+        familiar, threshold = under(tensors, FAMILIAR), facts["unlike_threshold"]
+        known = None if threshold is None else Familiar(familiar["centres"], familiar["whitening"], float(threshold))
     except (LookupError, TypeError, AttributeError, RuntimeError, ArithmeticError, AssertionError) as error:
         raise ValueError(
             f"{folder / MODEL_CONFIG} is damaged: {type(error).__name__} {error!s:.200}; get the folder again"
         ) from error
-    known = ("data", "expected", "folds", "choice", "calibration", "run", "checkpoint", "backbone", "labels")
     stain = read_macenko(facts.get("stain"), str(folder / MODEL_CONFIG)) if config.stain != "none" else None
-    predictor = Predictor(model, classes, config, confidence, stain, read_tile_scale(facts), **device)
-    return Model(predictor, {name: facts[name] for name in known if name in facts})
+    confidence = Confidence(float(facts["temperature"]), known)
+    predictor = Predictor(model, tuple(facts["classes"]), config, confidence, stain, read_tile_scale(facts), **device)
+    return Model(predictor, {name: facts[name] for name in ABOUT if name in facts})
 
 
 @dataclass(frozen=True)
@@ -216,9 +212,25 @@ class BackboneFacts:
     std: tuple[float, float, float] = number(1 / LARGEST_NUMBER, LARGEST_NUMBER)
 
 
+@dataclass(frozen=True)
+class ExpectedFacts:
+    """What a model is expected to achieve at a new site."""
+
+    mean: float = number(0, 1)
+    new_site: tuple[float, float] | None = number(-1, 2, None)
+
+
+@dataclass(frozen=True)
+class TrainingFacts:
+    """What the model was trained on."""
+
+    sites: list[str] = field(default_factory=list)
+    unseen: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a model is built from; the other fields of config.json are for its readers."""
+    """What a model is built from and scored with; the other fields of config.json are for its readers."""
 
     classes: list[str]
     image_size: int = number(1, LARGEST_IMAGE)
@@ -226,6 +238,8 @@ class Facts:
     unlike_threshold: float | None = number(-LARGEST_NUMBER, LARGEST_NUMBER)
     backbone: BackboneFacts = field()
     settings: dict[str, Any] = field()
+    data: TrainingFacts | None = None
+    expected: ExpectedFacts | None = None
 
 
 def _check_facts(file: Path, facts: dict[str, Any]) -> None:
@@ -239,23 +253,22 @@ def _check_facts(file: Path, facts: dict[str, Any]) -> None:
 
 
 def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Check types, and the shapes that no network will check."""
-    odd = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
-    if odd:
-        raise ValueError(
-            f"{file}: {odd[0][:100]} is of type {tensors[odd[0]].dtype}, not float32; get the folder again"
-        )
-    head = tensors.get(MODEL + "head.weight")
+    """Check the values and types, and the shapes that no network will check."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{file}: {name:.100} is of type {tensor.dtype}, not float32; get the folder again")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{file}: {name:.100} holds values that are not finite")
+    classes, head = len(facts["classes"]), tensors.get(MODEL + "head.weight")
     plain = head is not None and MODEL + "head.bias" in tensors  # else it is a projection to sentences
-    if head is not None and plain and (head.ndim != 2 or len(head) != len(facts["classes"])):
-        raise ValueError(f"{file}: head.weight has shape {tuple(head.shape)} for {len(facts['classes'])} classes")
+    if head is not None and plain and (head.ndim != 2 or len(head) != classes):
+        raise ValueError(f"{file}: head.weight has shape {tuple(head.shape)} for {classes} classes")
     if facts["unlike_threshold"] is None:
         return
     centres, whitening = (tensors.get(FAMILIAR + name) for name in ("centres", "whitening"))
-    widths = [t.shape[1] for t in (head, whitening) if t is not None and t.ndim == 2]
-    width = widths[0] if widths else 0
-    fits = centres is not None and centres.ndim == 2 and 0 < len(centres) <= len(facts["classes"])
-    if not fits or centres.shape[1:] != (width,) or whitening is None or whitening.shape != (width, width):  # type: ignore[union-attr]
+    width = next((t.shape[1] for t in (head, whitening) if t is not None and t.ndim == 2), 0)
+    fits = centres is not None and centres.ndim == 2 and 0 < len(centres) <= classes and centres.shape[1] == width
+    if not fits or whitening is None or whitening.shape != (width, width):
         raise ValueError(f"{file}: familiar.centres and familiar.whitening do not fit features of {width} numbers")
 
 
@@ -286,17 +299,13 @@ def _read_tensors(folder: Path, facts: dict[str, Any]) -> dict[str, Tensor]:
     if not file.is_file():
         raise ValueError(f"{folder} has no {WEIGHTS}; get the folder again")
     data, about = file.read_bytes(), facts.get("weights")  # the checked bytes are the ones that are used
-    found, expected = hashlib.sha256(data).hexdigest(), about.get("sha256") if isinstance(about, dict) else None
-    if found != expected:
+    digest, stated = hashlib.sha256(data).hexdigest(), about.get("sha256") if isinstance(about, dict) else None
+    if digest != stated:
         raise ValueError(
-            f"{file} has sha256 {found[:12]}..., but {MODEL_CONFIG} says {str(expected)[:12]}...: damaged or "
+            f"{file} has sha256 {digest[:12]}..., but {MODEL_CONFIG} says {str(stated)[:12]}...: damaged or "
             "exchanged; get the folder again"
         )
-    tensors, _ = parse_tensors(data, str(file))
-    broken = [name for name, tensor in tensors.items() if tensor.numel() and not torch.isfinite(tensor).all()]
-    if broken:
-        raise ValueError(f"{file}: {broken[0]} holds values that are not finite")
-    return tensors
+    return parse_tensors(data, str(file))[0]
 
 
 def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[str, Tensor]) -> Classifier:
@@ -340,13 +349,6 @@ def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
         network = build(facts["family"], facts["architecture"], tensors)
     origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
     return Backbone(Loaded(network, recorded_pixels(facts)), origin)
-
-
-def _confidence(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Confidence:
-    threshold = facts["unlike_threshold"]
-    if threshold is None:
-        return Confidence(float(facts["temperature"]))
-    return Confidence(float(facts["temperature"]), Familiar(tensors["centres"], tensors["whitening"], float(threshold)))
 
 
 # Model hubs
