@@ -1,7 +1,7 @@
 """Evaluate a model on labelled images: every metric with its sample size, and None if it is undefined.
 
-    found = evaluate(collect(predictor, table, rows), positive="tumour")
-    found["metrics"]["balanced_accuracy"], found["intervals"]["balanced_accuracy"], found["sites"]["lyon"]
+    results = evaluate(collect(predictor, table, rows), positive="tumour")
+    results["metrics"]["balanced_accuracy"], results["intervals"]["balanced_accuracy"], results["sites"]["lyon"]
 
 Images of classes that the model does not know, unlabelled ones and broken ones are counted and left out.
 """
@@ -34,7 +34,7 @@ WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC 
 FEWEST = 100  # minimum number of resamples for an interval
 FEW_PATIENTS = 10
 SAME = 1e-6  # largest difference of the probabilities of identical images
-OWN = "positive: "  # prefix of the positive class's metrics in the bootstrap
+POSITIVE = "positive: "  # prefix of the positive class's metrics in the bootstrap
 METRICS = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -68,26 +68,33 @@ def evaluate(
         ValueError: `positive` is no class of the model.
     """
     check_options(positive, resamples, answers.classes)
-    whole, known = answers, answers.known()
+    known = answers.known()
     unit, name = units(known)
-    per_class = _per_class(known)
-    found: dict[str, Any] = {
-        "images": _counts(whole),
+    per_class, sites = _per_class(known), _sites(known, resamples, trained_on)
+    positive_class = per_class[positive] if positive else None
+    results: dict[str, Any] = {
+        "images": _counts(answers),
         "classes": list(known.classes),
         "metrics": metrics(known),
         "undefined": _undefined(known),
         **_intervals(known, unit, positive, resamples, tick),
-        "bootstrap": _bootstrap_facts(known, unit, name, resamples),
+        "bootstrap": {
+            "unit": name,
+            "units": int(unit.max()) + 1,
+            "resamples": resamples if unit.max() > 0 else 0,
+            "resamples_ranked": _ranked_draws(known, resamples) if unit.max() > 0 else 0,
+            "level": LEVEL,
+        },
         "positive": positive,
-        "binary": _binary(per_class, positive) if positive else None,
+        "binary": positive_class and {**positive_class, "prevalence": positive_class["images"] / len(known.rows)},
         "per_class": per_class,
         "confusion": confusion(known).tolist(),
-        "reliability": [one._asdict() for one in reliability(known.confidence, known.right)],
-        "sites": _sites(known, resamples, trained_on),
+        "reliability": [reliability_bin._asdict() for reliability_bin in reliability(known.confidence, known.right)],
+        "sites": sites,
         "patients": _patients(known),
+        "expected": against_expected(sites, expected) if expected else None,
     }
-    found["expected"] = against_expected(found["sites"], expected) if expected else None
-    return {**found, "notes": _notes(whole, known, found, trained_on)}
+    return {**results, "notes": _notes(answers, known, results, trained_on)}
 
 
 def check_options(positive: str | None, resamples: int, classes: Sequence[str]) -> None:
@@ -111,17 +118,15 @@ def bootstrap_draws(answers: Answers, resamples: int) -> int:
 def confusion(answers: Answers, weights: np.ndarray | None = None) -> np.ndarray:
     """(C, C) true x predicted, with images weighted by `weights`."""
     side = len(answers.classes)
-    return (
-        np.bincount(answers.label * side + answers.predicted, weights, side * side).astype(np.int64).reshape(side, side)
-    )
+    cells = np.bincount(answers.label * side + answers.predicted, weights, side * side)
+    return cells.astype(np.int64).reshape(side, side)
 
 
 def metrics(answers: Answers) -> dict[str, Any]:
     """The headline numbers, by name as in METRICS."""
-    counted = scores(confusion(answers))
-    ranked = probability_scores(answers.label, answers.probabilities)
-    found = {**counted, **ranked, "mean_confidence": float(answers.confidence.mean())}
-    return {name: found[name] for name in METRICS}
+    values = scores(confusion(answers)) | probability_scores(answers.label, answers.probabilities)
+    values["mean_confidence"] = float(answers.confidence.mean())
+    return {name: values[name] for name in METRICS}
 
 
 def units(answers: Answers) -> tuple[np.ndarray, str]:
@@ -141,38 +146,41 @@ def _intervals(
     answers: Answers, unit: np.ndarray, positive: str | None, resamples: int, tick: Callable[[int], None] | None
 ) -> dict[str, dict[str, list[float] | None]]:
     """Intervals of the main metrics, of the accuracy per patient, and of the positive class."""
-    right, index = answers.right, answers.classes.index(positive) if positive else None
+
+    def named(
+        values: Mapping[str, float | None], by_class: Mapping[str, list[float | None]]
+    ) -> dict[str, float | None]:
+        index = answers.classes.index(positive) if positive else None
+        of_class = {} if index is None else {POSITIVE + name: column[index] for name, column in by_class.items()}
+        return {**values, **of_class}
 
     def counts(weights: np.ndarray) -> dict[str, float | None]:
         square = confusion(answers, weights)
-        each = counted(square)
-        found = {
+        by_class = counted(square)
+        values = {
             "accuracy": accuracy(square),
-            "balanced_accuracy": mean(each["recall"]),
-            "macro_f1": mean(each["f1"]),
-            "patient_accuracy": _patient_accuracy(unit, weights, right),
+            "balanced_accuracy": mean(by_class["recall"]),
+            "macro_f1": mean(by_class["f1"]),
+            "patient_accuracy": _patient_accuracy(unit, weights, answers.right),
         }
-        return found | ({} if index is None else _of_class(each, index))
+        return named(values, by_class)
 
     def ranks(weights: np.ndarray) -> dict[str, float | None]:
-        each = rank(weights)
-        found = {name: mean(values) for name, values in each.items()}
-        return found | ({} if index is None else _of_class(each, index))
+        by_class = rank(weights)
+        return named({name: mean(column) for name, column in by_class.items()}, by_class)
 
     drawn = bootstrap(counts, unit, resamples, tick)
-    if ranked := _ranked_draws(answers, resamples):
+    if draws := _ranked_draws(answers, resamples):
         rank = Ranking(answers.label, answers.probabilities)
-        drawn |= bootstrap(ranks, unit, ranked, tick)
-    spans = {name: list(value) if value else None for name, value in drawn.items()}
-    own = [*METRICS, *(["patient_accuracy"] if answers.table.group else [])]
+        drawn |= bootstrap(ranks, unit, draws, tick)
+    spans = {name: list(span) if span else None for name, span in drawn.items()}
+    names = [*METRICS, *(["patient_accuracy"] if answers.table.group else [])]
     return {
-        "intervals": {name: spans[name] for name in own if name in spans},
-        "binary_intervals": {name[len(OWN) :]: span for name, span in spans.items() if name.startswith(OWN)},
+        "intervals": {name: spans[name] for name in names if name in spans},
+        "binary_intervals": {
+            name.removeprefix(POSITIVE): span for name, span in spans.items() if name.startswith(POSITIVE)
+        },
     }
-
-
-def _of_class(each: dict[str, list[float | None]], index: int) -> dict[str, float | None]:
-    return {OWN + name: values[index] for name, values in each.items()}
 
 
 def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) -> float:
@@ -182,16 +190,6 @@ def _patient_accuracy(unit: np.ndarray, weights: np.ndarray, right: np.ndarray) 
     times[unit] = weights
     drawn = times > 0
     return float(hits[drawn] / images[drawn] @ times[drawn] / times.sum())
-
-
-def _bootstrap_facts(answers: Answers, unit: np.ndarray, name: str, resamples: int) -> dict[str, Any]:
-    return {
-        "unit": name,
-        "units": int(unit.max()) + 1,
-        "resamples": resamples if unit.max() > 0 else 0,
-        "resamples_ranked": _ranked_draws(answers, resamples) if unit.max() > 0 else 0,
-        "level": LEVEL,
-    }
 
 
 def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
@@ -204,20 +202,18 @@ def _per_class(answers: Answers) -> dict[str, dict[str, Any]]:
     }
 
 
-def _binary(per_class: dict[str, Any], positive: str) -> dict[str, Any]:
-    """The positive class against all others: predicted where it is the likeliest class."""
-    own, total = per_class[positive], sum(one["images"] for one in per_class.values())
-    return {**own, "prevalence": own["images"] / total}
-
-
 def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The main metrics of each site, with an interval of its accuracy over its patients."""
-    found = {}
+    sites = {}
     for index in np.unique(answers.site):
         part, name = answers.take(answers.site == index), answers.table.domains[index]
         unit, _ = units(part)
-        interval = bootstrap(_accuracy_of(part.right), unit, resamples).get("accuracy")
-        found[name] = {
+
+        def site_accuracy(weights: np.ndarray, right: np.ndarray = part.right) -> dict[str, float | None]:
+            return {"accuracy": float(weights @ right / weights.sum())}
+
+        interval = bootstrap(site_accuracy, unit, resamples).get("accuracy")
+        sites[name] = {
             "images": len(part.rows),
             "units": int(unit.max()) + 1,
             **metrics(part),
@@ -225,7 +221,7 @@ def _sites(answers: Answers, resamples: int, trained_on: Sequence[str]) -> dict[
             "unlike_training": None if part.unlike is None else float(part.unlike.mean()),
             "in_training": name in trained_on,
         }
-    return found
+    return sites
 
 
 def against_expected(sites: Mapping[str, Mapping[str, Any]], expected: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,10 +252,6 @@ def expected_line(comparison: Mapping[str, Any]) -> str:
     )
 
 
-def _accuracy_of(right: np.ndarray) -> Callable[[np.ndarray], dict[str, float | None]]:
-    return lambda weights: {"accuracy": float(weights @ right / weights.sum())}
-
-
 def _patients(answers: Answers) -> dict[str, Any] | None:
     """Results per patient, as a run's test record has them, and a line for each patient; None without groups."""
     group = answers.table.group
@@ -285,12 +277,11 @@ def _patients(answers: Answers) -> dict[str, Any] | None:
 
 
 def _counts(answers: Answers) -> dict[str, Any]:
-    unknown = answers.label == UNKNOWN
-    of = {answers.table.label_name(row) for row in answers.rows[unknown]}
+    unknown = answers.rows[answers.label == UNKNOWN]
     return {
-        "scored": int((~unknown).sum()),
-        "unknown_class": int(unknown.sum()),
-        "unknown_classes": sorted(of),
+        "scored": len(answers.rows) - len(unknown),
+        "unknown_class": len(unknown),
+        "unknown_classes": sorted({answers.table.label_name(row) for row in unknown}),
         "unlabelled": answers.unlabelled,
         "unreadable": len(answers.unreadable),
     }
@@ -304,35 +295,32 @@ def _undefined(answers: Answers) -> dict[str, str]:
     return dict.fromkeys(RANKED, why)
 
 
-def _notes(whole: Answers, known: Answers, found: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
+def _notes(whole: Answers, known: Answers, results: dict[str, Any], trained_on: Sequence[str]) -> list[str]:
     """Sentences for the page, the terminal and the JSON file."""
-    counts, notes = found["images"], [expected_line(found["expected"])] if found["expected"] else []
+    counts, notes = results["images"], [expected_line(results["expected"])] if results["expected"] else []
     if counts["unknown_class"]:
-        with_them = float(whole.right.mean())
         notes.append(
             f"{_images(counts['unknown_class'], 'is', 'are')} of classes that the model does not know "
             f"({', '.join(counts['unknown_classes'])}) and left out; counted as wrong, they make the accuracy "
-            f"{with_them:.3f}."
+            f"{float(whole.right.mean()):.3f}."
         )
     if counts["unlabelled"]:
         notes.append(f"Left out: {_images(counts['unlabelled'], 'has', 'have')} no label.")
     if counts["unreadable"]:
         notes.append(f"Left out, and named below: {_images(counts['unreadable'], 'cannot', 'cannot')} be read.")
-    missing = [name for name, one in found["per_class"].items() if not one["images"]]
-    if missing:
+    if missing := [name for name, values in results["per_class"].items() if not values["images"]]:
         notes.append(
             f"No image is of class {', '.join(missing)}: its recall, AUROC and average precision are empty, and means "
             "over classes leave it out."
         )
-    notes += [f"{METRICS[name]} is undefined: {why}." for name, why in found["undefined"].items()]
+    notes += [f"{METRICS[name]} is undefined: {reason}." for name, reason in results["undefined"].items()]
     if len(known.rows) > 1 and float(np.ptp(known.probabilities, axis=0).max()) < SAME:
         notes.append(
             "All images get the same probabilities, as identical images do: confidence, calibration and the share "
             "unlike training mean nothing here."
         )
-    notes += _interval_notes(known, found["bootstrap"])
-    again = [site for site in found["sites"] if site in trained_on]
-    if again:
+    notes += _interval_notes(results["bootstrap"])
+    if again := [site for site in results["sites"] if site in trained_on]:
         notes.append(
             f"The model was trained on sites of the same name ({', '.join(again)}): if the images are the same, "
             "their scores are too optimistic."
@@ -344,21 +332,21 @@ def _images(count: int, one: str, many: str) -> str:
     return f"1 image {one}" if count == 1 else f"{count:,} images {many}"
 
 
-def _interval_notes(known: Answers, facts: dict[str, Any]) -> list[str]:
-    units_, name = facts["units"], facts["unit"]
-    if units_ < 2:
-        alone = "All scored images are of one patient" if name == "patients" else "Only one image was scored"
+def _interval_notes(facts: dict[str, Any]) -> list[str]:
+    count, unit = facts["units"], facts["unit"]
+    if count < 2:
+        alone = "All scored images are of one patient" if unit == "patients" else "Only one image was scored"
         return [f"{alone}: there is no interval."]
     if not facts["resamples"]:
         return ["No intervals: --resamples 0."]
-    notes = [f"Intervals are 95 % percentile intervals of {facts['resamples']:,} resamples over {units_:,} {name}."]
-    if name == "images":
+    notes = [f"Intervals are 95 % percentile intervals of {facts['resamples']:,} resamples over {count:,} {unit}."]
+    if unit == "images":
         notes.append(
             "No patient or slide is known, so images are resampled as if they were independent; if several show one "
             "patient, the true intervals are wider. The column group of a manifest names patients."
         )
-    elif units_ < FEW_PATIENTS:
-        notes.append(f"{units_} patients are few: the intervals are rough, and probably too narrow.")
+    elif count < FEW_PATIENTS:
+        notes.append(f"{count} patients are few: the intervals are rough, and probably too narrow.")
     if not facts["resamples_ranked"]:
         notes.append("AUROC and average precision have no interval: too many images and classes to resample.")
     elif facts["resamples_ranked"] < facts["resamples"]:

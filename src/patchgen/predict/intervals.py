@@ -19,13 +19,12 @@ LEVEL = 0.95
 SEED = 20
 
 Statistic = Callable[[np.ndarray], Mapping[str, float | None]]  # weights (N,) -> named values; None: undefined
-Interval = tuple[float, float]
 Values = list[float | None]
 
 
 def bootstrap(
     statistic: Statistic, unit: np.ndarray, resamples: int, tick: Callable[[int], None] | None = None
-) -> dict[str, Interval | None]:
+) -> dict[str, tuple[float, float] | None]:
     """Intervals of the values of `statistic`.
 
     Args:
@@ -49,7 +48,7 @@ def bootstrap(
     return {name: _interval([values[name] for values in drawn]) for name in (drawn[0] if drawn else ())}
 
 
-def _interval(values: list[float | None]) -> Interval | None:
+def _interval(values: list[float | None]) -> tuple[float, float] | None:
     defined = [value for value in values if value is not None]
     if 2 * len(defined) < len(values):
         return None
@@ -57,55 +56,46 @@ def _interval(values: list[float | None]) -> Interval | None:
     return float(low), float(high)
 
 
-def divide(part: np.ndarray, whole: np.ndarray) -> Values:
+def counted(confusion: np.ndarray) -> dict[str, Values]:
+    """As `class_counts`: precision, recall, specificity and F1 of each class of a confusion matrix (C, C)."""
+    hits, true, predicted, total = np.diag(confusion), confusion.sum(1), confusion.sum(0), confusion.sum()
+    return {
+        "precision": _divide(hits, predicted),
+        "recall": _divide(hits, true),
+        "specificity": _divide(total - true - predicted + hits, total - true),
+        "f1": _divide(2 * hits, true + predicted),
+    }
+
+
+def _divide(part: np.ndarray, whole: np.ndarray) -> Values:
     """part / whole; None where the whole is 0."""
     return [float(p / w) if w else None for p, w in zip(part, whole, strict=True)]
 
 
-def counted(confusion: np.ndarray) -> dict[str, Values]:
-    """As `class_counts`: precision, recall, specificity and F1 of each class of a confusion matrix (C, C)."""
-    hits, true, said, total = np.diag(confusion), confusion.sum(1), confusion.sum(0), confusion.sum()
-    return {
-        "precision": divide(hits, said),
-        "recall": divide(hits, true),
-        "specificity": divide(total - true - said + hits, total - true),
-        "f1": divide(2 * hits, true + said),
-    }
-
-
 class Ranking:
-    """As `class_ranking` for one set of labels and probabilities, under any weights.
+    """As `class_ranking` for one set of labels (N,) and probabilities (N, C), under any weights.
 
-    Args:
-        label: (N,) true class.
-        probabilities: (N, C).
+    Images are sorted once by the falling probability of each class; those of equal probability share a threshold.
     """
 
     def __init__(self, label: np.ndarray, probabilities: np.ndarray) -> None:
-        self.classes = [_Sorted(label == c, probabilities[:, c]) for c in range(probabilities.shape[1])]
+        self.classes = []
+        for c, probability in enumerate(probabilities.T):
+            order = np.argsort(-probability, kind="stable")
+            last = np.flatnonzero(np.append(np.diff(probability[order]) != 0, True))  # of each threshold
+            self.classes.append((order, label[order] == c, last))
 
     def __call__(self, weights: np.ndarray) -> dict[str, Values]:
         """AUROC and average precision of each class, each image counting `weights` (N,) times."""
-        pairs = [one(weights) for one in self.classes]
+        pairs = [_areas(weights[order], is_class, last) for order, is_class, last in self.classes]
         return {name: list(values) for name, values in zip(RANKED, zip(*pairs, strict=True), strict=True)}
 
 
-class _Sorted:
-    """Images by the falling probability of one class; those of equal probability share a threshold."""
-
-    def __init__(self, own: np.ndarray, probability: np.ndarray) -> None:
-        self.order = np.argsort(-probability, kind="stable")
-        self.own = own[self.order]
-        self.last = np.flatnonzero(np.append(np.diff(probability[self.order]) != 0, True))  # of each threshold
-
-    def __call__(self, weights: np.ndarray) -> tuple[float | None, float | None]:
-        weights = weights[self.order]
-        seen = np.cumsum(weights)[self.last]
-        hits = np.cumsum(weights * self.own)[self.last]
-        others = seen - hits
-        if not hits[-1] or not others[-1]:
-            return None, None
-        gained, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
-        area = np.diff(others, prepend=0) @ (hits + before) / 2  # trapezoids under the ROC curve
-        precision = hits / np.maximum(seen, 1)
-        return float(area / hits[-1] / others[-1]), float(gained @ precision / hits[-1])
+def _areas(weights: np.ndarray, is_class: np.ndarray, last: np.ndarray) -> tuple[float | None, float | None]:
+    seen, hits = np.cumsum(weights)[last], np.cumsum(weights * is_class)[last]
+    others = seen - hits
+    if not hits[-1] or not others[-1]:
+        return None, None
+    gained, before = np.diff(hits, prepend=0), np.append(0, hits[:-1])
+    area = np.diff(others, prepend=0) @ (hits + before) / 2  # trapezoids under the ROC curve
+    return float(area / hits[-1] / others[-1]), float(gained @ (hits / np.maximum(seen, 1)) / hits[-1])
