@@ -18,6 +18,7 @@ from patchgen.cli import main
 from patchgen.data.images import decode
 from patchgen.data.oracle import Domain, Oracle, OracleSpec
 from patchgen.diagnose import diagnosis
+from patchgen.draw import plots
 from patchgen.model.backbone import load_architecture
 from patchgen.predict.embed import vectors_of
 from patchgen.predict.fold_runs import open_subjects
@@ -33,7 +34,7 @@ def oracle_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     domains = (Domain("amber", 1.0, 0.2), Domain("dusk", 0.5, 0.2), Domain("mist", 0.25, 0.2))
     spec = OracleSpec(domains=domains, unseen="mist", predictive=6, per_class=6)
     folder = Oracle(spec).write(tmp_path_factory.mktemp("oracle") / "small")
-    return {"data": str(folder / "images"), "unseen": "mist", "image_size": 84}
+    return {"data": str(folder / "images"), "unseen": "mist", "image_size": 56}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,9 @@ def runs(tiny_run: TinyRun, oracle_settings: dict[str, Any]) -> dict[str, RunFol
 def out(runs: dict[str, RunFolder], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("diagnosis")
     words = [str(runs["patchgen"].path), "--against", str(runs["lp-ln"].path), "--images", "9", "--steps", "4"]
-    assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "DPI", 50)  # drawing takes most of the time
+        assert main(["diagnose", *words, "--projection", "pca", "--out", str(folder)]) == 0
     return folder
 
 
@@ -240,7 +243,7 @@ def test_a_notebook_needs_no_command(runs: dict[str, RunFolder], tmp_path: Path,
     ticks: list[int] = []
     made = diagnosis.examine(opened, tick=ticks.append)
     assert sum(ticks) == opened.work == 2 * 9 + 1 and set(made.figures) == FIGURES
-    assert made.found == found
+    assert made.facts == found
     assert made.write(tmp_path / "a" / "b") == tmp_path / "a" / "b" / "index.html"
     with pytest.raises(ValueError, match="--images must be at least 2, not 1"):
         diagnosis.Options(images=1)
@@ -261,5 +264,5 @@ def test_the_cost_is_that_of_the_runs_own_selection(
     assert main(["diagnose", str(run.path), *words, "--out", str(tmp_path / "out")]) == 0
     cost = json.loads((tmp_path / "out" / "diagnosis.json").read_text())["cost"]["methods"]
     assert list(cost) == ["lp-ln", "patchgen-select"]
-    dim = load_architecture("tiny", 84).dim
+    dim = load_architecture("tiny", 56).dim
     assert cost["patchgen-select"]["module_parameters"] == 2 * (dim * dim + dim) + 1  # W_q, W_k and the shift

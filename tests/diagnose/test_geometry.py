@@ -21,18 +21,14 @@ def cloud(by_class: float, by_domain: float) -> np.ndarray:
     return points
 
 
-def test_tight_classes_without_domains() -> None:
-    found = geometry.numbers(cloud(40, 0), LABEL, DOMAIN, "south")
-    assert found["silhouette_by_class"] > 0.8 and abs(found["silhouette_by_domain"]) < 0.05
-    assert found["domain_separability"]["chance"] == 0.5 and found["domain_separability"]["accuracy"] < 0.65
-    assert found["knn_across_domains"]["unseen"] == 1 == found["knn_across_domains"]["mean"]
-
-
-def test_domains_apart_and_no_classes() -> None:
-    found = geometry.numbers(cloud(0, 8), LABEL, DOMAIN, "south")
-    assert found["silhouette_by_class"] < 0.05 < 0.3 < found["silhouette_by_domain"]
-    assert found["domain_separability"]["accuracy"] > 0.98
-    assert found["knn_across_domains"]["unseen"] < 0.6  # a third by chance
+def test_numbers_tell_tight_classes_from_domains_that_are_apart() -> None:
+    classes, domains = (geometry.numbers(cloud(*apart), LABEL, DOMAIN, "south") for apart in ((40, 0), (0, 8)))
+    assert classes["silhouette_by_class"] > 0.8 and abs(classes["silhouette_by_domain"]) < 0.05
+    assert classes["domain_separability"]["chance"] == 0.5 and classes["domain_separability"]["accuracy"] < 0.65
+    assert classes["knn_across_domains"]["unseen"] == 1 == classes["knn_across_domains"]["mean"]
+    assert domains["silhouette_by_class"] < 0.05 < 0.3 < domains["silhouette_by_domain"]
+    assert domains["domain_separability"]["accuracy"] > 0.98
+    assert domains["knn_across_domains"]["unseen"] < 0.6  # a third by chance
 
 
 def test_silhouette_by_hand() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as to_json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +11,7 @@ import tyro
 
 from patchgen.commands import announce, check_folder, parse, print_table
 from patchgen.commands.options import ModelOptions
+from patchgen.common.text import json_text
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def main(argv: list[str]) -> int:
     arguments = parse(DiagnoseArguments, "diagnose", argv)
     announce()
     from patchgen.common.progress import Progress
-    from patchgen.diagnose.diagnosis import Options, examine, prepare
+    from patchgen.diagnose.diagnosis import examine, prepare
+    from patchgen.diagnose.measure import Options
 
     options = Options(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Options)})
     out = Path(arguments.out or Path(arguments.run) / "diagnosis")
@@ -61,18 +62,18 @@ def main(argv: list[str]) -> int:
     opened = prepare([arguments.run, *arguments.against], arguments.data, options, **arguments.device)
     out.mkdir(parents=True, exist_ok=True)  # fail before the work if it cannot be created
     with Progress("diagnosing", opened.work) as bar:
-        made = examine(opened, bar.say, bar.tick)
-    page = made.write(out)
+        diagnosis = examine(opened, bar.say, bar.tick)
+    page = diagnosis.write(out)
     if arguments.json:
-        print(to_json.dumps(made.found, indent=2))
+        print(json_text(diagnosis.facts))
     else:
-        _print(made.found)
+        _print(diagnosis.facts)
         print(page.resolve())
     return 0
 
 
-def _print(found: dict[str, Any]) -> None:
-    for name, run in found["runs"].items():
+def _print(facts: dict[str, Any]) -> None:
+    for name, run in facts["runs"].items():
         mask = run["mask"]["verdict"] if run["mask"] else "no mask"
         print(f"{name}: accuracy {run['accuracy']['mean']:.1%} on {run['images']} images; {mask}")
-    print_table(("part", "claim", "appears", "measured"), [list(claim.values()) for claim in found["claims"]])
+    print_table(("part", "claim", "appears", "measured"), [list(claim.values()) for claim in facts["claims"]])

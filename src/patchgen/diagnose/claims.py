@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from patchgen.common.text import plus_minus
 from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.faithfulness import OPERATORS, area
-from patchgen.diagnose.summary import Record, paired
+from patchgen.diagnose.measure import Record, paired
 
 SMALLEST = 0.02  # difference of silhouettes, or of domain accuracies, that counts: one run of each has no error bar
 FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
@@ -43,21 +43,14 @@ def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]]
         "D": _maps(diagnosis["runs"], main),
         "E": _cost(diagnosis["cost"]),
     }
-    reason = _no_better_than_chance(diagnosis, main)
-    if reason:
+    accuracy, chance = diagnosis["runs"][main]["accuracy"], 1 / diagnosis["classes"]
+    if accuracy["mean"] - 2 * accuracy["error"] <= chance:  # a mask cannot explain guesses
+        reason = (
+            f"The accuracy on these images, {accuracy['mean']:.1%} ± {accuracy['error']:.1%}, is no better than chance "
+            f"({chance:.1%}): there is no decision to explain."
+        )
         verdicts |= {part: ("not tested", reason) for part in "ABCD" if verdicts[part][0] != "not tested"}
     return [Finding(part, STATED[part], *verdict) for part, verdict in verdicts.items()]
-
-
-def _no_better_than_chance(diagnosis: Mapping[str, Any], main: str) -> str:
-    """Why there is no decision to explain, or an empty string: a mask cannot explain guesses."""
-    accuracy, chance = diagnosis["runs"][main]["accuracy"], 1 / diagnosis["classes"]
-    if accuracy["mean"] - 2 * accuracy["error"] > chance:
-        return ""
-    return (
-        f"The accuracy on these images, {accuracy['mean']:.1%} ± {accuracy['error']:.1%}, is no better than chance "
-        f"({chance:.1%}): there is no decision to explain."
-    )
 
 
 def _of_two(first: bool, second: bool) -> str:
@@ -67,19 +60,21 @@ def _of_two(first: bool, second: bool) -> str:
 def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
     if run["mask"] is None or "mask" not in run["curves"]:
         return "not tested", "This run has no mask, or its ranking was left out."
-    chosen = [r for r in records if 0 < r["selected"] < 1]  # otherwise the two sets are "everything" and "nothing"
-    if len(chosen) < FEWEST:
-        few = f"{len(chosen)} images have some patches selected and some not; a test needs {FEWEST}"
+    # otherwise the two sets are "everything" and "nothing"
+    selective = [r for r in records if 0 < r["selected"] < 1]
+    count, images = len(selective), len(records)
+    if count < FEWEST:
+        few = f"{count} images have some patches selected and some not; a test needs {FEWEST}"
         return "not tested", f"The mask is {run['mask']['verdict']}. Here {few}."
-    where = "" if len(chosen) == len(records) else f" on the {len(chosen)} of {len(records)} images with a selection"
+    where = "" if count == images else f" on the {count} of {images} images with a selection"
     operators = [name for name in run["perturbation"] if name in OPERATORS]
 
     def right(record: Record, ranking: str, side: str) -> float:
         return sum(record["perturbation"][op][ranking][side]["correct"] for op in operators) / len(operators)
 
     def difference(side: str, other: str | None = None) -> Record:
-        own = [right(r, "mask", side) for r in chosen]
-        return paired(own, [right(r, other, side) if other else r["correct"] for r in chosen])
+        with_mask = [right(r, "mask", side) for r in selective]
+        return paired(with_mask, [right(r, other, side) if other else r["correct"] for r in selective])
 
     keep, lose = difference("keep"), difference("perturb")
     text = f"Accuracy{where} changes by {_points(keep)} when the rest is perturbed"
@@ -108,14 +103,16 @@ def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str) -> tu
         }
         difference = paired(areas["mask"], areas[best])
         wins.append(sign * difference["mean"] > 0 and difference["clear"])
-        own = curves["mask"][f"{way}_auc"]["predicted"]["mean"]
-        parts.append(f"{way} AUC {own:.3f}, {_signed(difference)} to the best other ranking ({best})")
+        mean = curves["mask"][f"{way}_auc"]["predicted"]["mean"]
+        gap = plus_minus(difference["mean"], difference["error"], 3, "+")
+        parts.append(f"{way} AUC {mean:.3f}, {gap} to the best other ranking ({best})")
     baseline = _baseline(runs, main)
     if baseline and "attention" in runs[baseline]["curves"]:
-        of = runs[baseline]["curves"]["attention"]
-        ins, out = (of[f"{way}_auc"]["predicted"]["mean"] for way in ("insertion", "deletion"))
-        parts.append(f"{baseline} by its own attention: {ins:.3f} and {out:.3f}")
-    return _of_two(*wins), "; ".join(parts)[:1].upper() + "; ".join(parts)[1:] + "."
+        curve = runs[baseline]["curves"]["attention"]
+        inserted, deleted = (curve[f"{way}_auc"]["predicted"]["mean"] for way in ("insertion", "deletion"))
+        parts.append(f"{baseline} by its own attention: {inserted:.3f} and {deleted:.3f}")
+    text = "; ".join(parts)
+    return _of_two(*wins), f"{text[0].upper()}{text[1:]}."
 
 
 def _geometry(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
@@ -144,14 +141,13 @@ def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
     if baseline:
         rivals[f"the attention of {baseline}"] = runs[baseline]["auroc"].get("attention")
     rivals = {name: value for name, value in rivals.items() if value}
-    own = known["mask"]
-    text = ", ".join([f"AUROC of the mask for the true patches {own['mean']:.3f}"] + [
-        f"of {name} {value['mean']:.3f}" for name, value in rivals.items()
-    ])  # fmt: skip
+    mask = known["mask"]
+    text = f"AUROC of the mask for the true patches {mask['mean']:.3f}"
+    text += "".join(f", of {name} {value['mean']:.3f}" for name, value in rivals.items())
     if "auroc" in runs[main].get("untrained", {}):
         text += f", of the untrained mask {runs[main]['untrained']['auroc']:.3f} on all unseen images"
-    above_chance = own["mean"] - 2 * own["error"] > 0.5
-    return _of_two(above_chance, all(own["mean"] > value["mean"] for value in rivals.values())), f"{text}."
+    above_chance = mask["mean"] - 2 * mask["error"] > 0.5
+    return _of_two(above_chance, all(mask["mean"] > value["mean"] for value in rivals.values())), f"{text}."
 
 
 def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
@@ -171,7 +167,3 @@ def _baseline(runs: Mapping[str, Any], main: str) -> str | None:
 
 def _points(difference: Mapping[str, Any]) -> str:
     return f"{plus_minus(100 * difference['mean'], 100 * difference['error'], sign='+')} points"
-
-
-def _signed(difference: Mapping[str, Any]) -> str:
-    return plus_minus(difference["mean"], difference["error"], 3, "+")

@@ -1,7 +1,7 @@
 """Does the classifier read what a ranking calls important? Remove patches and measure the effect on its prediction.
 
     answers = pixel_answers(probabilities, images, OPERATORS["blur"](images, others, 14), grid)
-    found = ask(answers, keeps)                       # keeps (B,K,P) bool: K ways to keep patches -> (B,K,C)
+    ask(answers, keeps)                               # keeps (B,K,P) bool: K ways to keep patches -> (B,K,C)
     insertion, deletion = step_sets(order, steps=8)   # (B,9,P) each
     area(curve)                                       # trapezoids over the share of patches
 
@@ -29,7 +29,7 @@ THRESHOLD = 0.5  # the paper's: the selected set is {p: m_p >= 0.5}
 VIEWS = 96  # perturbed images per forward pass
 
 
-# Replacements of a patch
+# Replacements of a patch: (images, other images, side of a patch) -> replacement, (B,3,S,S)
 
 
 def blur(images: Tensor, others: Tensor, patch: int) -> Tensor:
@@ -85,15 +85,15 @@ def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
 
     `token-mean` inserts the image's mean token; unavailable for a selection inside the backbone.
     """
-    inside = isinstance(classifier.select, Selector)
-    read = images if inside else classifier.read(images)
+    in_backbone = isinstance(classifier.select, Selector)
+    read = images if in_backbone else classifier.read(images)
     out = classifier(read)
     learned = out.selection() if out.own_mask is None else out.own_mask
 
     def dropped(index: Tensor, keep: Tensor) -> Tensor:
         return classifier(read[index], mask=learned[index] * keep).logits.float().softmax(1)
 
-    if inside:
+    if in_backbone:
         return {"token-drop": dropped}
     mean = read.mean(1, keepdim=True)
 
@@ -120,20 +120,18 @@ def ask(answers: Answers, keeps: Tensor, views: int = VIEWS) -> Tensor:
 # Which patches
 
 
-def selected_set(mask: Tensor) -> Tensor:
-    """(B,P) bool: the paper's thresholded set."""
-    return mask >= THRESHOLD
-
-
 def top(order: Tensor, count: Tensor) -> Tensor:
     """(B,P) bool: of each image the first `count` (B,) patches of its order (B,P)."""
-    rank = order.argsort(dim=1)  # a patch's place in the order
-    return rank < count[:, None]
+    return order.argsort(dim=1) < count[:, None]
 
 
 def step_sets(order: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """What is kept while the order's patches are inserted and deleted: (B,steps+1,P) bool each."""
-    inserted = torch.stack([top(order, count) for count in _counts(order, steps)], 1)
+    """What is kept while the patches of an order (B,P) are inserted and deleted: (B,steps+1,P) bool each."""
+    patches = order.shape[1]
+    if not 1 <= steps <= patches:
+        raise ValueError(f"steps must be between 1 and the number of patches, {patches}, not {steps}")
+    counts = torch.from_numpy(np.round(shares(patches, steps) * patches)).to(order.device)
+    inserted = order.argsort(dim=1)[:, None] < counts[:, None]
     return inserted, ~inserted
 
 
@@ -146,11 +144,3 @@ def area(curve: np.ndarray | Sequence[float], patches: int) -> np.ndarray:
     """Area under curves (..., steps+1) over the share of patches."""
     heights = np.asarray(curve)
     return np.trapezoid(heights, shares(patches, heights.shape[-1] - 1), axis=-1)
-
-
-def _counts(order: Tensor, steps: int) -> list[Tensor]:
-    images, patches = order.shape
-    if not 1 <= steps <= patches:
-        raise ValueError(f"steps must be between 1 and the number of patches, {patches}, not {steps}")
-    counts = np.round(shares(patches, steps) * patches).astype(int)
-    return [torch.full((images,), int(count), device=order.device) for count in counts]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
 
 
 def perturbation(run: str, summary: Mapping[str, Any], name: str) -> Drawn:
-    """Accuracy with the selection kept (filled) and perturbed (hollow), one panel an operator, one line a ranking."""
+    """Accuracy with the selection kept (filled) and perturbed (hollow): a panel per operator, a line per ranking."""
     operators = summary["perturbation"]
     rankings = list(next(iter(operators.values()))["rankings"])
     figure = new_figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
@@ -132,19 +132,9 @@ def _scatter(
     axes: Axes, points: np.ndarray, group: np.ndarray, names: Sequence[str], titles: Mapping[str, str] | None = None
 ) -> None:
     for i, name in enumerate(names):
-        of = points[group == name]
         marker = MARKERS[(i + i // len(PALETTE)) % len(MARKERS)]  # a second round of colours gets other markers
-        shown = (titles or {}).get(name, name)
-        axes.scatter(
-            of[:, 0],
-            of[:, 1],
-            s=13,
-            color=PALETTE[i % len(PALETTE)],
-            marker=marker,
-            linewidths=0,
-            alpha=0.8,
-            label=shown,
-        )
+        axes.scatter(*points[group == name].T, s=13, color=PALETTE[i % len(PALETTE)], marker=marker, linewidths=0,
+                     alpha=0.8, label=(titles or {}).get(name, name))  # fmt: skip
     axes.set(xticks=[], yticks=[])
     if len(names) <= 24:
         columns = 1 if len(names) <= 12 else 2
@@ -167,19 +157,21 @@ class Shown:
 
 def overlays(shown: Sequence[Shown]) -> Drawn:
     """Images down, maps across, one colour bar for all."""
-    columns = list(dict.fromkeys(name for one in shown for name in one.maps))
+    columns = list(dict.fromkeys(name for each in shown for name in each.maps))
     figure = new_figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
     panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
     rows: list[Row] = []
     drawn = None
-    for line, one in zip(panels, shown, strict=True):
-        line[0].imshow(one.image)
-        line[0].set_ylabel(one.title, fontsize=7.5, parse_math=False)
+    for line, each in zip(panels, shown, strict=True):
+        line[0].imshow(each.image)
+        line[0].set_ylabel(each.title, fontsize=7.5, parse_math=False)
         for axes, column in zip(line[1:], columns, strict=True):
-            axes.imshow(one.image.mean(2), cmap="gray", vmin=0, vmax=1)
-            if column in one.maps:
-                drawn = axes.imshow(_large(one, column), cmap=MAP_COLOURS, vmin=0, vmax=1, alpha=OPACITY)
-                rows += _cells(one.title, column, one.maps[column])
+            axes.imshow(each.image.mean(2), cmap="gray", vmin=0, vmax=1)
+            if column in each.maps:
+                values = each.maps[column]
+                large = upsample(_scaled(values, column), *each.image.shape[:2])
+                drawn = axes.imshow(large, cmap=MAP_COLOURS, vmin=0, vmax=1, alpha=OPACITY)
+                rows += [(each.title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(values)]
     for axes, column in zip(panels[0], ["image", *columns], strict=True):
         axes.set_title(column.replace(": ", "\n"), fontsize=8, parse_math=False)
     for axes in panels.flat:
@@ -189,28 +181,20 @@ def overlays(shown: Sequence[Shown]) -> Drawn:
         bar = figure.colorbar(drawn, ax=panels[:, -1], shrink=0.75 if len(shown) > 1 else 1.0, pad=0.02)
         bar.ax.set_facecolor("0.55")  # the bar's colours lie on gray as they do on the images
         bar.ax.tick_params(labelsize=7.5)
-        bar.set_label(
-            "mask and truth: 0 left out, 1 selected\nother maps: lowest to highest in the image", fontsize=7.5
-        )
+        scale = "mask and truth: 0 left out, 1 selected\nother maps: lowest to highest in the image"
+        bar.set_label(scale, fontsize=7.5)
     figure.supxlabel(NOTICE, fontsize=9, color="0.35", style="italic")
     header = ("image", "map", "row", "column", "value")
     return Drawn("overlays", "Images of the unseen domain with the maps of each run", figure, header, rows)
 
 
-def is_absolute(column: str) -> bool:
-    return column.rpartition(" ")[2] in ("mask", "truth")
-
-
-def _large(one: Shown, column: str) -> np.ndarray:
-    values = one.maps[column].astype(np.float32)
-    if not is_absolute(column):
-        span = float(values.max() - values.min())
-        values = (values - values.min()) / span if span > 0 else np.zeros_like(values)
-    return upsample(values, *one.image.shape[:2])
-
-
-def _cells(title: str, column: str, values: np.ndarray) -> Iterable[Row]:
-    return [(title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(values)]
+def _scaled(values: np.ndarray, column: str) -> np.ndarray:
+    """The map from 0 to 1: masks and the truth are already, other maps are scaled within the image."""
+    values = values.astype(np.float32)
+    if column.rpartition(" ")[2] in ("mask", "truth"):
+        return values
+    span = float(values.max() - values.min())
+    return (values - values.min()) / span if span > 0 else np.zeros_like(values)
 
 
 # E

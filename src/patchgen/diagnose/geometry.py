@@ -1,8 +1,5 @@
 """Geometry of features: by class and by domain, as a picture and as numbers.
 
-    numbers(features, label, domain, unseen)   # silhouette by class, linear separability of domains, kNN
-    points, name = flat(features, "auto")      # (N,2) by UMAP if it is installed, else PCA
-
 A projection distorts distances; the numbers are computed on the features themselves, normalised to length one.
 """
 
@@ -19,14 +16,7 @@ FOLDS = 5
 
 
 def numbers(features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen: str, seed: int = 0) -> dict[str, Any]:
-    """Numbers that describe the geometry.
-
-    Args:
-        features: (N,D).
-        label: (N,) class names.
-        domain: (N,) domain names.
-        unseen: The domain that is the kNN's test set; the others are its training set.
-    """
+    """Silhouettes, linear separability of the domains, and kNN, of features (N,D) with class and domain names (N,)."""
     unit = unit_length(features)
     return {
         "images": len(unit),
@@ -38,8 +28,7 @@ def numbers(features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen:
 
 
 def unit_length(features: np.ndarray) -> np.ndarray:
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    return features / np.maximum(length, 1e-12)
+    return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
 
 
 def silhouette(features: np.ndarray, group: np.ndarray) -> float | None:

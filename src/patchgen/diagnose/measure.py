@@ -1,37 +1,60 @@
-"""Parts A and B on one run: the predictions for every set of kept patches, as one record per image."""
+"""Parts A and B on one run: the predictions for every set of kept patches, as one record per image; and their means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from patchgen.common.text import did_you_mean
 from patchgen.diagnose import faithfulness as faith
 from patchgen.predict.attribution import RANKINGS, descending
 from patchgen.predict.fold_runs import Subject
+from patchgen.predict.predictor import Checkpoint
 from patchgen.tasks.metrics import mask_recovery
 
 CHUNK = 8  # images worked on together
 DIGITS = 6
+CLASSES = ("true", "predicted")  # whose probability is recorded
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Measurements:
-    """The measurements for every image."""
+class Options:
+    """The options of a diagnosis, as in `patchgen diagnose --help`."""
 
-    rankings: tuple[str, ...]
-    operators: tuple[str, ...]  # the first is also that of insertion and deletion
-    steps: int
-    seed: int
+    images: int = 200
+    steps: int = 8
+    operators: tuple[str, ...] = tuple(faith.OPERATORS)  # the first is also that of insertion and deletion
+    rankings: tuple[str, ...] = ()
+    projection: Literal["auto", "umap", "pca"] = "auto"
+    checkpoint: Checkpoint = "selected"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 2), ("steps", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, not {getattr(self, name)}")
+        known = ", ".join(faith.OPERATORS)
+        if not self.operators:
+            raise ValueError(f"--operators needs at least one of {known}")
+        for name in self.operators:
+            if name not in faith.OPERATORS:
+                raise ValueError(f"--operators has no {name!r}{did_you_mean(name, faith.OPERATORS)} (known: {known})")
+        object.__setattr__(self, "operators", tuple(dict.fromkeys(self.operators)))
 
 
 def measure(
-    subject: Subject, rows: np.ndarray, plan: Measurements, share: np.ndarray, tick: Callable[[int], None]
+    subject: Subject,
+    rows: np.ndarray,
+    rankings: Sequence[str],
+    options: Options,
+    share: np.ndarray,
+    tick: Callable[[int], None],
 ) -> Iterator[Record]:
     """One record per image.
 
@@ -40,41 +63,44 @@ def measure(
         share: (N,) share of patches that a ranking without its own threshold selects.
         tick: Called with the number of images that are done.
     """
-    partner = faith.partners(len(rows), plan.seed)
+    partner = faith.partners(len(rows), options.seed)
     for start in range(0, len(rows), CHUNK):
         part = slice(start, start + CHUNK)
-        yield from _chunk(subject, rows[part], rows[partner[part]], plan, share[part])
+        yield from _chunk(subject, rows[part], rows[partner[part]], rankings, options, share[part])
         tick(len(rows[part]))
 
 
 def _chunk(
-    subject: Subject, rows: np.ndarray, others: np.ndarray, plan: Measurements, share: np.ndarray
+    subject: Subject,
+    rows: np.ndarray,
+    others: np.ndarray,
+    rankings: Sequence[str],
+    options: Options,
+    share: np.ndarray,
 ) -> Iterator[Record]:
     pixels, other = subject.pixels(rows), subject.pixels(others)
     probabilities = subject.probabilities(pixels)
     truth = torch.from_numpy(subject.fold.truth[rows]).to(pixels.device)
     asked = torch.stack([truth, probabilities.argmax(1)], 1)  # (B,2): the true and the predicted class
-    scores = rank_all(subject, pixels, rows, asked[:, 1], plan.rankings)
+    scores = rank_all(subject, pixels, rows, asked[:, 1], rankings)
     orders = {name: descending(score, scores["random"]) for name, score in scores.items()}
     count = torch.from_numpy(np.round(share * subject.patches)).to(pixels.device)
     if "mask" in scores:
-        count = faith.selected_set(scores["mask"]).sum(1)
-    chosen = {
-        name: faith.top(order, count) for name, order in orders.items() if name in plan.rankings or name == "truth"
-    }
-    curves = {name: faith.step_sets(orders[name], plan.steps) for name in chosen}
+        count = (scores["mask"] >= faith.THRESHOLD).sum(1)
+    selections = {name: faith.top(order, count) for name, order in orders.items() if name in (*rankings, "truth")}
+    curves = {name: faith.step_sets(orders[name], options.steps) for name in selections}
 
     answered: dict[str, dict[str, Tensor]] = {}
-    for number, (name, answers) in enumerate(_answers(subject, pixels, other, plan).items()):
-        answered[name] = _ask(answers, chosen, curves if number == 0 else {}, asked)
+    for number, (name, answers) in enumerate(_answers(subject, pixels, other, options.operators).items()):
+        answered[name] = _ask(answers, selections, curves if number == 0 else {}, asked)
     known = subject.truth[rows] if subject.truth is not None else None
     for i, row in enumerate(rows.tolist()):
         yield {
             **_about(subject, row, probabilities[i], asked[i]),
             "selected": round(float(count[i]) / subject.patches, DIGITS),
             **_mask_facts(scores, known, i),
-            "perturbation": {operator: _perturbed(values, i, chosen) for operator, values in answered.items()},
-            "curves": _curves(answered[plan.operators[0]], i, curves),
+            "perturbation": {operator: _perturbed(values, i, selections) for operator, values in answered.items()},
+            "curves": _curves(answered[options.operators[0]], i, curves),
         }
 
 
@@ -89,11 +115,11 @@ def rank_all(
     return scores
 
 
-def _answers(subject: Subject, pixels: Tensor, other: Tensor, plan: Measurements) -> dict[str, faith.Answers]:
+def _answers(subject: Subject, pixels: Tensor, other: Tensor, operators: Sequence[str]) -> dict[str, faith.Answers]:
     patch, grid = subject.model.backbone.patch_size, subject.model.grid
     answers = {
         name: faith.pixel_answers(subject.probabilities, pixels, faith.OPERATORS[name](pixels, other, patch), grid)
-        for name in plan.operators
+        for name in operators
     }
     if subject.has_mask:
         with torch.no_grad():
@@ -103,22 +129,21 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, plan: Measurements
 
 def _ask(
     answers: faith.Answers,
-    chosen: Mapping[str, Tensor],
+    selections: Mapping[str, Tensor],
     curves: Mapping[str, tuple[Tensor, Tensor]],
     asked: Tensor,
 ) -> dict[str, Tensor]:
     """Name -> (B,K,3): probability of the true and of the predicted class, and whether the true one is the answer."""
-    everything = torch.ones_like(next(iter(chosen.values())))
+    everything = torch.ones_like(next(iter(selections.values())))
     sets = {"nothing": everything[:, None], "everything": ~everything[:, None]}  # what is perturbed
-    for name, keep in chosen.items():
+    for name, keep in selections.items():
         sets[f"{name}/keep"], sets[f"{name}/perturb"] = keep[:, None], ~keep[:, None]
     for name, (inserted, deleted) in curves.items():
         sets[f"{name}/insertion"], sets[f"{name}/deletion"] = inserted, deleted
     probabilities = faith.ask(answers, torch.cat(list(sets.values()), 1))  # (B,K,C)
     right = probabilities.argmax(2) == asked[:, :1]
-    values = torch.cat(
-        [probabilities.gather(2, asked[:, None].expand(-1, probabilities.shape[1], -1)), right[..., None]], 2
-    )
+    of_asked = probabilities.gather(2, asked[:, None].expand(-1, probabilities.shape[1], -1))
+    values = torch.cat([of_asked, right[..., None]], 2)
     return dict(zip(sets, values.split([keep.shape[1] for keep in sets.values()], 1), strict=True))
 
 
@@ -145,26 +170,26 @@ def _mask_facts(scores: Mapping[str, Tensor], known: np.ndarray | None, i: int) 
         mask = scores["mask"][i]
         facts["mask"] = {name: _number(getattr(mask, name)()) for name in ("min", "mean", "max")}
     if known is not None:
-        one = {name: score[i : i + 1].detach().cpu().numpy() for name, score in scores.items() if name != "truth"}
-        recovery = {name: mask_recovery(score, known[i : i + 1]) for name, score in one.items()}
+        recovery = {name: mask_recovery(score[i : i + 1].detach().cpu().numpy(), known[i : i + 1])
+                    for name, score in scores.items() if name != "truth"}  # fmt: skip
         facts["auroc"] = {name: _number(each["auroc"][0]) for name, each in recovery.items()}
         if "mask" in recovery:
             facts["mask"] |= {name: _number(recovery["mask"][name][0]) for name in ("iou", "error", "kept")}
     return facts
 
 
-def _perturbed(answered: Mapping[str, Tensor], i: int, chosen: Mapping[str, Tensor]) -> Record:
+def _perturbed(answered: Mapping[str, Tensor], i: int, rankings: Iterable[str]) -> Record:
     record: Record = {name: _values(answered[name][i, 0]) for name in ("nothing", "everything")}
-    for name in chosen:
+    for name in rankings:
         record[name] = {side: _values(answered[f"{name}/{side}"][i, 0]) for side in ("keep", "perturb")}
     return record
 
 
-def _curves(answered: Mapping[str, Tensor], i: int, names: Mapping[str, Any]) -> Record:
+def _curves(answered: Mapping[str, Tensor], i: int, rankings: Iterable[str]) -> Record:
     def lists(values: Tensor) -> Record:
-        return {which: [_number(v) for v in values[:, n]] for n, which in enumerate(("true", "predicted"))}
+        return {which: [_number(v) for v in values[:, n]] for n, which in enumerate(CLASSES)}
 
-    return {name: {way: lists(answered[f"{name}/{way}"][i]) for way in ("insertion", "deletion")} for name in names}
+    return {name: {way: lists(answered[f"{name}/{way}"][i]) for way in ("insertion", "deletion")} for name in rankings}
 
 
 def _values(three: Tensor) -> Record:
@@ -175,3 +200,80 @@ def _values(three: Tensor) -> Record:
 def _number(value: Any) -> float | None:
     number = float(value)
     return round(number, DIGITS) if np.isfinite(number) else None
+
+
+# Means over images and their standard errors
+
+
+def mean_and_error(values: Iterable[float | bool | None]) -> dict[str, float] | None:
+    """Mean over images and its standard error; images without the value are left out; None if all are."""
+    known = np.array([v for v in values if v is not None], dtype=float)
+    if not len(known):
+        return None
+    error = known.std(ddof=1) / np.sqrt(len(known)) if len(known) > 1 else 0.0
+    return {"mean": float(known.mean()), "error": float(error)}
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> Record:
+    """Mean difference over the same images, its error, and whether it exceeds two of them."""
+    difference = mean_and_error(np.subtract(first, second, dtype=float).tolist())
+    if difference is None:
+        raise ValueError("a difference needs at least one image")
+    return {**difference, "clear": abs(difference["mean"]) > 2 * difference["error"]}
+
+
+def summarise(records: Sequence[Record], patches: int) -> Record:
+    """The summary of one run for the page, the figures and the claims."""
+    first = records[0]
+    auroc = {name: mean_and_error(r["auroc"][name] for r in records) for name in first.get("auroc", {})}
+    return {
+        "images": len(records),
+        "patches": patches,
+        "accuracy": mean_and_error(r["correct"] for r in records),
+        "selected": mean_and_error(r["selected"] for r in records),
+        "mask": _mask_summary(records) if "mask" in first else None,
+        "auroc": auroc if "auroc" in first else None,
+        "perturbation": {op: _perturbation([r["perturbation"][op] for r in records]) for op in first["perturbation"]},
+        "curves": {name: _curve([r["curves"][name] for r in records], patches) for name in first["curves"]},
+    }
+
+
+def _mask_summary(records: Sequence[Record]) -> Record:
+    """Mean statistics of the masks, how many select all patches or none, and a verdict."""
+    means = {name: mean_and_error(r["mask"][name] for r in records) for name in records[0]["mask"]}
+    full, empty = (sum(r["selected"] == share for r in records) for share in (1, 0))
+    return {**means, "full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
+
+
+def mask_verdict(full: int, empty: int, images: int) -> str:
+    """A verdict on the masks: a selection of all patches, or of none, cannot be tested."""
+    if full == images:
+        return "all 1: the mask selects every patch of every image, so there is no selection to test"
+    if empty == images:
+        return "all 0: the mask selects no patch of any image, so there is no selection to test"
+    if full + empty == 0:
+        return "selective: in every image some patches are selected and some are not"
+    kind = "mostly constant:" if full + empty > images / 2 else "selective, but"
+    return f"{kind} all patches are selected in {full} of {images} images and none in {empty}"
+
+
+def _perturbation(images: Sequence[Record]) -> Record:
+    """Of one operator, from its record of every image."""
+
+    def mean(rows: Sequence[Record]) -> Record:
+        accuracy = {"accuracy": mean_and_error(r["correct"] for r in rows)}
+        return accuracy | {f"p_{which}": mean_and_error(r[which] for r in rows) for which in CLASSES}
+
+    ends = {name: mean([r[name] for r in images]) for name in ("nothing", "everything")}
+    rankings = [name for name in images[0] if name not in ends]
+    sides = {name: {side: mean([r[name][side] for r in images]) for side in ("keep", "perturb")} for name in rankings}
+    return {**ends, "rankings": sides}
+
+
+def _curve(images: Sequence[Record], patches: int) -> Record:
+    summary: Record = {}
+    for way in ("insertion", "deletion"):
+        curves = {which: np.array([r[way][which] for r in images]) for which in CLASSES}  # (N,steps+1)
+        summary[way] = {which: curve.mean(0).tolist() for which, curve in curves.items()}
+        summary[f"{way}_auc"] = {which: mean_and_error(faith.area(curve, patches)) for which, curve in curves.items()}
+    return summary

@@ -12,42 +12,33 @@ from patchgen.diagnose.figures import NOTICE, Drawn
 from patchgen.pages.page import Cell, picture_address, render
 
 VERDICTS = {"yes": "right", "no": "wrong"}
-LIMITS = (
-    "These numbers describe the trained classifier, on these images and under these perturbations. They do not show "
-    "that a mask is the true predictive set, and a map is no diagnosis: no pathology expert reviewed the maps made "
-    "here. Backbones trained with images and text may already attend to what the classes mean, which leaves a mask "
-    "less room."
-)
+MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
+         "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
 
 
-def render_page(diagnosis: Mapping[str, Any], verdicts: Sequence[Finding], figures: Mapping[str, Drawn]) -> str:
+def render_page(diagnosis: Mapping[str, Any], findings: Sequence[Finding], figures: Mapping[str, Drawn]) -> str:
     """The whole page; `diagnosis` is the content of diagnosis.json."""
-    names = " against ".join([diagnosis["main"], ", ".join(list(diagnosis["runs"])[1:])]).removesuffix(" against ")
-    lead = (
-        f"{diagnosis['images']} images of {diagnosis['unseen']!r}, which training did not see; checkpoint "
-        f"{diagnosis['checkpoint']}, seed {diagnosis['seed']}. Figures with their data (PNG, SVG, CSV), records.jsonl "
-        "and diagnosis.json are in the folder of this page."
-    )
+    runs = diagnosis["runs"]
+    others = ", ".join(name for name in runs if name != diagnosis["main"])
+    mask_head, masks = _masks(runs)
     return render(
         "diagnosis.html",
-        title=f"Does the mask decide? {names}",
-        lead=lead,
+        title=f"Does the mask decide? {diagnosis['main']}" + (f" against {others}" if others else ""),
         diagnosis=diagnosis,
         figures=figures,
-        claims=[(one.part, one.claim, Cell(one.verdict, f"whole {VERDICTS.get(one.verdict, '')}"), one.measured)
-                for one in verdicts],
-        masks=_masks(diagnosis)[1],
-        mask_head=_masks(diagnosis)[0],
+        claims=[(each.part, each.claim, Cell(each.verdict, f"whole {VERDICTS.get(each.verdict, '')}"), each.measured)
+                for each in findings],
+        masks=masks,
+        mask_head=mask_head,
         verdicts=[f"{name}: {run['mask']['verdict']}." if run["mask"] else f"{name} has no mask."
-                  for name, run in diagnosis["runs"].items()],
+                  for name, run in runs.items()],
         perturbations=[drawn for name, drawn in figures.items() if name.startswith("perturbation")],
-        with_truth=any(run["auroc"] for run in diagnosis["runs"].values()),
-        areas=_areas(diagnosis),
-        geometry=_geometry(diagnosis),
+        with_truth=any(run["auroc"] for run in runs.values()),
+        areas=_areas(runs),
+        geometry=[_geometry(name, run["geometry"]) for name, run in runs.items()],
         notice=NOTICE.capitalize(),
         overlays=picture_address(figures["overlays"]),
-        cost=_cost(diagnosis["cost"]),
-        limits=LIMITS,
+        module=of_module(diagnosis["cost"]),
     )  # fmt: skip
 
 
@@ -58,64 +49,44 @@ def _with_error(value: Mapping[str, float] | None, percent: bool = False) -> str
     return plus_minus(scale * value["mean"], scale * value["error"], digits)
 
 
-MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
-         "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
-
-
-def _masks(diagnosis: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def _masks(runs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Head and rows; what is recorded of the untrained masks stands beside the trained ones."""
-    runs = diagnosis["runs"]
     control = {name for run in runs.values() for name in run["untrained"]}
     head = [(name, text, mark) for name, text in MASKS.items()
             for mark in ("", ", untrained") if not mark or name in control]  # fmt: skip
     rows = []
     for label, run in runs.items():
-        auroc = (run["auroc"] or {}).get("mask")
-        values = {**(run["mask"] or {}), "accuracy": run["accuracy"], "auroc": auroc}
-        values |= {"selected": run["selected"]} if run["mask"] else {}
+        means = {**(run["mask"] or {}), "accuracy": run["accuracy"], "auroc": (run["auroc"] or {}).get("mask")}
+        means |= {"selected": run["selected"]} if run["mask"] else {}
         row = [label]
         for name, text, mark in head:
-            value = run["untrained"].get(name) if mark else values.get(name)
-            if isinstance(value, Mapping) and text in ("accuracy %", "selected %"):
-                row.append(_with_error(value, True))
+            if mark:
+                row.append(number_text(run["untrained"].get(name), text.endswith("%")))
+            elif means.get(name) and text in ("accuracy %", "selected %"):
+                row.append(_with_error(means[name], True))
             else:
-                row.append(number_text(value["mean"] if isinstance(value, Mapping) else value, text.endswith("%")))
+                row.append(number_text(means[name]["mean"] if means.get(name) else None, text.endswith("%")))
         rows.append(row)
     return ["run", *(text + mark for _, text, mark in head)], rows
 
 
-def _areas(diagnosis: Mapping[str, Any]) -> list[list[str]]:
+def _areas(runs: Mapping[str, Any]) -> list[list[str]]:
     """Areas under the insertion and deletion curves, a row per run and ranking."""
-    rows = []
-    for name, run in diagnosis["runs"].items():
-        for ranking, curve in run["curves"].items():
-            areas = [curve[f"{way}_auc"][which] for which in ("predicted", "true") for way in ("insertion", "deletion")]
-            rows.append([name, ranking, *map(_with_error, areas)])
-    return rows
+    kinds = [(way, which) for which in ("predicted", "true") for way in ("insertion", "deletion")]
+    return [
+        [name, ranking, *(_with_error(curve[f"{way}_auc"][which]) for way, which in kinds)]
+        for name, run in runs.items()
+        for ranking, curve in run["curves"].items()
+    ]
 
 
-def _geometry(diagnosis: Mapping[str, Any]) -> list[list[str]]:
-    rows = []
-    for name, run in diagnosis["runs"].items():
-        numbers = run["geometry"]
-        apart, knn = numbers["domain_separability"], numbers["knn_across_domains"]
-        rows.append([
-            name,
-            number_text(numbers["silhouette_by_class"]),
-            number_text(numbers["silhouette_by_domain"]),
-            f"{100 * apart['accuracy']:.1f} (chance {100 * apart['chance']:.1f})" if apart else "-",
-            number_text(knn and knn["unseen"], True),
-            number_text(knn and knn["mean"], True),
-        ])  # fmt: skip
-    return rows
-
-
-def _cost(cost: Mapping[str, Any]) -> str:
-    module = of_module(cost)
-    return (
-        f"{cost['image_size']} px, {cost['patches']} patches, batch {cost['batch']}. The module has "
-        f"{module['module_parameters']:,} parameters, {module['module_of_backbone']:.1%} of the backbone. A training "
-        f"step has {module['ratio']['flops']:.2f} times the arithmetic (matrix products, forward and backward) and "
-        f"{module['ratio']['peak_bytes']:.2f} times the peak memory. These are counted, so they are the same on every "
-        "machine; `python -m benchmarks rate` times the steps."
-    )
+def _geometry(name: str, numbers: Mapping[str, Any]) -> list[str]:
+    apart, knn = numbers["domain_separability"], numbers["knn_across_domains"]
+    return [
+        name,
+        number_text(numbers["silhouette_by_class"]),
+        number_text(numbers["silhouette_by_domain"]),
+        f"{100 * apart['accuracy']:.1f} (chance {100 * apart['chance']:.1f})" if apart else "-",
+        number_text(knn and knn["unseen"], True),
+        number_text(knn and knn["mean"], True),
+    ]

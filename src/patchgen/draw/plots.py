@@ -5,12 +5,14 @@ Colours are Okabe and Ito's, and colour is never the only cue: lines also differ
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from patchgen.common.files import replacing, write_csv
+from patchgen.common.files import replacing, write_csv, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,15 +34,23 @@ class Drawn:
     header: Sequence[str]
     rows: list[Row]
 
-    def save(self, folder: Path) -> None:
-        """`name.png`, `name.svg` and `name.csv`."""
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG document: the same figure gives the same text."""
         from matplotlib import rc_context
 
+        buffer = io.StringIO()
         fix_layout(self.figure)
-        for ending, options in (("png", {"dpi": DPI}), ("svg", {"metadata": {"Date": None}})):
-            salt = rc_context({"svg.hashsalt": self.name})  # the same figure gives the same bytes
-            with salt, replacing(folder / f"{self.name}.{ending}") as temporary:
-                self.figure.savefig(temporary, format=ending, **options)  # type: ignore[arg-type]
+        with rc_context({"svg.hashsalt": self.name + self.description}):
+            self.figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return buffer.getvalue()
+
+    def save(self, folder: Path) -> None:
+        """`name.png`, `name.svg` and `name.csv`."""
+        fix_layout(self.figure)
+        with replacing(folder / f"{self.name}.png") as temporary:
+            self.figure.savefig(temporary, format="png", dpi=DPI)
+        write_text(folder / f"{self.name}.svg", self.svg)
         write_csv(
             folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows], people=True
         )

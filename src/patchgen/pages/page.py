@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from patchgen.common.files import write_text
 from patchgen.common.text import printable
-from patchgen.draw.plots import Drawn, fix_layout
+from patchgen.draw.plots import Drawn
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -67,14 +67,8 @@ def write_page(path: Path, html: str) -> Path:
 def svg(drawn: Drawn) -> Markup:
     """The figure as inline SVG in the page's own colours."""
     from markupsafe import Markup
-    from matplotlib import rc_context
 
-    buffer = io.StringIO()
-    fix_layout(drawn.figure)
-    with rc_context({"svg.hashsalt": drawn.name + drawn.description}):  # the same figure gives the same bytes
-        drawn.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
+    text = drawn.svg[drawn.svg.index("<svg") :]
     for colour, themed in THEME.items():
         text = text.replace(f": {colour}", f": {themed}")
     return Markup(text)
