@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from patchgen.ccd.settings import SMALL, StreamConfig
@@ -92,6 +93,21 @@ def test_a_stream_has_its_own_settings_and_finds_its_schedule_beside_the_recipe(
     assert found[1] == StreamConfig("birds", schedule=str(path.parent / "s.yaml"), method="simgcd", **SMALL)
 
 
+def test_a_random_search_draws_from_the_ranges_alike_for_every_domain(write_recipe: Write) -> None:
+    text = "data: a\nunseen: all\nrandom: {lr: [1.0e-5, 1.0e-3, log], hparams.miro: [0, 2]}\nmethod: miro\ntrials: "
+    found = [run.config for run in runs(write_recipe(text + "40"))]
+    assert [(c.unseen) for c in found if isinstance(c, Config)] == ["x", "y"] * 40
+    draws = [(c.lr, c.hparams["miro"]) for c in found if isinstance(c, Config)]
+    assert draws[::2] == draws[1::2] and len(set(draws)) == 40
+    rates, weights = np.array(draws[::2]).T
+    assert ((rates >= 1e-5) & (rates <= 1e-3)).all() and ((weights >= 0) & (weights <= 2)).all()
+    assert np.log10(rates).mean() == pytest.approx(-4, abs=0.3) and weights.mean() == pytest.approx(1, abs=0.3)
+    first = np.random.default_rng([1, 0]).random(2)  # seed 1, trial 0
+    assert draws[0] == pytest.approx((1e-5 * 100 ** first[0], 2 * first[1]), rel=1e-2)
+    fewer = [run.config for run in runs(write_recipe(text + "3"))]
+    assert fewer == found[:6] != [run.config for run in runs(write_recipe(text + "3\nseed: 7"))]
+
+
 def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_recipe("unseen: x\nbackbone: ${SOME_FOLDER}/w.safetensors\ngrid: {data: [$SOME_FOLDER/PACS]}")
     monkeypatch.setenv("SOME_FOLDER", "/far")
@@ -105,7 +121,7 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: a\nunseen: x", "neither `grid` nor `rows`.*--config"),
+        ("data: a\nunseen: x", "neither `grid` nor `rows` nor `random`.*--config"),
         ("data: a\ngird: {}\nrows: [{name: A}]", "unknown setting 'gird'; did you mean 'grid'"),
         ("data: a\ngrid: {sede: [1]}", "grid: unknown setting 'sede'; did you mean 'seed'"),
         ("data: a\ngrid: {seed: 1}", r"grid: seed must be a list with a value in it, such as \[1\]"),
@@ -123,6 +139,11 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
         ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
         ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a number, not '1e-3'"),
         ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
+        ("random: {lr: [1.0e-5, 1.0e-3]}", "random search needs both"),
+        ("random: {lr: [1.0e-3, 1.0e-5]}\ntrials: 2", r"lr must be \[low, high\] or"),
+        ("random: {dropout: [0.0, 0.5, log]}\ntrials: 2", "dropout must be"),
+        ("random: {steps: [5, 10]}\ntrials: 2", "'steps' is none of lr, "),
+        ("lr: 0.1\nrandom: {lr: [1.0e-5, 1.0e-3]}\ntrials: 2", "lr is drawn at random and also given"),
         ("data: a\nunseen: x\ngrid: {method: [lp@men]}", "'men' is neither a pool nor a tuning mode"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from patchgen.config.base import Settings
 
 Pool = Literal["cls", "mean", "cls-mean", "patchgen", "patchgen-cls", "select"]
-Selection = Literal["source-validation", "last", "oracle"]
+Selection = Literal["source-validation", "leave-one-out", "last", "oracle"]
 SplitRule = Literal["domainbed", "group"]
 Task = Literal["mdg", "mdg_gcd"]
 USUAL_SOURCES = 3  # source domains of a typical benchmark
@@ -103,7 +103,8 @@ class Config(Settings):
     patience: int | None = None
     """Stop after this many evaluations without an improvement on source validation; by default never."""
     select: Selection = "source-validation"
-    """Which checkpoint is reported. `oracle` uses the unseen domain, and results are labelled accordingly."""
+    """Which checkpoint is reported. `leave-one-out`: by trainings without each source, too. `oracle` uses the unseen
+    domain, and results are labelled accordingly."""
     seed: int = 1
     """Seed of splits, batches, augmentation and initial weights."""
 
@@ -127,10 +128,12 @@ class Config(Settings):
     selection_rule: ClassVar = "select"
 
     def likeness(self) -> tuple[Any, ...]:
-        return (self.task, self.steps, self.batch_per_domain, self.image_size, self.backbone, self.eval_every)
+        size = self.steps, self.batch_per_domain, self.image_size
+        return (self.task, *size, self.backbone, self.eval_every, self.select == "leave-one-out")
 
     def images_seen(self) -> float:
-        return float(self.steps * self.batch_per_domain * USUAL_SOURCES)
+        trainings = USUAL_SOURCES if self.select == "leave-one-out" else 1  # each of the others has a source less
+        return float(trainings * self.steps * self.batch_per_domain * USUAL_SOURCES)
 
     def check(self) -> None:
         super().check()
@@ -142,6 +145,8 @@ class Config(Settings):
             raise ValueError(f"dropout is a share from 0 to below 1, not {self.dropout}")
         if self.clip_gradients is not None and not 0 < self.clip_gradients < float("inf"):
             raise ValueError(f"clip_gradients is a norm above 0, such as 1.0, not {self.clip_gradients}")
+        if self.select == "leave-one-out" and self.task != "mdg":
+            raise ValueError(f"select leave-one-out is for task mdg, not {self.task}; use source-validation")
         if self.warmup >= self.steps:
             raise ValueError(f"warmup must be below steps = {self.steps}, not {self.warmup}")
         if self.batch_per_domain % self.devices:

@@ -102,7 +102,8 @@ def training_seconds(config: Config, fold: Fold, rate: Rate) -> float:
     masks = 2 if method_class(config.method).pool in ("patchgen", "patchgen-cls", "select") else 1  # the untrained too
     checkpoints = 2 if config.swad else 1
     tests = (masks + checkpoints - 1) * sum(len(rows) for rows in fold.test.values())
-    return rate.build + steps * rate.step + (evaluations + tests) * rate.forward
+    trainings = len(fold.train) if config.select == "leave-one-out" else 1  # each of the others has a source less
+    return trainings * (rate.build + steps * rate.step + (evaluations + tests) * rate.forward)
 
 
 def within(plan: Plan, rates: Mapping[str, Rate], minutes: float, fixed: frozenset[str]) -> tuple[Plan, str]:

@@ -60,7 +60,8 @@ class Number:
 
     def provenance(self) -> str:
         error = "" if self.error is None else f" ± {self.error:.2f} (standard error over {self.over})"
-        tried = f"; of {self.tried} settings, by source validation" if self.tried > 1 else ""
+        rule = self.select if self.select == "leave-one-out" else "source validation"
+        tried = f"; of {self.tried} settings, by {rule}" if self.tried > 1 else ""
         return (
             f"{self.mean:.2f}{error}; {self.over} {', '.join(map(str, self.values))}; {self.images} images, "
             f"{SPLITS[self.split]}; checkpoint by {self.select}{tried}; runs {', '.join(self.runs)}"

@@ -54,8 +54,15 @@ def source_validation(record: Mapping[str, Any], metric: str) -> float:
     return sum(scores) / len(scores)
 
 
+def leave_one_out(record: Mapping[str, Any], metric: str) -> float:
+    """Mean over the source domains of the metric on each, of a training without it and without the unseen domain."""
+    scores = record["leave_one_out"].values()
+    return float(sum(scores) / len(scores))
+
+
 RULES: dict[str, Callable[[Mapping[str, Any], str], float]] = {
     "source-validation": source_validation,
+    "leave-one-out": leave_one_out,
     "last": lambda record, metric: float(record["step"]),
     "oracle": lambda record, metric: float(record["oracle"][metric]),  # the UNSEEN domain: an upper bound, no result
 }
@@ -92,7 +99,7 @@ class Run:
     backbone: str  # the weights that were taken
     scores: tuple[Score, ...]
     rows: str  # digest of the data's rows: paths, domains, classes, groups
-    validation: float = 0.0  # source validation of the selected checkpoint
+    validation: float = 0.0  # source validation of the selected checkpoint, or its score by leave-one-out
     data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
     place: str = ""  # path of the data, if others have the same name
 
@@ -260,13 +267,14 @@ def read_run(path: Path) -> Run | Skipped:
 def _read_fold(run: RunFolder, config: Any) -> Run:
     records, backbone = run.records(), backbone_of(run)
     metric = score_record(run, records=records).get("metric", "accuracy")
-    validation = source_validation(selected_evaluation(run, records), metric)
-    scores = [Score(config.unseen, "validation", "selected", "all", validation, 0)]
+    evaluation = selected_evaluation(run, records)
+    scores = [Score(config.unseen, "validation", "selected", "all", source_validation(evaluation, metric), 0)]
+    choose = leave_one_out if config.select == "leave-one-out" else source_validation
     for record in (r for r in records if r.get("kind") == "test"):
         scores += _scores_of(record, config.unseen)
     domains, rows = _image_list(run.path / "splits.csv")
     about = data_name(config), domains, backbone, tuple(scores), rows
-    return Run(run.path, config, *about, validation=validation, data=_fingerprint(run))
+    return Run(run.path, config, *about, validation=choose(evaluation, metric), data=_fingerprint(run))
 
 
 def _scores_of(record: Mapping[str, Any], domain: str) -> Iterator[Score]:

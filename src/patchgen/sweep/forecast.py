@@ -96,7 +96,8 @@ def gpu_hours(config: Config, tune: str, images: Mapping[str, int]) -> float:
     passes = PASSES.get(tune, 3) + any(name in config.method for name in ("miro", "gmdg"))  # a frozen copy as well
     trained = config.steps * config.batch_per_domain * len(sources) * passes
     scored = (config.steps // config.eval_every + 2) * config.holdout * sum(sources) + images[config.unseen]
-    return FORWARD * _width(config) * (config.image_size / 224) ** 2 * (trained + scored) / GPU / 3600
+    trainings = len(sources) if config.select == "leave-one-out" else 1  # each of the others has a source less
+    return trainings * FORWARD * _width(config) * (config.image_size / 224) ** 2 * (trained + scored) / GPU / 3600
 
 
 def seconds_of(run: RunFolder) -> float:

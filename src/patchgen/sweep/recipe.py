@@ -5,7 +5,7 @@
         run.row, run.label, run.config
 
 Settings that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
-with the whole grid.
+with the whole grid. With `random` and `trials`, each combination is run with several random draws of some settings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from patchgen.ccd.settings import StreamConfig, stream_preset
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import shortly
 from patchgen.config import PRESETS, Config, known_settings, read_settings
 
 Settings = dict[str, Any]
-OWN_KEYS = ("command", "preset", "grid", "rows")
+OWN_KEYS = ("command", "preset", "grid", "rows", "random", "trials")
 EVERY_DOMAIN = "all"
 DomainsOf = Callable[[Settings], Sequence[str]]
 PACKAGE = Path(__file__).parents[1]
@@ -39,6 +41,7 @@ class Recipe:
     shared: Settings
     grid: dict[str, Any]  # a setting's name -> list; `unseen` may be "all"
     rows: dict[str, Settings]  # name -> settings; one nameless row if there are none
+    trials: list[Settings]  # of a random search; one without settings if there is none
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class Planned:
 
 
 def is_recipe(settings: Mapping[str, Any]) -> bool:
-    """A file of settings with a grid or rows is a recipe; without them it is for `--config`."""
-    return "grid" in settings or "rows" in settings
+    """A file of settings with a grid, rows or a random search is a recipe; without them it is for `--config`."""
+    return not {"grid", "rows", "random"}.isdisjoint(settings)
 
 
 def read_recipe(path: str | Path) -> Recipe:
@@ -62,7 +65,9 @@ def read_recipe(path: str | Path) -> Recipe:
     except FileNotFoundError:
         raise ValueError(f"there is no recipe {path}") from None
     if not is_recipe(found):
-        raise ValueError(f"{path} has neither `grid` nor `rows`: it is no recipe; `patchgen train --config` reads it")
+        raise ValueError(
+            f"{path} has neither `grid` nor `rows` nor `random`: it is no recipe; `patchgen train --config` reads it"
+        )
     _check_names(found, f"{path}", OWN_KEYS)
     if found.get("command", "train") != "train":
         raise ValueError(f"{path}: a recipe's command is train, not {shortly(found['command'])}")
@@ -71,10 +76,13 @@ def read_recipe(path: str | Path) -> Recipe:
         near = did_you_mean(str(preset), PRESETS)
         raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
     shared = {key: value for key, value in found.items() if key not in OWN_KEYS}
-    recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path))
+    recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path),
+                    _trials(found, path))  # fmt: skip
     for name, row in recipe.rows.items():
         if both := sorted(row.keys() & recipe.grid.keys()):
             raise ValueError(f"{path}: {both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
+        if both := sorted((shared | recipe.grid | row).keys() & recipe.trials[0].keys()):
+            raise ValueError(f"{path}: {both[0]} is drawn at random and also given; keep one of them")
     return recipe
 
 
@@ -107,6 +115,44 @@ def _rows(found: Settings, path: str | Path) -> dict[str, Settings]:
     return named
 
 
+def _trials(found: Settings, path: str | Path) -> list[Settings]:
+    """The draws of a random search: trial i is the same whatever the number of trials, for all rows and domains."""
+    from patchgen.runs.scores import CHOSEN
+
+    ranges, trials = found.get("random"), found.get("trials")
+    if ranges is None and trials is None:
+        return [{}]
+    if not isinstance(ranges, dict) or not ranges or type(trials) is not int or trials < 1:
+        raise ValueError(f"{path}: a random search needs both: random: {{lr: [1.0e-5, 1.0e-3, log]}} and trials: 20")
+    for name, limits in ranges.items():
+        if name not in CHOSEN and not re.fullmatch(r"hparams\.\w+", str(name)):
+            near = did_you_mean(str(name), CHOSEN)
+            raise ValueError(f"{path}: random: {shortly(name)} is none of {', '.join(CHOSEN)} or hparams.NAME{near}")
+        if not _is_range(limits):
+            raise ValueError(f"{path}: random: {name} must be [low, high] or [low, high, log], not {shortly(limits)}")
+    seed = found.get("seed", Config.seed)
+    return [_draw(ranges, np.random.default_rng([seed, trial])) for trial in range(trials)]
+
+
+def _is_range(limits: Any) -> bool:
+    match limits:
+        case [int() | float() as low, int() | float() as high]:
+            return low < high
+        case [int() | float() as low, int() | float() as high, "log"]:
+            return 0 < low < high
+    return False
+
+
+def _draw(ranges: Mapping[str, Sequence[Any]], random: np.random.Generator) -> Settings:
+    """A value of each range, uniform or log-uniform, to three digits."""
+    shares = random.random(len(ranges))
+    values = [
+        low * (high / low) ** share if log else low + (high - low) * share
+        for (low, high, *log), share in zip(ranges.values(), shares.tolist(), strict=True)
+    ]
+    return {name: float(f"{value:.3g}") for name, value in zip(ranges, values, strict=True)}
+
+
 def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> None:
     fields = {f.name for kind in (Config, StreamConfig) for f in dataclasses.fields(kind)}
     known = [*more, *sorted(fields)]
@@ -124,8 +170,8 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
     for name, row in recipe.rows.items():
         where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
         axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
-        for chosen in itertools.product(*(values for _, values in axes)):
-            point = dict(zip((axis for axis, _ in axes), chosen, strict=True))
+        for *chosen, trial in itertools.product(*(values for _, values in axes), recipe.trials):
+            point = dict(zip((axis for axis, _ in axes), chosen, strict=True)) | trial
             try:
                 yield from _runs_at(recipe, name, row, point, domains_of)
             except ValueError as error:

@@ -40,6 +40,8 @@ def make_fold(config: Config, table: Table | None = None) -> Fold:
                 raise ValueError(
                     f"domain {name!r} has {len(rows)} labelled images: too few for a training and a validation part"
                 )
+    if config.select == "leave-one-out" and len(train) < 2:
+        raise ValueError("--select leave-one-out leaves each source domain out in turn, and the data has only one")
     test = _test_rows(table, splits, config.unseen) if scores else {}
     return Fold(table, splits, config.unseen, train, validation, test, table.label, table.label, table.classes)
 

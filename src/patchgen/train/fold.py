@@ -40,6 +40,7 @@ from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
+from patchgen.train.leave_one_out import scores_without_each
 from patchgen.train.lifecycle import Trainer
 from patchgen.train.loop import Step, fit, take_step
 from patchgen.train.optim import make_optimizer
@@ -319,6 +320,8 @@ class FoldTrainer(Trainer):
         record |= mask_record(found)
         if unseen is not None:
             record["oracle"] = self.fold.scores(unseen.confusion)
+        if self.config.select == "leave-one-out":
+            record["leave_one_out"] = scores_without_each(self.run, step, self.fold.metric)
         record["seconds"] = round(seconds, 2)
         self._keep(step, record)
         return record

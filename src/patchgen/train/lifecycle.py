@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -29,7 +29,8 @@ from patchgen.model.classifier import trained_tensors
 from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import AUTO, with_precision
 from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks import get_task
+from patchgen.tasks import Fold, get_task
+from patchgen.train.leave_one_out import train_without_each
 from patchgen.train.optim import optimizer_tensors, restore_optimizer
 from patchgen.train.track import make_tracker
 
@@ -60,16 +61,22 @@ def train(
     tracker = make_tracker(track) if track else None
     if tracker:
         run.listeners.append(tracker)
-    with run.locked() if _first_process() else nullcontext():
+    with _locked(run):
         if run.done:  # finished by another process since the check above
             return run
         run.renew_settings(config)
         data.write_rows(run.path)
         loop: Callable[..., None] = import_module(task.loop).work
+        if isinstance(config, Config) and config.select == "leave-one-out":
+            train_without_each(loop, _locked, config, run, cast(Fold, data), quiet)
         loop(config, run, data, quiet)
         if tracker:
             tracker.close()
     return run
+
+
+def _locked(run: RunFolder) -> AbstractContextManager[None]:
+    return run.locked() if _first_process() else nullcontext()
 
 
 def _first_process() -> bool:
