@@ -28,6 +28,7 @@ from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.pool import MixturePool
 from patchgen.ccd.settings import StreamConfig
 from patchgen.data.table import Table
+from patchgen.runs import precision
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.lifecycle import train
@@ -217,6 +218,23 @@ def test_every_method_runs_through(more: dict[str, Any], settings: dict[str, Any
         assert [s["clusters"] for s in stages] == [2, 2, 3, 3, 5, 5]
 
 
+@pytest.mark.parametrize("method", ["promptccd+patchgen", "simgcd"])
+def test_parts_and_half_precision_follow_the_whole_run(
+    method: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "native_bf16", lambda: True)
+    settings = {**settings, "method": method, "warm_up": 0, "epochs": 2}
+    more: dict[str, dict[str, Any]] = {"whole": {}, "parts": {"micro_batch": 5}, "half": {"precision": "auto"}}
+    runs = {name: train(StreamConfig(**settings, **given), tmp_path / name, quiet=True) for name, given in more.items()}
+    assert runs["parts"].path.name == runs["whole"].path.name != runs["half"].path.name
+    assert runs["half"].settings.precision == "bf16-mixed"
+    sizes = [json.loads((run.path / "env.json").read_text())["micro_batch"] for run in runs.values()]
+    assert sizes == [12, 5, 12]
+    for name, near in (("parts", 1e-4), ("half", 0.05)):
+        first, other = (runs[each].records("epoch")[0]["train"] for each in ("whole", name))
+        assert other == pytest.approx(first, rel=near, abs=near)
+
+
 def test_a_finished_run_is_left_alone(unbroken: RunFolder, settings: dict[str, Any]) -> None:
     before = (unbroken.path / "records.jsonl").stat().st_mtime_ns
     again = train(StreamConfig(**settings), unbroken.path.parent, quiet=True)
@@ -232,10 +250,10 @@ def test_training_sees_no_label_and_no_image_that_it_may_not(
     trainers: list[StreamTrainer] = []
 
     def see(self: StreamTrainer, rows: np.ndarray, images: torch.Tensor) -> Any:
-        views = whole_see(self, rows, images)
+        views, backward = whole_see(self, rows, images)
         seen.append((self.stage, set(rows.tolist()), set(views.target.tolist())))
         trainers[:] = [self]
-        return views
+        return views, backward
 
     def features(self: StreamTrainer, rows: np.ndarray, prompts: bool = False) -> Any:
         looked.append((self.stage, rows))
@@ -326,9 +344,12 @@ def test_divergence_names_the_images_of_its_step(
     assert len(seen) == 2  # the epoch goes on: nothing reads a number in the loop
 
 
-def test_selection_needs_held_out_images(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_selection_needs_held_out_images_and_a_refused_run_leaves_nothing(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="--selection last"):
         train(StreamConfig(**{**settings, "holdout": 0.0}), tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
     run = train(StreamConfig(**{**settings, "holdout": 0.0, "selection": "last", "epochs": 2}), tmp_path, quiet=True)
     assert "held_out" not in run.records("stage")[2]
 

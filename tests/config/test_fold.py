@@ -140,6 +140,7 @@ def test_a_micro_batch_leaves_the_name_and_an_old_one_keeps_its_own() -> None:
     assert run_name(Config(**BASE, micro_batch=8), "rows") == run_name(plain, "rows")
     assert old.hashed()["accumulate"] == 4 and old.images_at_once(30) == 8
     assert plain.images_at_once(30) is None and Config(**BASE, micro_batch=8).images_at_once(30) == 8
+    assert Config(**BASE, accumulate=4, micro_batch="auto").images_at_once(30) is None
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +19,9 @@ from patchgen.methods import METHODS, make_method
 from patchgen.methods.build import build_on
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier
+from patchgen.runs.folder import RunFolder, run_name
+from patchgen.tasks import make_fold
+from patchgen.train import parts
 from patchgen.train.lifecycle import train
 from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
@@ -76,10 +82,10 @@ def test_the_gradients_are_those_of_the_whole_batch_or_it_is_refused(name: str) 
     method, model, _ = made(name)
     if indivisible(method, model):
         return
-    whole, parts = gradients(name, None), gradients(name, 3)
-    assert whole.keys() == parts.keys()
+    whole, divided = gradients(name, None), gradients(name, 3)
+    assert whole.keys() == divided.keys()
     for key, tensor in whole.items():
-        torch.testing.assert_close(parts[key], tensor, rtol=1e-3, atol=2e-5 * max(1.0, float(tensor.abs().max())))
+        torch.testing.assert_close(divided[key], tensor, rtol=1e-3, atol=2e-5 * max(1.0, float(tensor.abs().max())))
 
 
 def test_those_that_are_refused() -> None:
@@ -119,13 +125,53 @@ def test_the_largest_part_that_fits_is_found_by_halving() -> None:
 def test_a_run_in_parts_follows_the_whole_one(precision: str, tiny_settings: dict[str, Any], tmp_path: Any) -> None:
     settings = {**tiny_settings, "steps": 3, "swad": False, "precision": precision}
     whole = train(Config(**settings), tmp_path / "whole", quiet=True)
-    parts = train(Config(**settings, micro_batch=3), tmp_path / "parts", quiet=True)
-    assert parts.path.name == whole.path.name
+    divided = train(Config(**settings, micro_batch=3), tmp_path / "parts", quiet=True)
+    assert divided.path.name == whole.path.name
+    sizes = [json.loads((run.path / "env.json").read_text())["micro_batch"] for run in (whole, divided)]
+    assert sizes == [8, 3]
     near = 1e-4 if precision == "32-true" else 0.02
-    for a, b in zip(whole.records("evaluation"), parts.records("evaluation"), strict=True):
+    for a, b in zip(whole.records("evaluation"), divided.records("evaluation"), strict=True):
         assert b["train"] == pytest.approx(a["train"], abs=near, rel=near)
 
 
-def test_a_method_that_needs_the_batch_refuses_parts(tiny_settings: dict[str, Any], tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="micro_batch 3 divides the 8 images .* 'miro' needs them together"):
-        train(Config(**{**tiny_settings, "method": "miro", "micro_batch": 3}), tmp_path, quiet=True)
+def test_auto_is_what_a_gpu_reports_to_fit(
+    tiny_settings: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fits(size: int, trial: Callable[[int], None]) -> int:
+        trial(2)
+        return 3
+
+    monkeypatch.setattr(parts, "largest_part", fits)
+    monkeypatch.setattr(parts, "has_limit", lambda device: True)
+    settings = {**tiny_settings, "steps": 1, "swad": False, "accelerator": "cpu"}
+    run = train(Config(**settings, micro_batch="auto"), tmp_path)
+    assert "micro-batch: 3 of the 8 images" in capsys.readouterr().err
+    assert json.loads((run.path / "env.json").read_text())["micro_batch"] == 3
+    whole = train(Config(**{**settings, "method": "miro"}, micro_batch="auto"), tmp_path, quiet=True)
+    assert json.loads((whole.path / "env.json").read_text())["micro_batch"] == 8  # it needs the batch together
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "miro", "micro_batch": 3}, "micro_batch 3 divides the 8 images .* 'miro' needs them together"),
+    ({"method": "miro", "checkpoint_activations": True}, "checkpoint_activations runs each block twice"),
+    ({"accelerator": "tpu"}, "--accelerator must be"),
+    ({"data": "nowhere"}, "nowhere"),
+    ({"unseen": "nowhere"}, "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("more", "text"), REFUSED)
+def test_a_refused_training_leaves_no_folder(
+    more: dict[str, Any], text: str, tiny_settings: dict[str, Any], tmp_path: Any
+) -> None:
+    with pytest.raises((ValueError, OSError), match=text):
+        train(Config(**{**tiny_settings, **more}), tmp_path, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_leaves_the_folder_of_an_earlier_start(tiny_settings: dict[str, Any], tmp_path: Any) -> None:
+    config = Config(**{**tiny_settings, "method": "miro"})
+    started = RunFolder.create(tmp_path, config, run_name(config, make_fold(config).fingerprint()))
+    with pytest.raises(ValueError, match="needs them together"):
+        train(replace(config, micro_batch=3), tmp_path, quiet=True)
+    assert (started.path / "config.yaml").exists()

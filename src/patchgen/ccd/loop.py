@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,17 +28,18 @@ from patchgen.ccd.scores import class_means, entered, halve_held_out, validation
 from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.summary import epoch_line
 from patchgen.common.files import cache_dir
-from patchgen.common.machine import use_threads
+from patchgen.common.machine import require_bf16, use_threads
 from patchgen.common.progress import Progress
 from patchgen.data.augment import send
 from patchgen.discovery import SemiSupervisedKMeans
 from patchgen.model.classifier import Output, trained_tensors
-from patchgen.model.device import find_device
+from patchgen.model.device import SingleDevice, convert, set_matmul_precision
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
 from patchgen.train.lifecycle import Trainer
 from patchgen.train.loop import require_gradients
+from patchgen.train.parts import DividedPass, parts_of, try_step, what_fits
 from patchgen.train.values import StepValues, diverged, not_finite
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
@@ -59,6 +61,7 @@ class BestEpoch(NamedTuple):
 def work(config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool) -> None:
     """Train and score all stages."""
     use_threads(config.threads)
+    set_matmul_precision(config.precision)
     StreamTrainer(config, run, stream, quiet).fit()
 
 
@@ -66,7 +69,10 @@ class StreamTrainer(Trainer):
     model: StreamModel
 
     def __init__(self, config: StreamConfig, run: RunFolder, stream: Stream, quiet: bool = False) -> None:
-        super().__init__(run, quiet)
+        super().__init__(run, SingleDevice(config.accelerator, config.precision), quiet)
+        self.device = self.fabric.device
+        if self.fabric.half and self.device.type == "cpu":
+            require_bf16()
         self.config, self.stream = config, stream
         self.choosing, self.scoring = halve_held_out(stream)
         if config.selection == "session-validation" and not len(entered(stream, self.choosing, 0)):
@@ -81,7 +87,6 @@ class StreamTrainer(Trainer):
         self.model = build_stream_model(config, pool, prototypes, self.say, run.recorded_backbone())
         if self.method.prompts:
             check_promptable(self.model.backbone)
-        self.device = find_device(config.accelerator)
         self.about = self._about()
         self.say(f"backbone: {self.model.backbone.description}")
         self.model.to(self.device)
@@ -95,6 +100,9 @@ class StreamTrainer(Trainer):
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
+        views = 2 * config.batch
+        trial = partial(try_step, self.model, self.model.read, size)
+        self.micro_batch = what_fits(config.images_at_once(views), views, trial, self) or views
         self.resume()
 
     def _about(self) -> dict[str, Any]:
@@ -170,30 +178,46 @@ class StreamTrainer(Trainer):
 
     def _step(self, rows: np.ndarray, images: Tensor) -> dict[str, Tensor]:
         """One optimiser step on two views (2B, 3, S, S); returns the named values, detached."""
-        views = self._see(rows, images)
+        views, backward = self._see(rows, images)
         losses = self.method.losses(self.model, views)
         require_gradients(losses, self.config.method)
         self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(list(losses.values())).sum().backward()
+        backward(torch.stack(list(losses.values())).sum())
         self.optimizer.step()
         return {name: value.detach() for name, value in (losses | self.method.watch(views)).items()}
 
-    def _see(self, rows: np.ndarray, images: Tensor) -> Views:
-        """The features of the views, with prompts if there are any, and their labels or pseudo-labels."""
+    def _see(self, rows: np.ndarray, images: Tensor) -> tuple[Views, Callable[[Tensor], None]]:
+        """The views, with prompts if there are any and with labels or pseudo-labels, and their backward pass."""
         query, likely, prompts = None, None, None
         if self.method.prompts and self.pool.mixture is not None:
             with torch.no_grad():
-                query = self.model.read(images).features
+                query = self._read(images).features
             likely = self.pool.likely(query)
             prompts = self.pool.prompts(query, likely)
-        seen: Output = self.model.read(images, prompts)
+        parts = parts_of(len(images), self.micro_batch)
+        if len(parts) == 1:
+            seen, backward = self._read(images, prompts), self.fabric.backward
+        else:
+
+            def read(part: slice) -> Output:
+                return self._read(images[part], None if prompts is None else prompts[part])
+
+            divided = DividedPass(read, parts, self.fabric, self.model)
+            seen, backward = divided.out, divided.backward
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
         if self.stage and self.method.pool == "patchgen":
             pseudo = self.pool.labels(seen.features if query is None else query, likely)
         centres = self.pool.centres(self.stage)
         classes = len(self.stream.stages.entered(self.stage))
-        return Views(seen, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
+        views = Views(seen, target, pseudo, centres, classes, self.epoch, labelled=self.stage == 0)
+        return views, backward
+
+    def _read(self, images: Tensor, prompts: Tensor | None = None) -> Output:
+        """The model's output, computed in the run's precision."""
+        with self.fabric.autocast():
+            seen = self.model.read(images, prompts)
+        return cast(Output, convert(seen, torch.float32)) if self.fabric.half else seen
 
     def _check_finite(self, values: StepValues, means: dict[str, float], parts: list[np.ndarray]) -> None:
         bad = not_finite(means, self.model)
@@ -210,9 +234,9 @@ class StreamTrainer(Trainer):
         """Unit features of the centre crops, and masks if any; with prompts if requested and active."""
         units, masks = [], []
         for images in self.images.plain(rows):
-            seen = self.model.read(images)
+            seen = self._read(images)
             if prompts and (chosen := self.pool.prompts(seen.features)) is not None:
-                seen = self.model.read(images, chosen)
+                seen = self._read(images, chosen)
             units.append(F.normalize(seen.features.float(), dim=1))
             masks += [seen.mask.float()] if seen.mask is not None else []
         return UnitFeatures(torch.cat(units), torch.cat(masks) if masks else None)

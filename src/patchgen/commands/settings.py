@@ -157,7 +157,8 @@ def _metavar(hint: Any) -> str | None:
     kinds = [kind for kind in (get_args(hint) if get_origin(hint) not in (Literal, dict) else (hint,)) or (hint,)]
     kinds = [kind for kind in kinds if kind is not type(None)]
     choices = dict.fromkeys(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
-    return "{" + ",".join(choices) + "}" if choices else METAVARS.get(get_origin(kinds[0]) or kinds[0])
+    usual = METAVARS.get(get_origin(kinds[0]) or kinds[0])
+    return "{" + ",".join([*choices, *([usual] if usual else [])]) + "}" if choices else usual
 
 
 def field_help(kind: type) -> dict[str, str]:

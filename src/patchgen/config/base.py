@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_yaml, shortly
@@ -76,11 +77,15 @@ class Settings:
     """CPU threads, at most 32 per core; recorded, because results depend on it in the last digits."""
     cache: bool = True
     """Keep decoded pixels on disk ($PATCHGEN_CACHE)."""
+    precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
+    """Precision of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
+    micro_batch: Literal["auto"] | int | None = None
+    """Maximum images that a device processes at once, for the same gradients; by default `auto`: what fits on a GPU."""
 
     selection_rule: ClassVar[str]  # the setting that selects the reported checkpoint
-    not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache")
+    not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache", "micro_batch")
     always_hashed: ClassVar[tuple[str, ...]] = ()  # hashed even at their default
-    least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "seed": 0}
+    least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "micro_batch": 1, "seed": 0}
     not_negative: ClassVar[tuple[str, ...]] = (
         "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf", "spread"
     )  # fmt: skip
@@ -103,6 +108,10 @@ class Settings:
                 raise ValueError(f"{name} must be {rule}, not {value}")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau is a mask value between 0 and 1, not {self.tau}")
+
+    def images_at_once(self, batch: int) -> int | None:
+        """`micro_batch` for a step of `batch` images on a device; None: to be found by trying."""
+        return self.micro_batch if isinstance(self.micro_batch, int) else None
 
     def likeness(self) -> tuple[Any, ...]:
         """Runs with the same value cost about the same."""
@@ -185,7 +194,7 @@ def _check_range(config: Settings) -> None:
     """Check minimum and maximum values; None means that a setting was left out."""
     for name, lowest in config.least.items():
         value = getattr(config, name)
-        if value is not None and not value >= lowest:
+        if value is not None and not isinstance(value, str) and not value >= lowest:
             raise ValueError(f"{name} must be at least {lowest}, not {value}")
     for name, highest in MOST.items():
         if (getattr(config, name, None) or 0) > highest:
@@ -198,16 +207,18 @@ def _check_kinds(config: Settings) -> None:
     for name, hint in _hints(type(config)).items():
         if name not in fields:
             continue
-        value, inner = getattr(config, name), get_args(hint)
-        kind = inner[0] if type(None) in inner else hint
-        if value is None and kind is not hint:
+        value, kinds = getattr(config, name), get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
+        if value in words or (value is None and type(None) in kinds):
             continue
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            fix = did_you_mean(shortly(value), get_args(kind))
-            raise ValueError(f"{name} must be one of {', '.join(get_args(kind))}, not {shortly(value)}{fix}")
+        [kind, *_] = [each for each in kinds if each is not type(None) and get_origin(each) is not Literal] or [None]
+        if kind is None:
+            fix = did_you_mean(shortly(value), words)
+            raise ValueError(f"{name} must be one of {', '.join(words)}, not {shortly(value)}{fix}")
         if kind in KINDS and not _fits(value, kind):
             fix = "; YAML needs a decimal point before an exponent: 1.0e-3" if kind is float else ""
-            raise ValueError(f"{name} must be {KINDS[kind]}, not {shortly(value)}{fix}")
+            rule = " or ".join([KINDS[kind], *words])
+            raise ValueError(f"{name} must be {rule}, not {shortly(value)}{fix}")
         if get_origin(kind) is dict:
             _check_dict(name, value, get_args(kind)[1])
 

@@ -81,12 +81,8 @@ class Config(Settings):
     """Rank of the updates that `--tune lora` trains."""
     dropout: float = 0.0
     """Dropout rate of the head's inputs."""
-    micro_batch: int | None = None
-    """Maximum images that a device processes at once, for the same gradients; by default all, on a GPU what fits."""
     accumulate: int = 1
     """Of runs of earlier versions: the number of parts of a step. Use `micro_batch`."""
-    precision: Literal["32-true", "bf16-mixed", "auto"] = "32-true"
-    """Precision of the training step; `auto`: bf16-mixed where the device has native bfloat16, else 32-true."""
     clip_gradients: float | None = None
     """Clip the global gradient norm at this value."""
     checkpoint_activations: bool = False
@@ -114,12 +110,12 @@ class Config(Settings):
     """Use deterministic kernels, also on a GPU; warns where none exists."""
 
     not_hashed: ClassVar[tuple[str, ...]] = (
-        *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations", "micro_batch"
+        *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations"
     )  # fmt: skip
     least: ClassVar = {
         **Settings.least,
         **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
-        **dict.fromkeys(("patience", "lora_rank", "micro_batch"), 1),
+        **dict.fromkeys(("patience", "lora_rank"), 1),
         "swad_ratio": 1,
         "warmup": 0,
     }
@@ -156,10 +152,9 @@ class Config(Settings):
             )
 
     def images_at_once(self, batch: int) -> int | None:
-        """`micro_batch` for a step of `batch` images on a device; None: to be found by trying."""
         if self.micro_batch is None and self.accumulate > 1:
             return -(-batch // self.accumulate)
-        return self.micro_batch
+        return super().images_at_once(batch)
 
 
 PRESETS: dict[str, dict[str, Any]] = {

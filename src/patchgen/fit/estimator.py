@@ -116,7 +116,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         lora_rank: int | None = None,
         dropout: float | None = None,
         accumulate: int | None = None,
-        micro_batch: int | None = None,
+        micro_batch: Literal["auto"] | int | None = None,
         precision: Literal["32-true", "bf16-mixed", "auto"] | None = None,
         clip_gradients: float | None = None,
         checkpoint_activations: bool | None = None,

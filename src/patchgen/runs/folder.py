@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import sys
 import time
 import zlib
@@ -166,6 +167,12 @@ class RunFolder(WorkFolder):
         if (self.path / "config.yaml").read_bytes() != text.encode():
             write_text(self.path / "config.yaml", text)
 
+    def remove_refused(self) -> None:
+        """Remove the folder of a training that was refused before anything was trained."""
+        worth = ("records.jsonl", "diverged.json", "state.safetensors")
+        if not any(file.name in worth for file in self.path.rglob("*")):
+            shutil.rmtree(self.path, ignore_errors=True)
+
     def check_content(self, digests: np.ndarray, names: Sequence[str]) -> None:
         """Check that the images are those that the run was started with; a new run records their digests.
 
@@ -254,11 +261,11 @@ class RunFolder(WorkFolder):
 
     # Files
 
-    def write_environment(self, backbone: Mapping[str, Any]) -> None:
+    def write_environment(self, backbone: Mapping[str, Any], **more: Any) -> None:
         """What the results may depend on besides the settings, and the fingerprint of the data."""
         import torch
 
-        facts: dict[str, Any] = {"backbone": dict(backbone), "data": self.data}
+        facts: dict[str, Any] = {"backbone": dict(backbone), "data": self.data, **more}
         if used := plugins.used_by(self.settings):
             facts["plugins"] = used
         self.write_json("env.json", environment(torch.get_num_threads()) | facts)

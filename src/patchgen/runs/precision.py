@@ -12,21 +12,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from patchgen.common.machine import native_bf16, require_bf16
-from patchgen.config import Config
+from patchgen.config import Settings
 from patchgen.runs.folder import run_name
 
 if TYPE_CHECKING:
     import torch
 
+S = TypeVar("S", bound=Settings)
 AUTO = "auto"
 Precision = Literal["32-true", "bf16-mixed"]
 Wanted = Literal["32-true", "bf16-mixed", "auto"]
 
 
-def with_precision(config: Config, out: str | Path, data: str) -> Config:
+def with_precision(config: S, out: str | Path, data: str) -> S:
     """The settings with `auto` replaced by a precision.
 
     Args:
@@ -36,7 +37,7 @@ def with_precision(config: Config, out: str | Path, data: str) -> Config:
     return replace(config, precision=choose_precision([config], out, data)) if config.precision == AUTO else config
 
 
-def choose_precision(configs: Sequence[Config], out: str | Path, data: str) -> Precision:
+def choose_precision(configs: Sequence[Settings], out: str | Path, data: str) -> Precision:
     """One precision for runs that belong together: the device's, unless only runs in the other were started."""
 
     def started(precision: Precision) -> bool:

@@ -86,9 +86,11 @@ class DataSets:
 
     def settled(self, config: Settings, out: str | Path) -> Settings:
         """The settings with `auto` replaced by a precision."""
-        if not isinstance(config, Config) or config.precision != AUTO:
+        if config.precision != AUTO:
             return config
-        return with_precision(config, out, self._table(config.data, config.benchmark, config.options)[1])
+        if isinstance(config, Config):
+            return with_precision(config, out, self._table(config.data, config.benchmark, config.options)[1])
+        return with_precision(config, out, self._stream(cast("StreamConfig", config))[1])
 
     def name_and_size(self, config: Settings) -> tuple[str, int]:
         """The run's name, and its number of steps (for a stream: epochs of all stages)."""

@@ -115,8 +115,7 @@ class FoldTrainer(Trainer):
     def __init__(
         self, fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False
     ) -> None:
-        super().__init__(run, quiet or not fabric.is_global_zero)
-        self.fabric: Any = fabric
+        super().__init__(run, fabric, quiet or not fabric.is_global_zero)
         self.config, self.fold, self.writes = config, fold, fabric.is_global_zero
         self.method = make_method(config)
         self.method.class_names = fold.classes
@@ -139,6 +138,7 @@ class FoldTrainer(Trainer):
         self.reader = Reader(fabric, self.model, store, self._tokens(store))
         self._prepare_model()
         self.part = None if self._keeps_features else images_at_once(self)
+        self.micro_batch = self.part or self.batch_size
         self.network, self.optimizer = self._set_up_network()
         self.evaluate = Evaluator(
             self.reader, fold.truth, fold.size, truth=self._truth(), mask=self.method.mask, num_known=fold.num_known

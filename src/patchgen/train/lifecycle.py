@@ -49,11 +49,13 @@ def train(
     task.make_method(config)  # report a wrong name before reading the data
     data = task.read(config, table)
     fingerprint = data.fingerprint()
-    if isinstance(config, Config) and config.precision == AUTO:
+    if config.precision == AUTO:
         config = with_precision(config, out, fingerprint)
         if not quiet and is_first(line := f"precision: {config.precision}, by `auto`"):
             print(line, file=sys.stderr, flush=True)
-    run = RunFolder.create(out, config, run_name(config, fingerprint), fingerprint)
+    name = run_name(config, fingerprint)
+    new = not (Path(out) / name).exists()
+    run = RunFolder.create(out, config, name, fingerprint)
     if _first_process():
         run.check_content(digests(data.table), data.table.paths)
     if run.done:
@@ -67,9 +69,14 @@ def train(
         run.renew_settings(config)
         data.write_rows(run.path)
         loop: Callable[..., None] = import_module(task.loop).work
-        if isinstance(config, Config) and config.select == "leave-one-out":
-            train_without_each(loop, _locked, config, run, cast(Fold, data), quiet)
-        loop(config, run, data, quiet)
+        try:
+            if isinstance(config, Config) and config.select == "leave-one-out":
+                train_without_each(loop, _locked, config, run, cast(Fold, data), quiet)
+            loop(config, run, data, quiet)
+        except ValueError:
+            if new and _first_process():
+                run.remove_refused()
+            raise
         if tracker:
             tracker.close()
     return run
@@ -89,6 +96,7 @@ class Trainer:
 
     Attributes:
         about: Metadata for each checkpoint; ``about["backbone"]`` names the weights.
+        fabric: A `SingleDevice`, or Lightning's `Fabric` of several.
         writes: Whether this process writes files; only one of those that share a run does.
     """
 
@@ -96,9 +104,10 @@ class Trainer:
     optimizer: Any
     about: dict[str, Any]
     writes = True
+    micro_batch: int  # images that go through the network at once
 
-    def __init__(self, run: RunFolder, quiet: bool) -> None:
-        self.run, self.quiet = run, quiet
+    def __init__(self, run: RunFolder, fabric: Any, quiet: bool) -> None:
+        self.run, self.fabric, self.quiet = run, fabric, quiet
 
     def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts in addition to those of the model and the optimiser."""
@@ -131,7 +140,7 @@ class Trainer:
     def resume(self) -> None:
         """Restore the last state, or begin; records written after that state are dropped and recomputed."""
         if self.writes:
-            self.run.write_environment(self.about["backbone"])
+            self.run.write_environment(self.about["backbone"], micro_batch=self.micro_batch)
         state = self.run.state(self.about["backbone"])
         seen: dict[str, Any] = {"records": 0}
         if state is None:

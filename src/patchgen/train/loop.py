@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from patchgen.methods import Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
 from patchgen.train.optim import set_rates
-from patchgen.train.parts import is_mean, joined, random_state, replayed, tensors_of
+from patchgen.train.parts import DividedPass, is_mean, parts_of
 from patchgen.train.summary import progress_line
 from patchgen.train.values import StepValues
 
@@ -71,8 +70,7 @@ class Step:
 
     With `part`, no more than that many images go through the network at once, and the result is that of the whole
     batch up to rounding. If the loss is a mean over images, `batches` gives the parts, whose gradients add up. Else the
-    losses compare images, and a pass has two rounds: `forward` computes the outputs of all parts without a graph,
-    `backward` the gradient of the losses by these outputs, and then each part again, with its share of that gradient.
+    losses compare images, and `forward` and `backward` are the two rounds of a `DividedPass`.
 
     Args:
         batch: Reads the step's batch.
@@ -106,12 +104,12 @@ class Step:
         self._runtime: Any = runtime or SingleDevice("cpu")
         self._part, self._first, self._clip = part, first, clip
         self._weight: Tensor | None = None  # of a part: its share of the labelled images
-        self._rounds: _Rounds | None = None
+        self._divided: DividedPass | None = None
 
     def batches(self) -> Iterator[Batch]:
         """The step's batch; or its parts, for a loss that is a mean over images."""
         batch = self.method.blend(self._read())
-        parts = self._parts(batch)
+        parts = parts_of(len(batch.image), self._part)
         if len(parts) == 1 or not is_mean(self.method):
             yield batch
             return
@@ -120,39 +118,34 @@ class Step:
         shares = labelled / labelled.sum().clamp(min=1)
         for i, part in enumerate(parts):
             self._weight = shares[i]
-            with self._no_sync(i < len(parts) - 1):  # devices synchronise in the last pass
+            # devices synchronise in the last pass
+            with self._runtime.no_backward_sync(self._network, enabled=i < len(parts) - 1):
                 yield Batch(batch.image[part], batch.label[part], batch.domain[part], batch.index[part])
 
     def forward(self, batch: Batch) -> Output:
         """The network's output for a batch in a training pass."""
-        mask, parts = self._mask(batch), self._parts(batch)
+        mask, parts = self._mask(batch), parts_of(len(batch.image), self._part)
         if len(parts) == 1:
             return self.method.forward(self._network, batch, mask)
-        outs: list[Output] = []
-        states: list[tuple[Tensor, ...]] = []
-        keeps = torch.is_grad_enabled()
-        for part in parts:
-            states.append(random_state(batch.image.device))
-            graph = keeps and part is parts[-1]  # that of the last part is kept, and need not be computed again
-            with torch.set_grad_enabled(graph), self._no_sync():
-                outs.append(self._pass(batch, mask, part))
-        whole = joined(outs)
-        if keeps:
-            self._rounds = _Rounds(batch, mask, parts, states, outs[-1], whole)
-        return whole
+
+        def forward(part: slice) -> Output:
+            return cast(Output, self._network(batch.image[part], mask=None if mask is None else mask[part]))
+
+        divided = DividedPass(forward, parts, self._runtime, self._network)
+        if torch.is_grad_enabled():
+            self._divided = divided
+        return divided.out
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, accumulate their gradients, and store their values for the next record."""
         if self._first:
             require_gradients(losses, self.method.config.method)
-        total, rounds = torch.stack(list(losses.values())).sum(), self._rounds
-        if rounds is None:
+        total = torch.stack(list(losses.values())).sum()
+        if self._divided is None:
             self._runtime.backward(total if self._weight is None else total * self._weight)
         else:
-            self._rounds = None
-            with self._no_sync():
-                self._runtime.backward(total)  # down to the outputs
-            self._second_round(rounds)
+            self._divided.backward(total)
+            self._divided = None
         self.note(losses | (watched or {}), self._weight)
 
     def note(self, values: Mapping[str, Tensor], weight: Tensor | None = None) -> None:
@@ -176,45 +169,6 @@ class Step:
         set_rates(self.optimizer, self.method, self.number)
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    # A batch in parts
-
-    def _parts(self, batch: Batch) -> list[slice]:
-        count = len(batch.image)
-        size = self._part or max(count, 1)
-        return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
-
-    def _pass(self, batch: Batch, mask: Tensor | None, part: slice) -> Output:
-        return cast(Output, self._network(batch.image[part], mask=None if mask is None else mask[part]))
-
-    def _no_sync(self, enabled: bool = True) -> AbstractContextManager[Any]:
-        """Gradients stay on this device."""
-        return cast(AbstractContextManager[Any], self._runtime.no_backward_sync(self._network, enabled=enabled))
-
-    def _second_round(self, rounds: _Rounds) -> None:
-        """Carry the gradients of the outputs into the network; the kept part first, the others computed again."""
-        for i in (len(rounds.parts) - 1, *range(len(rounds.parts) - 1)):
-            part, again = rounds.parts[i], i < len(rounds.parts) - 1
-            with self._no_sync(i != len(rounds.parts) - 2):  # devices synchronise in the last pass
-                if again:
-                    with replayed(rounds.states[i], rounds.batch.image.device):
-                        out = self._pass(rounds.batch, rounds.mask, part)
-                else:
-                    out = rounds.kept
-                pairs = zip(tensors_of(out), tensors_of(rounds.whole), strict=True)
-                terms = [(own * whole.grad[part]).sum() for own, whole in pairs if whole.grad is not None]
-                self._runtime.backward(torch.stack(terms).sum())
-
-
-class _Rounds(NamedTuple):
-    """What the second round of a divided pass needs."""
-
-    batch: Batch
-    mask: Tensor | None
-    parts: list[slice]
-    states: list[tuple[Tensor, ...]]  # of the random generators before each part
-    kept: Output  # of the last part, with its graph
-    whole: Output  # of all parts; its tensors are leaves, whose gradients the losses give
 
 
 def require_gradients(losses: Mapping[str, Tensor], method: str) -> None:
