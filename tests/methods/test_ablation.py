@@ -10,16 +10,9 @@ import pytest
 import torch
 
 from patchgen.methods import METHODS
-from patchgen.methods.ablation import OtherSelector
-from patchgen.methods.presets import preset_settings
 from patchgen.model.losses import cross_entropy, mask_suppression
 
 ROWS = ("ablation-static", "ablation-channel", "ablation-attention", "ablation-attention-ms")
-
-
-def test_all_rows_are_registered() -> None:
-    assert tuple(name for name, method in METHODS.items() if issubclass(method, OtherSelector)) == ROWS
-    assert all(METHODS[name].pool == "patchgen" and METHODS[name].tune == "layernorm" for name in ROWS)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -50,13 +43,6 @@ def test_rows_of_a_seed_begin_with_the_same_head_gate_and_refinement(scene: Call
     states = [scene(name, seed=4).model.state_dict() for name in ("patchgen", *ROWS)]
     for name in ("head.weight", "select.gate.0.weight", "select.refine.1.weight"):
         assert all(torch.equal(states[0][name], other[name]) for other in states)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_the_small_preset_takes_the_modules_rate(name: str) -> None:
-    assert preset_settings("small", name)["lr"] == preset_settings("small", "patchgen")["lr"] == 3e-3
-    assert preset_settings("small", name)["lr_module"] == 1e-3
-    assert "lr" not in preset_settings("paper", name)
 
 
 @pytest.mark.parametrize("name", ROWS)

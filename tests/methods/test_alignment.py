@@ -1,7 +1,4 @@
-"""CORAL and MMD against loops over entries and pairs, where their values are known, and where their gradients go.
-
-At the end: what these and the other methods on features say spans the devices of a run.
-"""
+"""CORAL and MMD against loops over entries and pairs."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
-from patchgen.methods import make_method
-from patchgen.methods.alignment import GAMMAS, domain_features, kernel_distance, moment_distance
+from patchgen.methods.alignment import domain_features, kernel_distance, moment_distance
 
 
 def points(rows: int, seed: int, dim: int = 3) -> Tensor:
@@ -57,57 +52,24 @@ def test_distances_equal_loops(distance: Callable[..., Tensor], by_hand: Callabl
     assert float(distance(one, other)) == pytest.approx(float(distance(other, one)), rel=1e-9)
 
 
-@pytest.mark.parametrize("distance", [moment_distance, kernel_distance])
-def test_equal_sets_are_not_apart(distance: Callable[..., Tensor]) -> None:
-    x = points(6, 0)
-    assert float(distance(x, x[torch.randperm(6)])) == pytest.approx(0, abs=1e-12)
-
-
 def test_coral_of_shifted_sets_is_the_shift_squared() -> None:
     x, shift = points(6, 0), torch.tensor([3.0, -1.0, 0.5], dtype=torch.float64)
     assert float(moment_distance(x, x + shift)) == pytest.approx((9 + 1 + 0.25) / 3)
     assert float(moment_distance(torch.zeros(1, 3), torch.ones(1, 3))) == 1  # no covariance of one sample
 
 
-def test_mmd_of_two_points_and_of_sets_far_apart() -> None:
-    one, other = torch.zeros(1, 1), torch.full((1, 1), 2.0)
-    assert float(kernel_distance(one, other)) == pytest.approx(14 - 2 * sum(math.exp(-4 * g) for g in GAMMAS))
-    assert float(kernel_distance(one, torch.full((1, 1), 1e4))) == pytest.approx(14)
-
-
-@pytest.mark.parametrize("first", ["", "patchgen+"])
-@pytest.mark.parametrize(("name", "by_hand"), [("coral", moments_by_hand), ("mmd", kernels_by_hand)])
-def test_the_term(name: str, by_hand: Callable[..., float], first: str, scene: Callable[..., Any]) -> None:
-    s = scene(f"{first}{name}", hparams={name: 0.3})
-    out = s.forward()
-    found = s.method.losses(out, s.batch)
-    assert list(found)[-1] == f"L_{name}" and ("L_conf" in found) == bool(first)
-    x = out.features.detach().double()
-    assert float(found[f"L_{name}"].detach()) == pytest.approx(0.3 * by_hand(x[:3], x[3:]), rel=1e-3)
-    model, own = s.reached(found[f"L_{name}"])
-    assert model and not own and not any(tensor.startswith("head.") for tensor in model)
-    assert {tensor.split(".")[0] for tensor in model} == ({"backbone", "select"} if first else {"backbone"})
-
-
 def test_three_domains_give_the_mean_of_three_pairs(scene: Callable[..., Any]) -> None:
-    s = scene("coral")
+    s = scene("coral", hparams={"coral": 0.3})
     domain = torch.tensor([5, 1, 9, 1, 9, 5])
     batch = type(s.batch)(s.batch.image, s.batch.label, domain, s.batch.index)
     out = s.forward()
     groups = domain_features(out, batch)
     assert [g.shape[0] for g in groups] == [2, 2, 2] and torch.equal(groups[0], out.features[[1, 3]])
     pairs = [moments_by_hand(a.detach(), b.detach()) for a, b in itertools.combinations(groups, 2)]
-    assert float(s.method.losses(out, batch)["L_coral"].detach()) == pytest.approx(sum(pairs) / 3, rel=1e-3)
+    assert float(s.method.losses(out, batch)["L_coral"].detach()) == pytest.approx(0.3 * sum(pairs) / 3, rel=1e-3)
 
 
 def test_one_domain_is_compared_with_nothing(scene: Callable[..., Any]) -> None:
     s = scene("mmd")
     alone = type(s.batch)(s.batch.image, s.batch.label, torch.zeros_like(s.batch.domain), s.batch.index)
     assert float(s.method.losses(s.forward(), alone)["L_mmd"].detach()) == 0
-
-
-@pytest.mark.parametrize("name", ["coral", "lp+mmd", "dann", "lp+cdann"])
-def test_features_that_cannot_move_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="nothing can move them; choose --tune layernorm"):
-        make_method(Config("photos", "site_c", method=name, tune="head"))
-    make_method(Config("photos", "site_c", method=f"patchgen+{name.split('+')[-1]}", tune="head"))

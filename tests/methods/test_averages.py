@@ -1,15 +1,25 @@
-"""SMA: the mean against a list of all weights, and a mean that survives."""
+"""SMA and GESTUR: averages and gradients against loops, and averages that runs choose and save."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from patchgen.config import Config
+from patchgen.methods.averages import NamedBuffers
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def walk(s: Any, steps: int) -> list[dict[str, torch.Tensor]]:
@@ -20,14 +30,14 @@ def walk(s: Any, steps: int) -> list[dict[str, torch.Tensor]]:
             for tensor in trained_tensors(s.model).values():
                 tensor += torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
         s.method.after_step(s.model)
-        seen.append({name: tensor.detach().clone() for name, tensor in trained_tensors(s.model).items()})
+        seen.append(copies(trained_tensors(s.model)))
     return seen
 
 
 @pytest.mark.parametrize("name", ["sma", "patchgen+sma"])
 def test_the_mean_begins_at_its_share_of_the_steps(name: str, scene: Callable[..., Any]) -> None:
     s = scene(name, steps=20, hparams={"sma_start": 0.15})  # from update 3 on, with the weights that it finds
-    start = {n: t.detach().clone() for n, t in trained_tensors(s.model).items()}
+    start = copies(trained_tensors(s.model))
     assert all(torch.equal(t, start[n]) for n, t in s.method.predicting(s.model).items())
     seen = walk(s, 2)
     assert all(torch.equal(t, seen[-1][n]) for n, t in s.method.predicting(s.model).items())
@@ -39,20 +49,6 @@ def test_the_mean_begins_at_its_share_of_the_steps(name: str, scene: Callable[..
         torch.testing.assert_close(tensor, torch.stack([weights[n] for weights in seen[1:]]).mean(0))
 
 
-def test_the_default_begins_with_update_100_of_5001(scene: Callable[..., Any]) -> None:
-    s = scene("lp+sma")
-    assert s.method.config.steps == 5001
-    seen = walk(s, 103)
-    for n, tensor in s.method.predicting(s.model).items():
-        torch.testing.assert_close(tensor, torch.stack([weights[n] for weights in seen[98:]]).mean(0))
-
-
-def test_it_has_no_parameters_and_no_terms_of_its_own(scene: Callable[..., Any]) -> None:
-    s = scene("sma")
-    assert not list(s.method.parameters()) and list(s.method.losses(s.forward(), s.batch)) == ["main"]
-    assert len(s.method.state_dict()) == len(trained_tensors(s.model)) + 1
-
-
 def test_the_mean_is_what_a_run_chooses_and_saves(tiny_run: Callable[..., Any]) -> None:
     plain, mean = tiny_run("lp-ln", select="last"), tiny_run("sma", select="last", hparams={"sma_start": 0.5})
     a, b = (run.records("evaluation") for run in (plain, mean))
@@ -61,3 +57,61 @@ def test_the_mean_is_what_a_run_chooses_and_saves(tiny_run: Callable[..., Any]) 
     assert a[-1]["validation"] != b[-1]["validation"]
     ours, theirs = (load_tensors(run.checkpoint("selected"))[0] for run in (mean, plain))
     assert any(not torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def backward(s: Any) -> dict[str, Tensor]:
+    s.model.zero_grad()
+    sum(s.method.losses(s.forward(), s.batch).values()).backward()
+    return {name: tensor.grad.clone() for name, tensor in trained_tensors(s.model).items()}
+
+
+def test_names_with_dots_come_back() -> None:
+    kept = NamedBuffers({"a.b_c": torch.ones(2), "a_b.c": torch.zeros(1)}, saved=True)
+    assert list(kept.named()) == ["a.b_c", "a_b.c"] and not list(kept.parameters())
+    assert len(kept.state_dict()) == 2 and not NamedBuffers({"a.b": torch.ones(1)}, saved=False).state_dict()
+
+
+@pytest.mark.parametrize("name", ["gestur", "patchgen+gestur"])
+def test_a_step_by_hand(name: str, scene: Callable[..., Any]) -> None:
+    s = scene(name, tune="full", hparams={"gestur": 0.2, "decay": 0.9})
+    start = copies(trained_tensors(s.model))
+    for _ in range(2):
+        inner, theta = backward(s), copies(trained_tensors(s.model))
+        average = copies(s.method.predicting(s.model))
+        s.method.adjust_gradients(s.model)
+        far = {n: theta[n] - average[n] for n in theta if n.startswith("backbone.")}
+        norm_in = sum(float(g.double().square().sum()) for g in inner.values()) ** 0.5
+        norm_out = sum(float(d.double().square().sum()) for d in far.values()) ** 0.5
+        for n, parameter in trained_tensors(s.model).items():
+            wanted = inner[n]
+            if n in far:
+                outer = far[n] * (0.2 * norm_in / norm_out) if norm_out else torch.zeros_like(far[n])
+                wanted = (inner[n] + outer) / 2
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-4, atol=1e-8)
+        s.move()
+        s.method.after_step(s.model)
+        for n, tensor in s.method.predicting(s.model).items():
+            torch.testing.assert_close(tensor, 0.9 * average[n] + 0.1 * trained_tensors(s.model)[n].detach())
+    assert norm_out > 0 and any(not torch.equal(start[n], t) for n, t in s.method.predicting(s.model).items())
+
+
+def test_the_average_starts_where_the_first_step_does(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(self: FoldTrainer) -> None:  # the mask is calibrated by now
+        found, trained = self.predicting(), trained_tensors(self.model)
+        assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("patchgen.train.fold.fit", look)
+    with pytest.raises(KeyboardInterrupt):
+        train(Config(**{**tiny_settings, "method": "patchgen+gestur"}), tmp_path, quiet=True)
+
+
+def test_the_average_is_what_a_run_saves(tiny_run: Callable[..., Any]) -> None:
+    slow, fast = (tiny_run("patchgen+gestur", steps=3, hparams={"decay": decay}) for decay in (0.999, 0.0))
+    a, b = (load_tensors(run.checkpoint("selected"))[0] for run in (slow, fast))
+    assert a.keys() == b.keys() and any(not torch.equal(a[name], b[name]) for name in a)
+    # the average has hardly moved, so what it predicts has not either
+    first, last = (slow.records("evaluation")[i]["validation"]["field"]["loss"] for i in (0, -1))
+    assert last == pytest.approx(first, abs=1e-2)

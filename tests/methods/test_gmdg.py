@@ -1,4 +1,4 @@
-"""GMDG: its covariance penalty against the pseudo-inverse, its scale against autograd, its Gaussian against loops."""
+"""GMDG and its variants without labels: penalties against the pseudo-inverse, autograd and loops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.methods.gmdg import (
-    LabelEmbedding,
     cross_entropy_slope,
     explained_covariance,
     mean_of_domains,
+    moment_distance,
     scaled_penalty,
 )
 
@@ -50,12 +50,6 @@ def test_the_penalty_is_that_of_the_pseudo_inverse(samples: int, dim: int, rank:
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-6, atol=1e-12)
 
 
-def test_labels_that_say_nothing_explain_nothing() -> None:
-    x, y = random_pair(8, 5)
-    assert float(explained_covariance(x, torch.zeros_like(y))) == 0
-    assert float(scaled_penalty(lambda z: explained_covariance(z, torch.zeros_like(y)), x, torch.tensor(1.0))) == 0
-
-
 def test_the_slope_of_cross_entropy_is_autograds() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(5, 4, generator=g).requires_grad_()
@@ -81,18 +75,6 @@ def test_domains_count_alike_whatever_their_size(domain: tuple[int, ...]) -> Non
     values = torch.randn(4, 3)
     means = [torch.stack([v for v, d in zip(values, domain, strict=True) if d == k]).mean(0) for k in set(domain)]
     torch.testing.assert_close(mean_of_domains(values, torch.tensor(domain)), torch.stack(means).mean(0))
-
-
-def test_the_label_embedding() -> None:
-    torch.manual_seed(0)
-    embedding = LabelEmbedding(8)
-    assert [tuple(p.shape) for p in embedding.parameters()] == [(4, 8), (4,), (8, 4), (8,), (8, 8), (8,)]
-    one, other = embedding(torch.tensor([2, 2]))
-    assert not torch.equal(one, other)  # dropout is always on
-    embedding.eval()
-    x = torch.full((8,), 2.0)
-    first, second, third = (layer for layer in embedding.layers if isinstance(layer, torch.nn.Linear))
-    torch.testing.assert_close(embedding(torch.tensor([2]))[0], third(second(first(x).relu()).relu()))
 
 
 def terms(s: Any) -> dict[str, Tensor]:
@@ -127,32 +109,58 @@ def test_terms_by_hand(name: str, scene: Callable[..., Any]) -> None:
     assert float(found["L_domain"].detach()) == pytest.approx(0.5 * float(torch.stack(parts).mean()), rel=1e-4)
 
 
-def test_gradients_reach_exactly_the_right_parameters(scene: Callable[..., Any]) -> None:
-    s = scene("gmdg")
-    s.move()
-    backbone = {n for n, p in s.model.backbone.named_parameters(prefix="backbone") if p.requires_grad}
-    embedding = {f"embedding.layers.{i}.{kind}" for i in (0, 3, 6) for kind in ("weight", "bias")}
-    assert s.reached(terms(s)["L_label"]) == (set(), embedding)
-    assert s.reached(terms(s)["L_shift"]) == (backbone, set())
-    model, own = s.reached(terms(s)["L_domain"])
-    assert own == {"variance.bias"}
-    # m is the mean of the very c that the term compares with it: no pull is left, only rounding
-    strongest = max(float(s.model.get_parameter(name).grad.abs().max()) for name in backbone)
-    s.reached(terms(s)["L_shift"])
-    assert strongest < 1e-5 * max(float(s.model.get_parameter(name).grad.abs().max()) for name in backbone)
-    assert set(s.method.state_dict()) == embedding | {"variance.bias", "variances.0.bias", "variances.1.bias"}
-    assert [rate for _, rate in s.method.rates()] == pytest.approx([5e-4] * 3)
-
-
-def test_domains_of_unequal_size_are_no_error(scene: Callable[..., Any]) -> None:
-    s = scene("gmdg")
-    s.batch.domain[:] = torch.tensor([0, 0, 0, 0, 0, 2])
-    assert all(value.isfinite() for value in terms(s).values())
-
-
 def test_weights_of_zero_cost_nothing(scene: Callable[..., Any]) -> None:
     s = scene("gmdg", hparams={"shift": 0.0, "domain": 0.0})
     assert list(terms(s)) == ["main", "L_miro"]
     assert {name for name, _ in s.method.named_parameters()} == {"variances.0.bias", "variances.1.bias"}
     s = scene("gmdg", tune="head", hparams={"miro": 0.0, "domain": 0.0})
     assert list(terms(s)) == ["main", "L_label", "L_shift"]
+
+
+def test_the_domain_term_moves_nothing_but_its_variance(scene: Callable[..., Any]) -> None:
+    """m is the mean of the very c that the term compares with it: no pull is left, only rounding."""
+    s = scene("gmdg")
+    s.move()
+    strongest = []
+    for term in ("L_domain", "L_shift"):
+        own = s.reached(terms(s)[term])[1]
+        assert own == ({"variance.bias"} if term == "L_domain" else set())
+        trained = [p.grad for p in s.model.backbone.parameters() if p.grad is not None]
+        strongest.append(max(float(gradient.abs().max()) for gradient in trained))
+    assert strongest[0] < 1e-5 * strongest[1]
+
+
+# Without labels
+
+
+def test_it_is_the_distance_of_the_matrices() -> None:
+    x, domain = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 2, 2, 2, 5, 5])
+    unit = x / x.norm()
+    moments = [unit[domain == e].T @ unit[domain == e] / int((domain == e).sum()) for e in (0, 2, 5)]
+    mean = sum(moments) / 3
+    wanted = sum(float(((c - mean) ** 2).mean()) for c in moments) / 3
+    assert float(moment_distance(x, domain)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_term_is_as_steep_as_the_cross_entropy(scene: Callable[..., Any]) -> None:
+    s = scene("domain-moments", sources=(0, 2), hparams={"moments": 0.5})
+    out = s.forward()
+    found = s.method.losses(out, s.batch)
+    main, term = (
+        torch.autograd.grad(found[name], out.features, retain_graph=True)[0] for name in ("main", "L_moments")
+    )
+    assert float(term.abs().max()) == pytest.approx(0.5 * float(main.abs().max()), rel=1e-4)
+
+
+def test_the_gaussian_trains_its_variance_alone(scene: Callable[..., Any]) -> None:
+    s = scene("domain-gaussian", sources=(0, 2))
+    out = s.forward()
+    term = s.method.losses(out, s.batch)["L_gaussian"]
+    (slope,) = torch.autograd.grad(term, out.features, retain_graph=True)
+    assert float(slope.abs().max()) < 1e-6
+    assert s.reached(term)[1] == {"spread.bias"}
+    x = out.features.detach()
+    m = (x[:3].mean(0) + x[3:].mean(0)) / 2
+    v = 0.1
+    wanted = 0.1 * float(((x - m) ** 2 / v).mean() + torch.tensor(v).log()) / 2
+    assert float(term.detach()) == pytest.approx(wanted, rel=1e-4)

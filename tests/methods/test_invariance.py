@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import make_method
-from patchgen.methods.invariance import GroupDro, Irm, Vrex, irm_penalty, scale_slope
-from patchgen.model.classifier import Output, trained_tensors
+from patchgen.methods.invariance import Irm, Vrex, irm_penalty, scale_slope
+from patchgen.model.classifier import Output
 from patchgen.train.loop import plain_step
 from patchgen.train.optim import make_optimizer
 
@@ -33,12 +33,12 @@ def numbers(seed: int = 0) -> tuple[Tensor, Batch]:
     return logits, batch
 
 
-def risk(logits: Tensor, rows: list[int], scale: float = 1.0) -> float:
+def risk(logits: Tensor, rows: list[int]) -> float:
     """Mean cross-entropy of the labelled rows, with a loop."""
     each = []
     for i in rows:
         if LABEL[i] >= 0:
-            p = [math.exp(scale * float(value)) for value in logits[i]]
+            p = [math.exp(float(value)) for value in logits[i]]
             each.append(-math.log(p[LABEL[i]] / sum(p)))
     return sum(each) / len(each)
 
@@ -47,44 +47,23 @@ def risks_of(logits: Tensor) -> list[float]:
     return [risk(logits, [i for i, e in enumerate(DOMAIN) if e == domain]) for domain in (0, 2, 3)]
 
 
-def slope(logits: Tensor, rows: list[int], h: float = 1e-5) -> float:
-    return (risk(logits, rows, 1 + h) - risk(logits, rows, 1 - h)) / (2 * h)
-
-
-def test_the_slope_is_the_finite_difference_of_the_scale() -> None:
-    logits, batch = numbers()
-    found = scale_slope(logits, batch.label)
-    assert float(found) == pytest.approx(slope(logits, list(range(len(LABEL)))), rel=1e-4)
-    assert float(scale_slope(logits[:2], torch.tensor([-1, -1]))) == 0
-
-
-def test_the_penalty_is_the_mean_product_of_the_halves_slopes() -> None:
-    logits, batch = numbers()
-    wanted = []
-    for domain in (0, 2, 3):
-        rows = [i for i, e in enumerate(DOMAIN) if e == domain]
-        wanted.append(slope(logits, rows[::2]) * slope(logits, rows[1::2]))
-    assert min(wanted) < 0 < max(wanted)  # a product, not a square
-    assert float(irm_penalty(logits, batch)) == pytest.approx(sum(wanted) / 3, rel=1e-4)
-
-
 def test_the_penalty_has_the_gradient_of_differentiating_twice() -> None:
     logits, batch = numbers()
     logits = logits.float().requires_grad_()
-    [found] = torch.autograd.grad(irm_penalty(logits, batch), logits)
+    penalty = irm_penalty(logits, batch)
+    [found] = torch.autograd.grad(penalty, logits)
     scale, terms = torch.ones((), requires_grad=True), []
     for domain in (0, 2, 3):
         rows = torch.tensor([i for i, e in enumerate(DOMAIN) if e == domain])
         halves = [rows[::2], rows[1::2]]
-        slopes = [
-            torch.autograd.grad(
-                F.cross_entropy(logits[half] * scale, batch.label[half], ignore_index=-1), scale, create_graph=True
-            )[0]
-            for half in halves
-        ]
+        risks = [F.cross_entropy(logits[half] * scale, batch.label[half], ignore_index=-1) for half in halves]
+        slopes = [torch.autograd.grad(value, scale, create_graph=True)[0] for value in risks]
         terms.append(slopes[0] * slopes[1])
+    assert min(terms) < 0 < max(terms)  # a product, not a square
+    torch.testing.assert_close(penalty, torch.stack(terms).mean())
     [wanted] = torch.autograd.grad(torch.stack(terms).mean(), logits)
     torch.testing.assert_close(found, wanted)
+    assert float(scale_slope(logits[:2].detach(), torch.tensor([-1, -1]))) == 0
 
 
 @pytest.mark.parametrize("name", ["irm", "vrex"])
@@ -126,9 +105,7 @@ def test_the_share_of_the_change() -> None:
 
 
 def test_groupdro_follows_a_loop(scene: Callable[..., Any]) -> None:
-    s = scene("groupdro", hparams={"groupdro": 0.5})
-    s.method.sources = (0, 2, 3)
-    s.method.setup(s.model)
+    s = scene("groupdro", sources=(0, 2, 3), hparams={"groupdro": 0.5})
     q = [1.0, 1.0, 1.0]
     for seed in range(4):
         logits, batch = numbers(seed)
@@ -139,28 +116,6 @@ def test_groupdro_follows_a_loop(scene: Callable[..., Any]) -> None:
         assert s.method.q.tolist() == pytest.approx(q, rel=1e-5)
         wanted = sum(value * loss for value, loss in zip(q, risks, strict=True))
         assert list(found) == ["main"] and float(found["main"]) == pytest.approx(wanted, rel=1e-5)
+        assert not s.method.q.requires_grad
     assert max(q) - min(q) > 0.1
     assert list(s.method.state_dict()) == ["q"] and not list(s.method.parameters())
-
-
-def test_q_is_no_way_for_gradients(scene: Callable[..., Any]) -> None:
-    s = scene("groupdro")
-    s.method.sources = (0, 2, 3)
-    s.method.setup(s.model)
-    logits, batch = numbers()
-    logits = logits.float().requires_grad_()
-    [found] = torch.autograd.grad(s.method.losses(Output(logits, logits), batch)["main"], logits)
-    assert isinstance(s.method, GroupDro) and not s.method.q.requires_grad
-    for e, domain in enumerate((0, 2, 3)):
-        rows = torch.tensor([i for i, value in enumerate(DOMAIN) if value == domain])
-        [own] = torch.autograd.grad(F.cross_entropy(logits[rows], batch.label[rows], ignore_index=-1), logits)
-        torch.testing.assert_close(found[rows], s.method.q[e] * own[rows])
-
-
-@pytest.mark.parametrize(("name", "term"), [("irm", "L_irm"), ("patchgen+vrex", "L_vrex"), ("groupdro", "main")])
-def test_gradients_reach_all_that_is_trained(name: str, term: str, scene: Callable[..., Any]) -> None:
-    s = scene(name)
-    s.method.sources = (0, 2)
-    s.method.setup(s.model)
-    model, own = s.reached(s.method.losses(s.forward(), s.batch)[term])
-    assert not own and model == {n for n in trained_tensors(s.model) if not n.endswith("key.bias")}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
@@ -176,27 +174,6 @@ def test_the_loss_has_the_layers_imbalance(scene: Callable[..., Any]) -> None:
     assert {"backbone.adapters.0.directions", "backbone.adapters.0.experts.0.rules.left", "head.weight"} <= reached
     with pytest.raises(ValueError, match="has seen no training pass"):
         s.method.losses(out, s.batch)
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_it_trains_and_predicts_from_the_command_line(
-    method: str, clip_folder: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = {"--image-size": 56, "--steps": 3, "--eval-every": 2, "--batch-per-domain": 4, "--val-images": 3}
-    words = [str(word) for item in sizes.items() for word in item]
-    words += ["--unseen", "studio", "--method", method, "--backbone", str(clip_folder), "--out", str(tmp_path)]
-    words += ["--quiet", "--hparams", "rules", "16"]  # the tiny CLIP is 48 wide
-    assert main(["train", str(image_folder), *words]) == 0
-    run = capsys.readouterr().out.strip().splitlines()[-1]
-    assert main(["predict", run, str(image_folder / "studio" / "cross"), "--csv", str(tmp_path / "p.csv")]) == 0
-    assert len((tmp_path / "p.csv").read_text().splitlines()) == 11
-
-
-@pytest.mark.parametrize("method", BOTH)
-def test_an_interrupted_run_ends_in_the_same_numbers(
-    method: str, tiny_run: Callable[..., Any], interrupted: Callable[..., Any], same_run: Any
-) -> None:
-    assert same_run(interrupted(method=method), tiny_run(method))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""L-Reg against loops over classes and dimensions."""
+"""L-Reg, PIM, the marginal entropy alone and L-Reg's variant of PIM, against loops."""
 
 from __future__ import annotations
 
@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from patchgen.methods.lreg import logical_regularisation, orthogonality
+from patchgen.methods.lreg import (
+    ErrorPredictor,
+    conditional_entropy,
+    logical_regularisation,
+    marginal_entropy,
+    orthogonality,
+    prediction_loss,
+    weighted_pseudo_loss,
+)
+
+LOGITS = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-3.0, 0.5, 0.0], [0.2, 0.1, 0.0]])
+LABEL = torch.tensor([0, -1, 2, -1])
+P = [[math.exp(x) / sum(map(math.exp, row)) for x in row] for row in LOGITS.tolist()]
 
 
-def test_the_term_by_hand() -> None:
+def test_logical_regularisation_by_hand() -> None:
     g = torch.Generator().manual_seed(0)
     logits, features = torch.randn(5, 3, generator=g), torch.randn(5, 4, generator=g)
     score = [[sum(float(logits[b, c] * features[b, j]) for b in range(5)) for j in range(4)] for c in range(3)]
@@ -20,20 +32,8 @@ def test_the_term_by_hand() -> None:
     together = [sum(row[j] for row in share) / 3 for j in range(4)]
     wanted = sum(t * math.log(t) for t in together) - sum(a * math.log(a) for row in share for a in row) / 3
     assert float(logical_regularisation(logits, features)) == pytest.approx(wanted, abs=1e-6)
-
-
-def test_its_best_is_one_dimension_a_class_and_all_dimensions_together() -> None:
-    """Each class on its own dimension: -log D; all on one, or all on all: 0."""
-    large = 1e3 * torch.eye(4)
-    assert float(logical_regularisation(large, torch.eye(4))) == pytest.approx(-math.log(4), abs=1e-5)
-    assert float(logical_regularisation(large, torch.eye(4)[[0] * 4])) == pytest.approx(0, abs=1e-5)
-    assert float(logical_regularisation(torch.zeros(4, 4), torch.eye(4))) == pytest.approx(0, abs=1e-5)
-
-
-def test_large_logits_give_finite_gradients() -> None:
-    logits, features = (1e3 * torch.randn(4, 3)).requires_grad_(), torch.randn(4, 6).requires_grad_()
-    logical_regularisation(logits, features).backward()
-    assert logits.grad is not None and logits.grad.isfinite().all()
+    # its best: each class on a dimension of its own
+    assert float(logical_regularisation(1e3 * torch.eye(4), torch.eye(4))) == pytest.approx(-math.log(4), abs=1e-5)
 
 
 def test_orthogonality_by_hand() -> None:
@@ -42,14 +42,56 @@ def test_orthogonality_by_hand() -> None:
     assert float(orthogonality(torch.eye(3))) == 0
 
 
-@pytest.mark.parametrize("name", ["lreg", "patchgen+lreg"])
-def test_weights_and_gradients(name: str, scene: Callable[..., Any]) -> None:
-    s = scene(name, hparams={"lreg": 0.2, "ortho": 0.5})
-    out = s.forward()
+def entropy(p: list[float]) -> float:
+    return -sum(x * math.log(x) for x in p)
+
+
+def test_entropies_by_hand() -> None:
+    mean = [sum(row[c] for row in P) / 4 for c in range(3)]
+    assert float(marginal_entropy(LOGITS)) == pytest.approx(entropy(mean), abs=1e-6)
+    wanted = (entropy(P[1]) + entropy(P[3])) / 2
+    assert float(conditional_entropy(LOGITS, LABEL < 0)) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_extreme_logits_have_finite_gradients() -> None:
+    logits, features = torch.tensor([[1e4, 0.0, 0.0], [1e4, 0.0, -1e4]]).requires_grad_(), torch.randn(2, 6)
+    some = torch.tensor([True, True])
+    total = marginal_entropy(logits) + conditional_entropy(logits, some) + logical_regularisation(logits, features)
+    total.backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+
+
+def test_without_unlabelled_samples_the_terms_are_zero() -> None:
+    none = torch.zeros(4, dtype=torch.bool)
+    logits = LOGITS.clone().requires_grad_()
+    for value in (conditional_entropy(logits, none), weighted_pseudo_loss(logits, none, torch.ones(4))):
+        assert float(value.detach()) == 0 and value.requires_grad
+
+
+def test_the_variant_by_hand() -> None:
+    weight = torch.tensor([0.9, 0.5, 0.1, 0.25])
+    wanted = -(0.5 * math.log(max(P[1])) + 0.25 * math.log(max(P[3]))) / 2
+    assert float(weighted_pseudo_loss(LOGITS, LABEL < 0, weight)) == pytest.approx(wanted, abs=1e-6)
+    expected = torch.full((4, 3), 0.3)
+    miss = [(0.3 - (P[i][c] - (c == int(LABEL[i]))) ** 2) ** 2 for i in (0, 2) for c in range(3)]
+    assert float(prediction_loss(expected, LOGITS, LABEL)) == pytest.approx(sum(miss) / 6, abs=1e-6)
+    torch.manual_seed(0)
+    out = ErrorPredictor(3)(50 * torch.randn(200, 3)).detach()
+    assert float(out.min()) == 0 and float(out.max()) == 1
+
+
+@pytest.mark.parametrize("first", ["", "patchgen+"])
+def test_the_terms_are_those_of_the_output(first: str, scene: Callable[..., Any]) -> None:
+    s = scene(f"{first}pim-lreg", hparams={"confidence": 0.4})
+    out, rows = s.forward(), s.batch.label < 0
     found = s.method.losses(out, s.batch)
-    assert list(found)[-2:] == ["L_reg", "L_ortho"] and "L_ortho" not in scene(name).method.losses(out, s.batch)
+    error = s.method.predictor(out.logits.detach()).detach()
+    assert (error > 0).any()
+    torch.testing.assert_close(found["L_pseudo"], 0.4 * weighted_pseudo_loss(out.logits, rows, 1 - error.mean(1)))
+    torch.testing.assert_close(found["L_error"].detach(), prediction_loss(error, out.logits, s.batch.label).detach())
+    found = scene(f"{first}pim", hparams={"pim": 0.3, "marginal": 2.0}).method.losses(out, s.batch)
+    torch.testing.assert_close(found["L_pim"], 0.3 * conditional_entropy(out.logits, rows))
+    torch.testing.assert_close(found["L_marginal"], -2 * marginal_entropy(out.logits))
+    found = scene(f"{first}lreg", hparams={"lreg": 0.2, "ortho": 0.5}).method.losses(out, s.batch)
     torch.testing.assert_close(found["L_reg"], 0.2 * logical_regularisation(out.logits, out.features))
     torch.testing.assert_close(found["L_ortho"], 0.5 * orthogonality(out.features))
-    model, own = s.reached(found["L_reg"])
-    assert {"head.weight", "head.bias"} <= model and own == set()
-    assert any(n.startswith("backbone.") for n in model) and not list(s.method.parameters())

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods import make_method
 from patchgen.methods.meta import meta_pairs
 from patchgen.model.classifier import trained_tensors
 from patchgen.runs.tensors import load_tensors
@@ -103,19 +102,6 @@ def test_steps_are_those_of_the_slow_version(name: str, host: str, scene: Callab
     assert not any(p.grad is not None and p.grad.any() for p in s.model.parameters())
 
 
-def test_fish_of_the_whole_way_is_a_step_on_each_domain(scene: Callable[..., Any]) -> None:
-    s = scene("fish", lr=1e-3, hparams={"fish": 1.0})
-    other = copy.deepcopy(s.model)
-    theirs = optimiser_of(s, other)
-    plain_step(s.method, s.model, optimiser_of(s, s.model), batch_of(0))
-    for domain in sorted(set(DOMAIN)):
-        theirs.zero_grad()
-        loss_of(s, other, domain, batch_of(0)).backward()
-        theirs.step()
-    for n, tensor in trained_tensors(other).items():
-        torch.testing.assert_close(s.model.get_parameter(n), tensor, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     ("count", "num_test", "pairs", "tests"), [(4, 2, 2, 2), (5, 1, 4, 1), (5, 4, 1, 1), (3, 2, 1, 1), (2, 2, 1, 1)]
 )
@@ -145,18 +131,6 @@ def test_two_devices_make_the_steps_of_one(tiny_settings: dict[str, Any], tmp_pa
     wanted, found = (load_tensors(run.checkpoint("selected"))[0] for run in (one, two))
     for n, tensor in wanted.items():
         torch.testing.assert_close(found[n], tensor, atol=2e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "rule"),
-    [
-        ("patchgen-select+mldg", {}, "Mldg and Balance cannot be combined"),
-        ("patchgen-attend+fish", {}, "Fish and Balance cannot be combined"),
-    ],
-)
-def test_what_cannot_be_right_is_refused(name: str, changes: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        make_method(Config(data="photos", unseen="site_c", method=name, **changes))
 
 
 def test_one_source_domain_is_too_few(scene: Callable[..., Any]) -> None:

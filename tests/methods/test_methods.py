@@ -1,7 +1,8 @@
-"""The methods: their named and weighted losses, what they only watch, and where their gradients go."""
+"""The methods: their named and weighted losses, where their gradients go, and what they refuse."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods import METHODS, make_method
+from patchgen.methods import ALIASES, METHODS, make_method, method_class
 from patchgen.methods.build import build_model
 from patchgen.model.classifier import Classifier, Output
 
@@ -108,11 +109,6 @@ def test_what_is_watched_trains_nothing(name: str) -> None:
     assert float(found["weak_share"]) == pytest.approx(3 / 8)
 
 
-@pytest.mark.parametrize("name", ["lp", "lp-ln", "full"])
-def test_plain_methods_watch_nothing(name: str) -> None:
-    assert make_method(config(method=name)).watch(output(), batch_of()) == {}
-
-
 # Gradients
 
 
@@ -153,7 +149,92 @@ def test_gradients_reach_exactly_the_right_parameters(name: str, pool: Any, tune
     assert all(n.endswith("key.bias") for n in flat)  # softmax does not see a constant added to all keys
 
 
+TERMS = {  # what a gradient reaches, `own` for the method's modules: method, term, the hyper-parameter that weights it
+    "backbone": [
+        "coral L_coral coral", "mmd L_mmd mmd", "gmdg L_shift shift", "domain-moments L_moments moments",
+        "lreg L_ortho ortho", "sagnet L_adv sagnet", "kadaptation-moa L_balance balance",
+    ],
+    "head": ["mdsdi L_meta meta"],
+    "backbone head": [
+        "rsc main", "mixstyle main", "groupdro main", "mixup main", "sma main", "gestur main", "sagnet main",
+        "arm main", "lreg L_reg lreg", "pim L_pim pim", "pim L_marginal marginal", "entropy L_marginal marginal",
+        "irm L_irm irm", "pim-lreg L_pseudo confidence", "mdsdi L_covariance covariance",
+    ],
+    "backbone select": ["patchgen+coral L_coral coral"],
+    "backbone select head": ["ablation-attention-ms main", "patchgen+lreg L_reg lreg", "patchgen+vrex L_vrex vrex"],
+    "backbone own.variances": ["miro L_miro miro", "patchgen+miro L_miro miro", "gmdg L_miro miro"],
+    "backbone own.discriminator": ["dann L_dann", "dann L_slope penalty"],
+    "backbone select own.discriminator own.class_vectors": ["patchgen+cdann L_dann"],
+    "backbone head own.shift": ["mtl main"],
+    "backbone head own.projector": ["selfreg L_selfreg"],
+    "backbone head own.adversary": ["mdsdi L_invariant"],
+    "backbone head own.recogniser": ["mdsdi L_specific specific"],
+    "own.expert": ["balance expert"],
+    "own.embedding": ["gmdg L_label"],
+    "own.predictor": ["pim-lreg L_error"],
+    "own.style": ["sagnet L_style"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "wanted"), [(row, wanted) for wanted, rows in TERMS.items() for row in rows])
+def test_what_a_term_reaches_and_what_weights_it(row: str, wanted: str, scene: Callable[..., Any]) -> None:
+    name, term, weight = (row + " ").split(" ")[:3]
+
+    def value(**hparams: float) -> tuple[Any, Tensor]:
+        fixed = {"rules": 16.0} if "kadaptation" in name else {"anneal": 0.0} if weight in ("irm", "vrex") else {}
+        s = scene(name, sources=(0, 2), hparams=fixed | hparams)
+        s.move()
+        torch.manual_seed(1)
+        return s, s.method.losses(s.forward(), s.batch)[term]
+
+    s, loss = value(**({weight: 0.5} if weight else {}))
+    model, own = s.reached(loss)
+    reached = {name.split(".")[0] for name in model} | {f"own.{name.split('.')[0]}" for name in own}
+    assert reached == set(wanted.split())
+    if weight:
+        torch.testing.assert_close(value(**{weight: 1.0})[1], 2 * loss)
+
+
 # Choices
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "patchgne"}, r"unknown method 'patchgne'; did you mean 'patchgen'\?"),
+    ({"method": "zzz"}, r"unknown method 'zzz' \(known: lp, lp-ln"),
+    ({"method": "erm2"}, "unknown method 'erm2'; did you mean 'erm'"),
+    ({"method": "lp", "pool": "patchgen"}, "pool 'patchgen' does not fit method 'lp'"),
+    ({"method": "patchgen-no-losses", "pool": "mean"}, "pool 'mean' does not fit method 'patchgen-no-losses'"),
+    ({"method": "gmdg", "hparams": {"domian": 0.1}}, "'gmdg' has no hyper-parameter 'domian'; did you mean 'domain'"),
+    ({"method": "coral", "hparams": {"lr_mult": 3.0}}, "method 'coral' has no hyper-parameter 'lr_mult'"),
+    ({"method": "miro", "hparams": {"miro": -0.1}}, "miro must be a non-negative number, not -0.1"),
+    ({"method": "miro", "hparams": {"miro": math.nan}}, "miro must be a (non-negative )?number"),
+    ({"method": "vrex", "hparams": {"anneal": 1.5}}, "anneal must be a share from 0 to 1, not 1.5"),
+    *(({"method": name, "class_weights": "balanced"}, "leave --class-weights out")
+      for name in ("mixup", "groupdro", "promptstyler")),
+    *(({"method": name, "tune": "head"}, "nothing can move them; choose --tune layernorm")
+      for name in ("coral", "lp+mmd", "dann", "lp+cdann", "domain-moments")),
+    *(({"method": name, "tune": "head"}, "none of it can drift; choose --tune layernorm") for name in ("miro", "gmdg")),
+    *(({"method": "sagnet", "tune": tune}, f"with tune '{tune}' none of them") for tune in ("head", "last_block")),
+    *(({"method": name, "tune": "head", "augment": False, "hparams": hparams}, "computed once and cached; leave out")
+      for name, hparams in (("mixstyle", {}), ("lp+mixup", {}), ("bfmix-like", {}), ("sagnet", {"sagnet": 0.0}))),
+    ({"method": "patchgen-true-mask+mixup"}, "a blended image has no true mask"),
+    ({"method": "patchgen-select+mldg"}, "Mldg and Balance cannot be combined"),
+    ({"method": "patchgen-attend+fish"}, "Fish and Balance cannot be combined"),
+    *(({"method": name, "task": "mdg_gcd"}, "reads the name of every class, and task 'mdg_gcd' hides some")
+      for name in ("coop", "clipceil")),
+    ({"method": "coop", "pool": "mean"}, "reads what CLIP projects: leave out --pool"),
+    *(({"method": "clip", **more}, "'clip' trains nothing: leave out --tune")
+      for more in ({"tune": "layernorm"}, {"method": "clip+lreg"}, {"devices": 2})),
+    ({"method": "duprg", "tune": "full"}, "'duprg' learns from sentences alone: leave out --tune"),
+    *(({"method": name, "tune": "head"}, f"'{name}' tunes CLIP's image tower: leave out --tune head")
+      for name in ("clipood", "clipceil")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "rule"), REFUSED)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        make_method(config(**settings))
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -168,33 +249,13 @@ def test_defaults_are_the_methods_own(name: str) -> None:
     assert METHODS[name].summary
 
 
-def test_pool_and_tuning_can_be_chosen() -> None:
-    method = make_method(config(method="lp-ln", pool="mean", tune="last_block"))
-    assert (method.chosen_pool, method.chosen_tune) == ("mean", "last_block")
-
-
-@pytest.mark.parametrize(("name", "pool"), [("lp", "patchgen"), ("patchgen", "cls"), ("patchgen-no-losses", "mean")])
-def test_a_pool_that_does_not_fit_is_refused(name: str, pool: Any) -> None:
-    with pytest.raises(ValueError, match=f"pool '{pool}' does not fit method '{name}'"):
-        make_method(config(method=name, pool=pool))
-
-
-@pytest.mark.parametrize(("word", "hint"), [("patchgne", "; did you mean 'patchgen'?"), ("zzz", " (known: lp, lp-ln")])
-def test_an_unknown_method_gets_a_suggestion(word: str, hint: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        make_method(config(method=word))
-    assert f"unknown method {word!r}{hint}" in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_hyper_parameters_are_not_negative(value: float) -> None:
-    with pytest.raises(ValueError, match="miro must be a (non-negative )?number"):
-        make_method(config(method="miro", hparams={"miro": value}))
-
-
-def test_a_hyper_parameter_that_is_not_there_gets_a_suggestion() -> None:
-    with pytest.raises(ValueError, match="method 'gmdg' has no hyper-parameter 'domian'; did you mean 'domain'"):
-        make_method(config(method="gmdg", hparams={"domian": 0.1}))
+def test_an_alias_is_another_name_and_not_another_method(tiny_run: Callable[..., Any]) -> None:
+    assert method_class("erm") is METHODS["lp-ln"]
+    assert set(ALIASES.values()) <= set(METHODS) and not set(ALIASES) & set(METHODS)
+    assert [base.__name__ for base in method_class("erm+irm").__bases__] == ["Irm", "Erm"]
+    run = tiny_run("erm", steps=1)
+    assert run.config.method == "erm" and run.path != tiny_run("lp-ln", steps=1).path
+    assert (run.path / "summary.md").read_text().startswith("# erm with studio unseen")
 
 
 # Several devices
@@ -244,9 +305,3 @@ def test_a_hyper_parameter_beyond_its_bound_is_refused(name: str, parameter: str
     match = f"hyper-parameter {parameter} must be .*, not {OUTSIDE[parameter]:g}; its default is {default:g}"
     with pytest.raises(ValueError, match=match):
         make_method(config(method=name, hparams={parameter: OUTSIDE[parameter]}))
-
-
-@pytest.mark.parametrize(("name", "hparams"), [("vrex", {"anneal": 1.5}), ("dann", {"lr_mult": -1.0})])
-def test_bounds_of_base_classes_and_those_of_all_others(name: str, hparams: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="hyper-parameter .* must be a (share from 0 to 1|non-negative number), not"):
-        make_method(config(method=name, hparams=hparams))

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.config import Config
-from patchgen.methods import make_method
 from patchgen.methods.rsc import kept_features
 from patchgen.model.losses import cross_entropy
 
@@ -57,34 +55,3 @@ def test_the_loss_reads_the_muted_features(first: str, scene: Callable[..., Any]
     if first:
         p = logits.softmax(1)[range(6), [*target[:5], int(logits[5].argmax())]]
         torch.testing.assert_close(found["L_conf"], -p.mean())
-
-
-def test_the_gradient_goes_around_what_is_muted(scene: Callable[..., Any]) -> None:
-    s = scene("rsc", hparams={"rsc_features": 0.25, "rsc_samples": 1.0})
-    out = s.forward()
-    x = out.features.detach().requires_grad_()
-    s.method.losses(out._replace(features=x), s.batch)["main"].backward()
-    kept = kept_by_hand(x[:5], s.batch.label[:5].tolist(), s.model.head, 0.25, 1.0)
-    assert torch.equal(x.grad[:5] != 0, kept == 1)
-    assert not x.grad[5].any()  # without a label there is no cross-entropy
-
-
-def test_gradients_reach_the_whole_model(scene: Callable[..., Any]) -> None:
-    s = scene("rsc")
-    model, own = s.reached(s.method.losses(s.forward(), s.batch)["main"])
-    assert {"head.weight", "head.bias"} < model and any(tensor.startswith("backbone.") for tensor in model)
-    assert own == set() and not s.method.state_dict()
-
-
-def test_shares_of_zero_are_plain_cross_entropy(scene: Callable[..., Any]) -> None:
-    s = scene("rsc", hparams={"rsc_features": 0.0})
-    out = s.forward()
-    torch.testing.assert_close(s.method.losses(out, s.batch)["main"], cross_entropy(out.logits, s.batch.label))
-
-
-def test_a_head_that_is_not_linear_is_refused(scene: Callable[..., Any]) -> None:
-    s = scene("lp-ln")
-    s.model.add_module("head", nn.Sequential(s.model.head))
-    for name in ("rsc", "mtl"):
-        with pytest.raises(ValueError, match=f"method '{name}' needs a linear head.*uses Sequential"):
-            make_method(Config("photos", "site_c", method=name)).setup(s.model)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from patchgen.cli import main
+from patchgen.methods import METHODS, method_class
+from patchgen.predict.predictor import load_run
 
 PENALTY, AVERAGE, ANNEAL = {"penalty": 0.1}, {"ema": 0.5}, {"anneal": 0.6}  # ANNEAL: changes at step 3, the resumed one
 INTERRUPTED: list[tuple[str, dict[str, float]]] = [
     ("dann", PENALTY), ("patchgen+cdann", PENALTY), ("arm", {}), ("sma", {"sma_start": 0.3}), ("gestur", {}),
     ("gmdg", {}), ("irm", ANNEAL), ("vrex", ANNEAL), ("groupdro", {}), ("patchgen+mdsdi", {}), ("mixup", {}),
     ("mldg", {}), ("fish", {}), ("patchgen+mtl", AVERAGE), ("patchgen+selfreg", {}), ("sagnet", {}),
-    ("patchgen+mixstyle", {}),
+    ("patchgen+mixstyle", {}), ("lp-ln+balance", {}), ("patchgen-select", {}), ("patchgen-attend", {}),
+    ("kadaptation", {}), ("kadaptation-moa", {}), ("clip", {}),
+    ("coop", {}), ("coop+sma", {}),
+    ("duprg", {"sentence_steps": 5}), ("dpl", {"context": 3, "width": 16}), ("clipood", {}),
 ]  # fmt: skip
 
 
@@ -23,8 +32,41 @@ def test_an_interrupted_run_gives_the_same_numbers(
     tiny_run: Callable[..., Any],
     interrupted: Callable[..., Any],
     same_run: Callable[..., bool],
+    clip_folder: Path,
 ) -> None:
-    assert same_run(interrupted(method=method, hparams=hparams), tiny_run(method, hparams=hparams))
+    settings: dict[str, Any] = {"hparams": hparams}
+    if "text" in method_class(method).needs:  # cached features, if it has any
+        settings |= {"backbone": str(clip_folder), "augment": method in ("clip", "clipood")}
+    assert same_run(interrupted(method=method, **settings), tiny_run(method, **settings))
+
+
+SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds, on a CLIP that is 48 wide
+    "duprg": {"sentence_steps": 5}, "promptstyler": {"styles": 2, "style_steps": 2, "epochs": 2},
+    "dpl": {"context": 3, "width": 16}, "kadaptation": {"rules": 16}, "kadaptation-moa": {"rules": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", [*SHORT, "clipood", "clipceil", "bfmix-like"])
+def test_methods_on_clip_train_and_predict_from_the_command_line(
+    method: str, clip_folder: Path, image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = shutil.copytree(clip_folder, tmp_path / "clip")
+    settings = {
+        "--unseen": "studio", "--method": method, "--backbone": place, "--out": tmp_path / "runs", "--image-size": 56,
+        "--steps": 3, "--eval-every": 2, "--batch-per-domain": 4, "--val-images": 3,
+    }  # fmt: skip
+    words = [str(word) for item in settings.items() for word in item]
+    if method in SHORT:
+        words += ["--hparams", *(str(word) for item in SHORT[method].items() for word in item)]
+    assert main(["train", str(image_folder), *words, "--quiet"]) == 0
+    run = Path(capsys.readouterr().out.strip().splitlines()[-1])
+    if getattr(METHODS[method], "self_contained", False):
+        for file in place.glob("tokenizer*"):
+            file.unlink()  # the text tower cannot be used any more, and need not
+    found = list(load_run(run).predict(sorted(image_folder.rglob("studio/*/00.png"))))
+    assert len({tuple(p.probabilities) for p in found}) == 3
+    assert main(["predict", str(run), str(image_folder / "studio" / "cross"), "--csv", str(tmp_path / "p.csv")]) == 0
+    assert len((tmp_path / "p.csv").read_text().splitlines()) == 11
 
 
 PATCHGEN = {"L_ms", "L_conf", "L_sim"}
@@ -41,6 +83,7 @@ TRAINED: list[tuple[str, dict[str, Any], set[str]]] = [
     *[(f"{first}rsc", {"dropout": 0.1}, set()) for first in ("", "patchgen+")],
     ("selfreg", {}, {"L_selfreg"}), ("patchgen+irm", {}, PATCHGEN | {"L_irm"}),
     ("patchgen+vrex", {}, PATCHGEN | {"L_vrex"}),
+    ("patchgen-select+entropy", HIDDEN, {"L_marginal", "expert", "contradiction"}),
     *[(f"patchgen+{name}", {}, PATCHGEN) for name in ("groupdro", "fish", "mixup", "sma")],
 ]  # fmt: skip
 

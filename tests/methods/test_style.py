@@ -14,7 +14,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model, build_on
-from patchgen.methods.style import StyleHead, mix_deviations, mix_variances, statistics, swap_content
+from patchgen.methods.style import mix_deviations, mix_variances, statistics, swap_content
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier
 from patchgen.model.convert import Loaded, build
@@ -156,26 +156,6 @@ def test_evaluation_and_prediction_are_left_alone(name: str, scene: Callable[...
     torch.testing.assert_close(built(mixing.batch.image).logits, plain.forward().logits)
 
 
-@pytest.mark.parametrize("name", ["mixstyle", "sagnet", "lp+mixstyle"])
-def test_kept_features_are_refused(name: str) -> None:
-    settings = {"hparams": {"sagnet": 0.0}} if name == "sagnet" else {}
-    config = Config("photos", "site_c", method=name, tune="head", augment=False, **settings)
-    with pytest.raises(ValueError, match="computed once and cached; leave out --no-augment"):
-        make_method(config)
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"method": "sagnet", "tune": "last_block"}, "with tune 'last_block' none of them learns"),
-        ({"method": "sagnet", "tune": "head"}, "with tune 'head' none of them learns"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        make_method(Config("photos", "site_c", **settings))
-
-
 # SagNet's terms
 
 
@@ -197,42 +177,7 @@ def test_sagnet_has_the_published_terms(scene: Callable[..., Any]) -> None:
         s.method.losses(out, s.batch)
 
 
-def test_each_term_of_sagnet_reaches_its_own(scene: Callable[..., Any]) -> None:
-    s = scene("sagnet")
-    norms = {n for n, p in s.model.named_parameters() if p.requires_grad and n.startswith("backbone.")}
-    early = {n for n in norms if ".layer.0." in n}
-    assert early and early < norms
-    for term, model, method in (
-        ("main", norms | {"head.weight", "head.bias"}, set()),
-        ("L_style", set(), {"style.each.weight", "style.each.bias", "style.out.weight", "style.out.bias"}),
-        ("L_adv", early, set()),
-    ):
-        found = s.method.losses(s.forward(), s.batch)[term]
-        assert s.reached(found) == (model, method), term
-
-
-def test_the_style_head_sees_more_than_the_means() -> None:
-    head = StyleHead(4, 3)
-    x = positions()
-    wider = (x - x.mean(1, keepdim=True)) * 2 + x.mean(1, keepdim=True)
-    assert not torch.allclose(head(x), head(wider), atol=1e-3)
-
-
-@pytest.mark.parametrize("tune", ["layernorm", "full"])
-def test_sagnet_learns_on_a_convolutional_backbone(tune: Any) -> None:
-    method, model, batch = convolutional("sagnet", tune=tune)
-    found = method.losses(model(batch.image), batch)
-    found["L_adv"].backward()
-    reached = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    assert reached and not any(".stages.3." in n or n.startswith("head") for n in reached)
-
-
 # Runs
-
-
-def test_styles_change_what_is_trained(tiny_run: Callable[..., Any]) -> None:
-    plain, mixing = (tiny_run(name).records("evaluation")[-1] for name in ("patchgen", "patchgen+mixstyle"))
-    assert plain["train"]["main"] != mixing["train"]["main"]
 
 
 # Blocks that return tuples
