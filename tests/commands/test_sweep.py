@@ -58,6 +58,8 @@ def test_a_dry_run_starts_nothing(words: list[str], tmp_path: Path, capsys: pyte
     text = capsys.readouterr().out
     assert "2 runs in" in text and "2 waiting" in text and "probe" in text and "stated rate" in text
     assert not (tmp_path / "runs").exists()
+    [step] = [line for line in text.splitlines() if line.startswith("largest step: ")]
+    assert "for 4 images at once" in step and step.endswith(": MIRO") and "WARNING" not in text
     [budget] = [line for line in text.splitlines() if "lp, miro" in line]  # both share one
     assert [cell.strip() for cell in budget.strip("│").split("│")] == [
         "photos", "2", "3", "1", "2 a domain", "0.001", "lp, miro"

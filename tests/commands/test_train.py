@@ -17,7 +17,8 @@ from patchgen.commands import fit
 from patchgen.commands.settings import GROUPS, field_help
 from patchgen.commands.train import parsed
 from patchgen.config import Config
-from patchgen.diagnose.cost import cost_lines, make_rival, random_batch, step_peak
+from patchgen.diagnose.cost import make_rival, random_batch, step_peak
+from patchgen.diagnose.dry_run import cost_lines
 from patchgen.model.backbone import load_architecture
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer
@@ -206,7 +207,7 @@ def test_a_dry_run_says_what_a_run_costs(words: list[str], tmp_path: Path, capsy
 
 def test_a_step_larger_than_the_card_is_warned_of() -> None:
     cost = {"images_per_step": 96, "steps": 5001, "seconds": 60.0, "seconds_per_image": 0.1, "gflops_per_image": 300.0,
-            "bytes_per_image": 255e6, "bytes": 24.5e9}  # fmt: skip
+            "precision": "32-true", "bytes_per_image": 255e6, "bytes": 24.5e9}  # fmt: skip
     assert "WARNING: this card has 16.0 GB" in cost_lines({**cost, "card_bytes": 16_000_000_000})[-1]
     assert not any("WARNING" in line for line in cost_lines({**cost, "card_bytes": 40_000_000_000}))
 

@@ -147,7 +147,24 @@ def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: Lau
     workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
     forecast = predict_cost(jobs, finished_runs(arguments.out), arguments.rate)
     stream = sys.stdout if arguments.dry_run else sys.stderr
-    print(f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}", *forecast.lines(workers), sep="\n", file=stream)
+    lines = [f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}", *forecast.lines(workers)]
+    print(*lines, *(_largest_step(jobs) if arguments.dry_run else ()), sep="\n", file=stream)
+
+
+def _largest_step(jobs: Sequence[Job]) -> list[str]:
+    """Memory and arithmetic of the largest step of runs that leave a domain out."""
+    from patchgen.config import Config
+    from patchgen.data.shared import shared_table
+    from patchgen.diagnose.dry_run import largest_step
+    from patchgen.tasks.mdg import leaves_out
+
+    steps = []
+    for job in jobs:
+        if isinstance(config := job.config, Config):
+            domains = shared_table(config.data, config.benchmark, config.options).domains
+            sources = len(domains) - leaves_out(config, domains)
+            steps.append((str(job), config, config.batch_per_domain * sources))
+    return largest_step(steps)
 
 
 def _counted(jobs: Sequence[Job]) -> str:

@@ -1,4 +1,4 @@
-"""Cost of training steps, counted: parameters, arithmetic and memory; of PatchGen relative to LP+LN, and of a run.
+"""Cost of a training step of PatchGen relative to LP+LN, counted: parameters, arithmetic and memory.
 
     cost = count_step("dinov2-small", image_size=224)
     cost["methods"]["patchgen"]["ratio"]["flops"]            # of matrix products / LP+LN's
@@ -24,11 +24,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from patchgen.common.text import duration
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
-from patchgen.methods.build import build_on, recompute_activations
+from patchgen.methods.build import build_on
 from patchgen.model.backbone import Backbone, load_architecture
 from patchgen.model.classifier import Classifier
 from patchgen.train.loop import plain_step
@@ -36,8 +35,6 @@ from patchgen.train.optim import make_optimizer
 
 BASELINE, MEASURED = "lp-ln", ("patchgen", "patchgen-select")
 DOMAINS, NUM_CLASSES = 3, 7  # of a random batch
-SIZES = 3, 6  # images of the steps whose memory is counted: it grows by the same number of bytes with each image
-SHARED = ("pool", "tune", "hparams", "lora_rank", "optimizer")  # settings that arithmetic and memory depend on
 
 
 def of_module(cost: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,11 +108,13 @@ def make_rival(name: str, backbone: Backbone, image_size: int, **settings: Any) 
     return Rival(method, model, make_optimizer(model, config, method))
 
 
-def random_batch(size: int, image_size: int) -> Batch:
-    """`size` images, sorted by domain."""
-    image = torch.randn(size, 3, image_size, image_size, generator=torch.Generator().manual_seed(0)).to(device())
+def random_batch(size: int, image_size: int, place: torch.device | str | None = None) -> Batch:
+    """`size` images, a multiple of `DOMAINS` for whole steps, sorted by domain."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(size, 3, image_size, image_size, generator=generator).to(place or device())
     index = torch.arange(size, device=image.device)
-    return Batch(image, index % NUM_CLASSES, index * DOMAINS // size, index)
+    domains = None if size % DOMAINS else DOMAINS
+    return Batch(image, index % NUM_CLASSES, index * DOMAINS // size, index, num_domains=domains)
 
 
 def device() -> torch.device:
@@ -181,54 +180,3 @@ class PeakMemory(TorchDispatchMode):
 
 
 # What `patchgen train --dry-run` says
-
-
-def measured_costs(config: Config) -> dict[str, Any]:
-    """Cost of a run: a few timed steps and forward passes, and counted bytes and operations of a step in float32."""
-    from patchgen.fit.budget import measure, training_seconds
-    from patchgen.tasks import make_fold
-
-    fold = make_fold(config)
-    rate = measure(config, fold.classes)
-    backbone = load_architecture(config.backbone, config.image_size)
-    rival = make_rival(config.method, backbone, config.image_size, **{name: getattr(config, name) for name in SHARED})
-    if config.checkpoint_activations:
-        recompute_activations(backbone, config.method)
-    flops = count_flops(rival, random_batch(SIZES[1], config.image_size)) / SIZES[1]
-    rival.step(random_batch(SIZES[0], config.image_size))  # the optimiser's state is allocated by the first step
-    small, large = (step_peak(rival, random_batch(size, config.image_size)) for size in SIZES)
-    per_image = (large - small) / (SIZES[1] - SIZES[0])
-    images = config.batch_per_domain * len(fold.train) // config.devices
-    images = min(images, config.images_at_once(images) or images)
-    weights = sum(p.numel() * p.element_size() for p in rival.model.parameters())
-    total = weights + large + per_image * (images - SIZES[1])
-    return {
-        "images_per_step": config.batch_per_domain * len(fold.train),
-        "steps": config.steps,
-        "seconds": training_seconds(config, fold, rate),
-        "seconds_per_image": rate.step,
-        "gflops_per_image": flops / 1e9,
-        "bytes_per_image": per_image,
-        "bytes": total,
-        "card_bytes": torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None,
-    }
-
-
-def cost_lines(cost: dict[str, Any]) -> list[str]:
-    """The costs in words, with a warning if the card is smaller than a step."""
-    images, steps = cost["images_per_step"], cost["steps"]
-    lines = [
-        f"{steps} steps of {images} images",
-        f"time: about {duration(cost['seconds'])} on this machine, {cost['seconds_per_image']:.3f} s per image "
-        "(measured on a few steps, with evaluations)",
-        f"arithmetic: {cost['gflops_per_image']:.1f} GFLOPs per training image, "
-        f"{cost['gflops_per_image'] * images * steps / 1e6:.3g} PFLOPs in all steps",
-        f"memory: {cost['bytes'] / 1e9:.2f} GB for a step in float32, {cost['bytes_per_image'] / 1e6:.1f} MB per image",
-    ]
-    card = cost["card_bytes"]
-    if card is not None and card < cost["bytes"]:
-        lines.append(
-            f"WARNING: this card has {card / 1e9:.1f} GB, less than a step needs: add --precision bf16-mixed or "
-            "--checkpoint-activations, or lower --batch-per-domain"
-        )
-    return lines
