@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks import pipeline
 from benchmarks.pipeline import PlainDraw, plain_apply, plain_draw
 from benchmarks.throughput import write_images
-from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw, apply
+from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw
 from patchgen.data.images import ImageStore
 
 STILL = PlainDraw((0, 0, 20, 20), False, OPERATIONS, 1.0, 1.0, 1.0, 0.0, False)
@@ -36,7 +36,7 @@ def as_fused(drawn: PlainDraw, side: int) -> AugmentDraw:
     box = torch.tensor([[left, top, right - left, bottom - top]]) / side
     order = torch.tensor([[OPERATIONS.index(name) for name in drawn.order]])
     numbers = [torch.tensor([value]) for value in (drawn.brightness, drawn.contrast, drawn.saturation, drawn.hue)]
-    return AugmentDraw(box, torch.tensor([drawn.flip]), *numbers, torch.tensor([drawn.grayscale]), order)
+    return AugmentDraw(torch.tensor([drawn.flip]), box, *numbers, torch.tensor([drawn.grayscale]), order)
 
 
 def test_a_draw_of_nothing_changes_nothing_but_the_rounding_of_hsv() -> None:
@@ -59,7 +59,7 @@ def test_agrees_with_the_batch_pipeline_on_the_same_draw(drawn: PlainDraw) -> No
     image = soft_image()
     plain = torch.from_numpy(np.array(plain_apply(image, drawn, 20))).permute(2, 0, 1) / 255
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
-    fused = apply(pixels, as_fused(drawn, 20), 20)[0]
+    fused = as_fused(drawn, 20).apply(pixels, 20)[0]
     assert float((plain - fused).abs().max()) < 0.02  # 8 bits after each of five operations
 
 

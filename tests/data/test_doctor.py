@@ -161,7 +161,7 @@ def test_a_huge_image_is_told_to_be_cut(healthy: Path, monkeypatch: pytest.Monke
     paint(healthy, "a/cat/slide.png", 100, size=(40, 30))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
     check = by_name(examine(healthy))["readable images"]
-    assert check.status == "fail" and "a/cat/slide.png (image too large (40 x 30 pixels" in check.detail
+    assert check.status == "fail" and "a/cat/slide.png (image too large (1200 pixels" in check.detail
     assert "cut it into tiles" in check.detail
 
 
@@ -284,7 +284,7 @@ def test_processes_and_threads_find_the_same(
     files.append(tmp_path / "broken.png")
     threads = list(doctor_files.inspect_files(files, True, None))
     monkeypatch.setattr(doctor_files, "FEW", 1)
-    monkeypatch.setattr(doctor_files, "cores", lambda: 2)
+    monkeypatch.setattr(doctor_files, "available_cores", lambda: 2)
     counts: list[int] = []
     processes = list(doctor_files.inspect_files(files, True, lambda done, total: counts.append(done)))
     assert counts == list(range(1, len(files) + 1)) and processes[-1].error == threads[-1].error != ""

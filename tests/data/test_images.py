@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import multiprocessing
 import os
 import shutil
 import struct
 import threading
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,23 +92,9 @@ def test_palette_transparency_goes_on_white(tmp_path: Path) -> None:
     assert clear[[0, 3], 0].tolist() == [[255, 255, 255], [0, 0, 255]]
 
 
-def test_alpha_is_laid_on_white(tmp_path: Path) -> None:
-    rgba = save_and_decode(Image.new("RGBA", (4, 4), (0, 0, 0, 51)), tmp_path / "rgba.png")
-    assert np.all(rgba == 204)  # 255 (1 - 51/255)
-    la = save_and_decode(Image.new("LA", (4, 4), (100, 0)), tmp_path / "la.png")
-    assert np.all(la == 255)
-
-
 def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
     found = save_and_decode(Image.new("CMYK", (16, 16), (255, 0, 0, 0)), tmp_path / "a.jpg", quality=100)
     assert np.abs(found.astype(int) - [0, 255, 255]).max() <= 3
-
-
-@pytest.mark.parametrize("name", ["a.png", "a.tif"])
-def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path, name: str) -> None:
-    values = np.repeat(np.array([[0, 257 * 100, 65535, 300]], np.uint16), 4, axis=0)
-    found = save_and_decode(Image.fromarray(values), tmp_path / name)
-    assert found[0].tolist() == [[0] * 3, [100] * 3, [255] * 3, [1] * 3]
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif"])
@@ -118,11 +104,6 @@ def test_fewer_bits_in_sixteen_are_not_dark(tmp_path: Path, name: str, bits: int
     values = np.repeat(np.array([[0, top // 5, top // 2 + 1, top]], np.uint16), 4, axis=0)
     found = save_and_decode(Image.fromarray(values), tmp_path / name)[0, :, 0]
     assert found.tolist() == [round(255 * int(v) / top) for v in values[0]] and found[-1] == 255
-
-
-def test_a_nearly_black_image_stays_dark(tmp_path: Path) -> None:
-    assert np.all(save_and_decode(Image.fromarray(np.full((4, 4), 3, np.uint16)), tmp_path / "a.png") == 3)
-    assert not save_and_decode(Image.fromarray(np.zeros((4, 4), np.uint16)), tmp_path / "b.png").any()
 
 
 def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
@@ -135,9 +116,20 @@ def test_sixteen_bit_pgm_and_wide_values(tmp_path: Path) -> None:
             decode(tmp_path / name, 2)
 
 
-def test_bilevel_and_gray_have_equal_channels(tmp_path: Path) -> None:
-    assert np.all(save_and_decode(Image.new("1", (4, 4), 1), tmp_path / "one.png") == 255)
-    assert np.all(save_and_decode(Image.new("L", (4, 4), 77), tmp_path / "gray.png") == 77)
+@pytest.mark.parametrize(
+    ("image", "value"),
+    [
+        (Image.new("RGBA", (4, 4), (0, 0, 0, 51)), 204),  # on white: 255 (1 - 51/255)
+        (Image.new("LA", (4, 4), (100, 0)), 255),
+        (Image.new("1", (4, 4), 1), 255),
+        (Image.new("L", (4, 4), 77), 77),
+        (Image.fromarray(np.full((4, 4), 3, np.uint16)), 3),  # nearly black stays dark
+        (Image.fromarray(np.zeros((4, 4), np.uint16)), 0),
+    ],
+    ids=lambda value: getattr(value, "mode", ""),
+)
+def test_other_modes_become_rgb(image: Image.Image, value: int, tmp_path: Path) -> None:
+    assert np.all(save_and_decode(image, tmp_path / "a.png") == value)
 
 
 def test_exif_orientation_is_applied(tmp_path: Path) -> None:
@@ -172,10 +164,10 @@ def test_what_is_no_image_is_an_error_with_path_and_reason(tmp_path: Path) -> No
         decode(tmp_path / "gone.jpg", SIZE)
 
 
-@pytest.mark.parametrize("limit", [500, 200])  # Pillow itself only warns up to twice the limit, then refuses to open
+@pytest.mark.parametrize(("limit", "size"), [(500, "30 x 20"), (200, "600")])  # beyond twice its limit Pillow refuses
 @pytest.mark.parametrize("kind", ["png", "jpg", "tif", "bmp", "webp", "gif"])
 def test_a_huge_image_is_refused_with_its_size_and_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, size: str, kind: str
 ) -> None:
     path = tmp_path / f"a.{kind}"
     picture(0, 30, 20).save(path)
@@ -183,11 +175,8 @@ def test_a_huge_image_is_refused_with_its_size_and_the_way_out(
     with warnings.catch_warnings(), pytest.raises(UnreadableImage) as caught:
         warnings.simplefilter("ignore")
         decode(path, SIZE)
-    sizes = [f"30 x 20 pixels, at most {limit} in all"]
-    if (kind, limit) == ("webp", 200):  # the plugin of some Pillows refuses before it tells the size
-        sizes.append("more than 200 pixels")
-    reasons = [f"image too large ({size}): cut it into tiles, or save it smaller" for size in sizes]
-    assert caught.value.reason in reasons and str(caught.value) == f"cannot read image {path}: {caught.value.reason}"
+    text = f"cannot read image {path}: image too large ({size} pixels, at most {limit} in all, 65,535 on a side): cut"
+    assert str(caught.value).startswith(text)
 
 
 # the store
@@ -214,13 +203,6 @@ def test_a_second_store_decodes_only_what_is_missing(files: list[Path], tmp_path
     assert decoded[2:] == [files[3]]
 
 
-def test_without_a_cache_nothing_is_kept(files: list[Path], decoded: list[Path]) -> None:
-    store = ImageStore(files, SIZE, None)
-    store.load([0])
-    store.load([0])
-    assert decoded == [files[0]] * 2
-
-
 def test_another_size_or_list_has_its_own_cache(files: list[Path], tmp_path: Path) -> None:
     ImageStore(files, SIZE, tmp_path).load([0])
     ImageStore(files, SIZE + 1, tmp_path).load([0])
@@ -245,62 +227,34 @@ def test_a_process_hashes_a_file_once(files: list[Path], tmp_path: Path, monkeyp
     assert torch.equal(store.load([0]), before)
 
 
-def test_a_damaged_pixel_is_decoded_again(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
-    store = ImageStore(files, SIZE, tmp_path)
-    store.load([0, 1])
-    with cache_file(tmp_path, ".pixels").open("r+b") as file:
-        file.seek(3 * SIZE * SIZE + 5)  # in slot 1
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
-    for reader in (store, ImageStore(files, SIZE, tmp_path)):
-        assert torch.equal(reader.load([0, 1]), expected(files, [0, 1]))
-    assert decoded[2:] == [files[1]]  # the first reader repaired it
-
-
-@pytest.mark.parametrize(("ending", "keep"), [(".slots", RECORD.size + 7), (".pixels", 3 * SIZE * SIZE + 10)])
-def test_a_truncated_cache_file_is_filled_again(
-    files: list[Path], tmp_path: Path, decoded: list[Path], ending: str, keep: int
+@pytest.mark.parametrize(
+    ("ending", "at", "content", "lost"),
+    [
+        (".pixels", 3 * SIZE * SIZE + 5, b"damage", [1]),
+        (".pixels", 3 * SIZE * SIZE + 10, None, [1, 2]),  # truncated there
+        (".slots", RECORD.size + 7, None, [1, 2]),
+        (".slots", RECORD.size - 4, b"old!", [0]),  # the mark of a filled slot
+    ],
+)
+def test_what_is_damaged_in_the_cache_is_decoded_again(
+    files: list[Path], tmp_path: Path, decoded: list[Path], ending: str, at: int, content: bytes | None, lost: list[int]
 ) -> None:
-    ImageStore(files, SIZE, tmp_path).load([0, 1, 2])
-    os.truncate(cache_file(tmp_path, ending), keep)
-    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0, 1, 2]), expected(files, [0, 1, 2]))
-    assert sorted(decoded[3:]) == [files[1], files[2]]  # slot 0 was whole
+    ImageStore(files, SIZE, tmp_path).load([0, 1, 2])  # the last slot is a hole
+    with cache_file(tmp_path, ending).open("r+b") as file:
+        file.seek(at)
+        file.truncate() if content is None else file.write(content)
+    for _ in range(2):  # the first reader repairs it
+        assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0, 1, 2]), expected(files, [0, 1, 2]))
+    assert sorted(decoded[3:]) == [files[i] for i in lost]
 
 
-def test_a_hole_is_not_an_image(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
-    ImageStore(files, SIZE, tmp_path).load([3])  # slots 0-2 are zeros
-    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0]), expected(files, [0]))
-    assert decoded == [files[3], files[0]]
+def test_two_writers_share_a_cache(files: list[Path], tmp_path: Path) -> None:
+    def fill(rows: list[int]) -> bool:
+        store = ImageStore(files, SIZE, tmp_path)
+        return all(torch.equal(store.load([row]), expected(files, [row])) for row in rows * 3)
 
-
-def test_a_record_without_its_mark_does_not_count(files: list[Path], tmp_path: Path, decoded: list[Path]) -> None:
-    ImageStore(files, SIZE, tmp_path).load([0])
-    with cache_file(tmp_path, ".slots").open("r+b") as file:
-        file.seek(RECORD.size - 4)
-        file.write(b"old!")
-    assert torch.equal(ImageStore(files, SIZE, tmp_path).load([0]), expected(files, [0]))
-    assert decoded == [files[0]] * 2
-
-
-def _fill(files: list[Path], cache: Path, rows: list[int], answers: multiprocessing.Queue) -> None:
-    store = ImageStore(files, SIZE, cache)
-    answers.put([store.load([row]).numpy().tobytes() for row in rows * 3])
-
-
-def test_two_processes_share_a_cache(files: list[Path], tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    orders = [[0, 1, 2, 3], [3, 2, 1, 0]]
-    workers = [context.Process(target=_fill, args=(files, tmp_path, order, answers)) for order in orders]
-    for worker in workers:
-        worker.start()
-    found = [answers.get(timeout=120) for _ in workers]
-    for worker in workers:
-        worker.join(timeout=60)
-        assert worker.exitcode == 0
-    truth = [[expected(files, [row]).numpy().tobytes() for row in order * 3] for order in orders]
-    assert sorted(found) == sorted(truth)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(fill, ([0, 1, 2, 3], [3, 2, 1, 0])))
 
 
 def test_a_full_disk_warns_once_and_goes_on(
@@ -346,13 +300,6 @@ def test_a_read_only_cache_is_still_read(
     assert decoded == [files[0], files[1]]  # the first by the writer, the second because it was not cached
 
 
-def test_a_cache_path_that_is_a_file_warns_and_works(files: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    with pytest.warns(UserWarning, match="cannot be written"):
-        store = ImageStore(files, SIZE, tmp_path / "taken")
-    assert torch.equal(store.load([1]), expected(files, [1]))
-
-
 def test_an_unreadable_image_names_its_path(files: list[Path], tmp_path: Path) -> None:
     files[2].write_text("broken")
     for cache in (None, tmp_path):
@@ -361,17 +308,6 @@ def test_an_unreadable_image_names_its_path(files: list[Path], tmp_path: Path) -
     files[1].unlink()
     with pytest.raises(UnreadableImage, match=str(files[1])):
         ImageStore(files, SIZE, tmp_path).load([1])
-
-
-@pytest.mark.parametrize("rows", [[-1], [4], [0.5], [True], [[0, 1]]])
-def test_impossible_rows_are_refused(files: list[Path], rows: list) -> None:
-    with pytest.raises(ValueError, match=r"whole numbers in \[0, 4\)"):
-        ImageStore(files, SIZE, None).load(rows)
-
-
-def test_impossible_sizes_are_refused(files: list[Path]) -> None:
-    with pytest.raises(ValueError, match="size=0"):
-        ImageStore(files, 0, None)
 
 
 # images that keep their aspect
@@ -446,8 +382,6 @@ def test_a_damaged_shape_is_decoded_again(shapes: list[Path], tmp_path: Path, pl
 def test_a_large_cache_is_announced_or_refused(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from patchgen.data import images
-
     files = sorted(image_folder.rglob("*.png"))
     needed = 3 * 20 * 20 * len(files)
     monkeypatch.setattr(images, "LARGE_CACHE", needed)

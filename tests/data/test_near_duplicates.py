@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from patchgen.data.near_duplicates import DISTANCE, dhash, similar_pairs
+from patchgen.data.doctor_files import DISTANCE, dhash, similar_pairs
 
 
 def test_the_pairs_are_those_of_a_slow_comparison() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from patchgen.data.oracle import SUITE, Domain, Oracle, OracleSpec, Sample, suite_folder, suite_spec, true_masks
-from patchgen.data.oracle_draw import BACKDROPS, LOOKS, MOTIFS, Dice, layout, neighbours
+from patchgen.data.oracle_draw import MOTIFS, Dice, layout, neighbours
 from patchgen.data.table import Table, read_table
 
 SMALL = replace(SUITE["oracle-shortcut"], per_class=2)
@@ -61,13 +61,6 @@ def test_pixels_are_those_of_every_machine(name: str) -> None:
     assert sha.hexdigest()[:16] == GOLDEN[name]
 
 
-def test_dice_are_the_raw_stream() -> None:
-    raw = np.random.PCG64(np.random.SeedSequence((1, 2))).random_raw(3)
-    assert Dice(1, 2).below(10) == (int(raw[0]) >> 32) * 10 >> 32
-    assert Dice(1, 2).field(-5, 5, 3).tolist() == [-5 + ((int(r) >> 32) * 11 >> 32) for r in raw]
-    assert sorted(Dice(3).order(50)) == list(range(50))
-
-
 def test_random_access_equals_streaming() -> None:
     streamed = list(Oracle(SMALL))
     assert len(streamed) == len(Oracle(SMALL)) == 4 * 4 * 2
@@ -75,12 +68,6 @@ def test_random_access_equals_streaming() -> None:
     assert all(same(again.sample(i), streamed[i]) for i in reversed(range(len(streamed))))
     assert not same(streamed[0], Oracle(replace(SMALL, seed=2)).sample(0))
     assert len({s.image.tobytes() for s in streamed}) == len(streamed)
-
-
-def test_more_images_leave_the_first_ones_alone() -> None:
-    """A larger set has the same draws; only the backgrounds are shuffled anew."""
-    few, many = Oracle(SMALL), Oracle(replace(SMALL, per_class=4))
-    assert same(few.sample(2, background=1), many.sample(4, background=1))
 
 
 def test_digest_is_of_the_law() -> None:
@@ -118,15 +105,6 @@ def test_the_recorded_background_is_the_drawn_one() -> None:
     for i, sample in enumerate(oracle):
         assert facts[oracle.name(i)] == SMALL.background_names[sample.background]  # type: ignore[index]
         assert same(sample, oracle.sample(i, background=sample.background))
-
-
-def test_every_class_has_its_look_and_name() -> None:
-    assert len(MOTIFS) >= 8 and len(BACKDROPS) >= len(MOTIFS) and len(LOOKS) >= 4
-    spec = SUITE["oracle-unknown"]
-    assert list(spec.class_names) == sorted(spec.class_names) and len(spec.held_out_names) == 3
-    assert spec.held_out_names == spec.class_names[-3:]
-    assert SUITE["oracle-full"].predictive == SUITE["oracle-full"].grid ** 2
-    assert SUITE["oracle-tiny"].predictive == 1
 
 
 def groups_of(mask: np.ndarray) -> list[set[int]]:
@@ -208,27 +186,20 @@ def columns(chosen: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([s.label for s in chosen]), np.array([s.domain == 3 for s in chosen])
 
 
-@pytest.mark.parametrize("name", SUITE)
-def test_the_predictive_patches_decide_in_the_unseen_domain(name: str) -> None:
-    chosen = samples(name, 12)
+ONE_PATCH = {  # all motifs, by one patch
+    f"{p} px": replace(SUITE["oracle-tiny"], patch_size=p, image_size=4 * p, classes=len(MOTIFS)) for p in (14, 16)
+}
+
+
+@pytest.mark.parametrize("spec", (SUITE | ONE_PATCH).values(), ids=[*SUITE, *ONE_PATCH])
+def test_the_predictive_patches_decide_in_the_unseen_domain(spec: OracleSpec) -> None:
+    chosen = list(Oracle(replace(spec, per_class=12)))
     label, unseen = columns(chosen)
     features = np.array([texture_features(s) for s in chosen])
     model = fit(features[~unseen], label[~unseen])
     assert model.score(features[unseen], label[unseen]) >= 0.99
     mirrored = np.array([texture_features(s, mirrored=True) for s in chosen])
     assert model.score(mirrored[unseen], label[unseen]) >= 0.99  # training flips images
-
-
-@pytest.mark.parametrize("patch", [14, 16])
-def test_all_motifs_are_told_apart_by_one_patch(patch: int) -> None:
-    sizes = {"patch_size": patch, "image_size": 4 * patch}
-    spec = replace(SUITE["oracle-tiny"], **sizes, classes=len(MOTIFS), per_class=12)
-    chosen = list(Oracle(spec))
-    label, unseen = columns(chosen)
-    features = np.array([texture_features(s) for s in chosen])
-    model = fit(features[~unseen], label[~unseen])
-    assert model.score(features[unseen], label[unseen]) >= 0.99
-    assert model.score(np.array([texture_features(s, mirrored=True) for s in chosen])[unseen], label[unseen]) >= 0.99
 
 
 def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain() -> None:
@@ -242,15 +213,6 @@ def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain()
     assert abs(model.score(features[unseen], label[unseen]) - 0.25) < error
 
 
-def test_the_full_set_has_its_shortcut_in_the_tint() -> None:
-    chosen = samples("oracle-full", 12)
-    label, unseen = columns(chosen)
-    even = np.arange(len(chosen)) % 2 == 0
-    tint = np.array([s.image.mean((0, 1)) for s in chosen])
-    model = fit(tint[~unseen & even], label[~unseen & even])
-    assert model.score(tint[~unseen & ~even], label[~unseen & ~even]) > 0.4
-
-
 def test_local_style_never_touches_the_predictive_patches() -> None:
     oracle = Oracle(replace(SUITE["oracle-local"], per_class=1))
     for i in range(len(oracle)):
@@ -260,13 +222,6 @@ def test_local_style_never_touches_the_predictive_patches() -> None:
             assert np.array_equal(other.mask, shown[0].mask)
             assert np.array_equal(tiles(other)[other.mask], tiles(shown[0])[shown[0].mask])
         assert not np.array_equal(shown[0].image, shown[1].image)
-
-
-def test_style_reaches_the_predictive_patches_otherwise() -> None:
-    oracle = Oracle(SMALL)
-    here, there = oracle.sample(0, domain="amber"), oracle.sample(0, domain="mist")
-    assert np.array_equal(here.mask, there.mask) and (here.domain, there.domain) == (0, 3)
-    assert not np.array_equal(tiles(here)[here.mask], tiles(there)[there.mask])
 
 
 def test_distractors_are_outside_and_as_many_as_asked() -> None:
@@ -297,6 +252,9 @@ def test_write_and_read_back(tmp_path: Path) -> None:
         assert pixels.shape == (84, 84) and set(np.unique(pixels)) == {0, 255}
     before = os.stat(folder / "oracle.json").st_mtime_ns
     assert oracle.write(folder) == folder and os.stat(folder / "oracle.json").st_mtime_ns == before
+    for manifest in (tmp_path / "rows.csv", folder / "rows.csv"):
+        table.to_csv(manifest)
+        assert np.array_equal(true_masks(read_table(manifest), (6, 6)), native)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("grid", [(3, 3), (2, 4), (7, 5), (16, 16)])
@@ -307,13 +265,6 @@ def test_masks_on_other_grids(grid: tuple[int, int], written: Path) -> None:
         # every patch of 6 x 6 cut into h x w pieces, so that both grids meet exactly
         fine = np.kron(sample.mask, np.ones(grid)).reshape(grid[0], 6, grid[1], 6)
         assert np.array_equal(row, fine.mean((1, 3)).ravel() >= 0.5 - 1e-12)
-
-
-def test_masks_through_a_manifest(written: Path, tmp_path: Path) -> None:
-    table = read_table(written)
-    for manifest in (tmp_path / "rows.csv", written.parent / "rows.csv"):
-        table.to_csv(manifest)
-        assert np.array_equal(true_masks(read_table(manifest), (6, 6)), true_masks(table, (6, 6)))  # type: ignore[arg-type]
 
 
 def test_a_data_set_without_masks_has_none(image_folder: Path) -> None:
@@ -387,25 +338,21 @@ ASKED = OracleSpec((Domain("a", 0.5, 0), Domain("b", 0.5, 1)), "b", predictive=3
     [
         ({"predictive": 37}, r"predictive must be 1\.\.36 patches, got 37"),
         ({"predictive": 0}, "predictive must be"),
-        ({"classes": 1}, r"classes must be 2\.\.10.*got 1"),
-        ({"classes": 11}, "there are 10 motifs.*got 11"),
+        ({"classes": 11}, r"classes must be 2\.\.10 .*10 motifs.*got 11"),
         ({"image_size": 85}, "multiple of patch_size 14.*got 85"),
         ({"patch_size": 0}, "patch_size must be at least 14"),
-        ({"patch_size": 12}, "one patch tells its motif; got 12"),
-        ({"objects": 4}, r"objects must be 1\.\.predictive 3, got 4"),
+        ({"objects": 4}, r"objects must be 1\.\.3 .*got 4"),
         ({"objects": 2, "predictive": 13}, "at most 12, got 13"),
         ({"distractors": 34}, r"distractors must be 0\.\.33"),
         ({"local": True, "predictive": 36}, "below 36, got 36"),
         ({"noise": -1}, "noise must be"),
-        ({"per_class": 0}, "per_class must be"),
-        ({"held_out": 4}, "held_out must leave a known class, got 4"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"held_out": 4}, r"held_out must be 0\.\.3 .*a known class.*got 4"),
+        ({"seed": -1}, "seed must be 0.*got -1"),
         ({"unseen": "aa"}, "unseen must be one of a, b, got 'aa'; did you mean 'a'"),
-        ({"domains": (Domain("b", 0.5, 1),)}, r"2\.\.6 domains, got 1"),
+        ({"domains": (Domain("b", 0.5, 1),)}, r"domains must be 2\.\.6, got 1"),
         ({"domains": (Domain("b", 0.5, 1), Domain("B", 0.5, 1))}, "names must differ"),
         ({"domains": (Domain("b", 0.5, 1), Domain("../x", 0.5, 1))}, "names a folder; got '../x'"),
-        ({"domains": (Domain("b", 1.5, 1), Domain("c", 0.5, 1))}, r"correlation of b must be in \[0,1\], got 1.5"),
-        ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, "correlation of b"),
+        ({"domains": (Domain("b", float("nan"), 1), Domain("c", 0.5, 1))}, r"correlation of b must be 0\.\.1, got nan"),
         ({"domains": (Domain("b", 0.5, -1), Domain("c", 0.5, 1))}, "style of b must be"),
     ],
 )
@@ -423,15 +370,6 @@ def test_wrong_names_and_numbers() -> None:
         Oracle(SMALL).sample(0, background=4)
     with pytest.raises(IndexError, match="image 32 of 32"):
         Oracle(SMALL).sample(32)
-
-
-@settings(max_examples=25, deadline=None)
-@given(patch=st.sampled_from([14, 16, 32]), grid=st.integers(2, 6), classes=st.integers(2, 10), seed=st.integers(0, 9))
-def test_other_sizes_are_drawn_too(patch: int, grid: int, classes: int, seed: int) -> None:
-    sizes = {"patch_size": patch, "image_size": patch * grid}
-    spec = replace(ASKED, **sizes, classes=classes, per_class=1, distractors=1, seed=seed)
-    sample = Oracle(spec).sample(2 * classes - 1)
-    assert sample.image.shape == (patch * grid, patch * grid, 3) and sample.mask.sum() == 3
 
 
 @pytest.fixture(scope="module")

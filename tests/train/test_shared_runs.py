@@ -11,7 +11,7 @@ import torch
 
 from patchgen.common.reading import process_cache
 from patchgen.config import Config
-from patchgen.data.shared import shared_table
+from patchgen.data.content import shared_table
 from patchgen.model import backbone as backbones
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import Augment, apply, draw, normalize, send
+from patchgen.data.augment import Augment, normalize, send
 from patchgen.data.images import ImageStore
 from patchgen.data.table import Table
 from patchgen.model.backbone import Backbone
@@ -71,9 +71,9 @@ class StreamImages:
                 drawn = torch.rand(2 * len(part), 3, generator=generator)
                 yield self._normal(send(crops(pixels * 2, drawn, self.size), self.device).float() / 255)
                 continue
-            chosen = draw(self.augment, 2 * len(part), generator).to(self.device)
+            chosen = self.augment.draw(2 * len(part), generator).to(self.device)
             twice = send(pixels, self.device).float().div(255).repeat(2, 1, 1, 1)
-            yield self._normal(apply(twice, chosen, self.size))
+            yield self._normal(chosen.apply(twice, self.size))
 
     def _normal(self, pixels: Tensor) -> Tensor:
         return normalize(pixels, self.mean, self.std)

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -142,11 +143,8 @@ class Child:
 
 def serve(answer: Callable[[dict[str, Any], bytes], Message], memory: int) -> None:
     """Answer requests until the parent exits, in a child with at most ``memory`` bytes of address space."""
-    if os.name == "posix":
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_AS)  # an existing limit is kept
-        resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
+    _, most = resource.getrlimit(resource.RLIMIT_AS)  # an existing limit is kept
+    resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most), most))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # output of libraries must not mix with answers
     while True:

@@ -11,6 +11,7 @@ unlocked ones were left by a kill, and are removed when a process first writes t
 from __future__ import annotations
 
 import csv
+import fcntl
 import os
 import re
 import secrets
@@ -130,14 +131,14 @@ def working_folder(target: Path) -> Iterator[Path]:
     temporary = temporary_name(target)
     temporary.mkdir()
     try:
-        with _locked(os.open(temporary, os.O_RDONLY) if os.name == "posix" else -1):
+        with _locked(os.open(temporary, os.O_RDONLY)):
             yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # after an exchange this is the old one
 
 
 def _take_place(new: Path, target: Path) -> None:
-    if not target.exists() or not (any(target.iterdir()) or os.name == "nt"):
+    if not target.exists() or not any(target.iterdir()):
         os.replace(new, target)
     elif not _exchange(new, target):
         old = temporary_name(target, "old")  # after a kill before the second rename, `clean` restores it
@@ -164,7 +165,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def clean(folder: Path) -> None:
     """Remove temporary files of dead processes, once per process and folder."""
-    if os.name != "posix" or str(folder) in _cleaned:
+    if str(folder) in _cleaned:
         return
     _cleaned.add(str(folder))
     with suppress(OSError):
@@ -192,14 +193,7 @@ def _remove_unheld(leftover: Path, target: Path, kind: str) -> None:
 def lock(descriptor: int) -> bool:
     """Take the lock until the file is closed; False if another process has it."""
     try:
-        if os.name == "nt":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -207,12 +201,7 @@ def lock(descriptor: int) -> bool:
 
 @contextmanager
 def _locked(descriptor: int) -> Iterator[None]:
-    """Hold the lock inside this context; not on systems where open files cannot be renamed."""
-    if os.name != "posix":
-        if descriptor >= 0:
-            os.close(descriptor)
-        yield
-        return
+    """Hold the lock inside this context."""
     try:
         lock(descriptor)
         yield
@@ -222,13 +211,12 @@ def _locked(descriptor: int) -> Iterator[None]:
 
 def _sync(folder: Path) -> None:
     """Flush the directory entries of a folder to disk."""
-    if os.name == "posix":
-        with suppress(OSError):
-            descriptor = os.open(folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # Links
@@ -255,7 +243,7 @@ def refuse_pipe(path: str | Path) -> None:
 
 def not_through_links(path: str, flags: int) -> int:
     """An opener that rejects links and does not wait for pipes: links in untrusted folders may lead elsewhere."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def refuse_links(*paths: Path, within: Path | None = None) -> None:

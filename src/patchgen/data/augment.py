@@ -1,7 +1,7 @@
 """Augmentation of a whole batch on its device, in two fused operations.
 
-    draws = draw(Augment(), batch=96, generator=generator)     # every random number, on the CPU
-    images = apply(pixels.float() / 255, draws.to(device), size=224)
+    draws = Augment().draw(batch=96, generator=generator)      # every random number, on the CPU
+    images = draws.to(device).apply(pixels.float() / 255, size=224)
     images = normalize(images, mean, std)
 
 Crop and flip are one resampling; brightness, contrast, saturation, hue and grayscale are one 3x4 matrix per image.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -49,28 +50,56 @@ class Augment:
     grayscale: float = 0.1
     """Probability of dropping all colour."""
 
-    def __post_init__(self) -> None:
-        for name in ("scale", "ratio"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high < math.inf:
-                raise ValueError(f"augment.{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
-        tops = dict.fromkeys(("flip", "grayscale"), 1.0) | {"hue": 0.5}
-        for name in ("flip", "grayscale", *OPERATIONS):
-            value, top = getattr(self, name), tops.get(name, math.inf)
-            if not 0 <= value <= top or math.isinf(value):
-                raise ValueError(f"augment.{name} must be in [0, {top:g}], got {value}; 0 turns it off")
-
     def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
-        """The function `draw`, as a method common to all kinds of augmentation."""
-        return draw(self, batch, generator)
+        """Draw every random number of a batch of `batch` images from a CPU `generator`.
+
+        The amount drawn depends on `batch` alone, never on the values, so the generator's state after a step is the
+        same for any `Augment`.
+        """
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(batch, *shape, generator=generator)
+
+        def factor(strength: float) -> Tensor:
+            low = max(0.0, 1 - strength)
+            return low + (1 + strength - low) * uniform()
+
+        return AugmentDraw(
+            box=_boxes(self, uniform(ATTEMPTS, 4)),
+            flip=uniform() < self.flip,
+            brightness=factor(self.brightness),
+            contrast=factor(self.contrast),
+            saturation=factor(self.saturation),
+            hue=self.hue * (2 * uniform() - 1),
+            grayscale=uniform() < self.grayscale,
+            order=uniform(len(OPERATIONS)).argsort(dim=1),
+        )
 
 
 @dataclass(frozen=True)
-class AugmentDraw:
+class Draw:
     """The random numbers of a batch; index it with `[a:b]` or positions for a rank's share of the batch."""
 
-    box: Tensor  # (B,4) left, top, width, height of the crop as fractions of the image
     flip: Tensor  # (B,) bool
+
+    def __len__(self) -> int:
+        return len(self.flip)
+
+    def __getitem__(self, part: slice | Tensor) -> Self:
+        return type(self)(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same numbers on `device`."""
+        return type(self)(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
+
+    def _check_length(self, images: Tensor) -> None:
+        if len(images) != len(self):
+            raise ValueError(f"{len(images)} images but {len(self)} draws: slice the draw to the images with [a:b]")
+
+
+@dataclass(frozen=True)
+class AugmentDraw(Draw):
+    box: Tensor  # (B,4) left, top, width, height of the crop as fractions of the image
     brightness: Tensor  # (B,) factor
     contrast: Tensor  # (B,) factor
     saturation: Tensor  # (B,) factor
@@ -78,21 +107,23 @@ class AugmentDraw:
     grayscale: Tensor  # (B,) bool
     order: Tensor  # (B,4) permutation of OPERATIONS
 
-    def __len__(self) -> int:
-        return len(self.flip)
-
-    def __getitem__(self, part: slice | Tensor) -> AugmentDraw:
-        if not isinstance(part, slice) and not (isinstance(part, Tensor) and part.ndim == 1):
-            raise ValueError(f"a draw is indexed by [a:b] or a 1-d tensor of positions, got {part!r}")
-        return AugmentDraw(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
-
-    def to(self, device: torch.device | str) -> AugmentDraw:
-        """The same numbers on `device`."""
-        return AugmentDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
-
+    @torch.no_grad()
     def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
-        """The function `apply`, as a method common to all kinds of draws."""
-        return apply(images, self, size, finish)
+        """Crop, flip and colour `images` (B,3,H,W), floats in [0,1] or bytes, to (B,3,size,size) in [0,1].
+
+        Args:
+            finish: Final in-place operation on each channel, called with (...,3,H,W); on a CPU the image is then still
+                in the CPU's cache.
+        """
+        self._check_length(images)
+        with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
+            if images.device.type == "cpu":
+                return _apply_one_by_one(images, self, size, finish)
+            cropped = _crop(images.float() / 255 if images.dtype == torch.uint8 else images.float(), self, size)
+            matrix, of_mean = colour_maps(self)
+            shift = of_mean @ cropped.mean(dim=(2, 3))[:, :, None]  # (B,3,1)
+            coloured = torch.baddbmm(shift, matrix, cropped.flatten(2))  # (B,3,size*size)
+        return finish(coloured.clamp_(0, 1).unflatten(2, (size, size)))
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -105,54 +136,6 @@ def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     if kind == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=kind != "mps")
-
-
-def draw(augment: Augment, batch: int, generator: torch.Generator) -> AugmentDraw:
-    """Draw every random number of a batch of `batch` images from a CPU `generator`.
-
-    The amount drawn depends on `batch` alone, never on the values, so the generator's state after a step is the same
-    for any `augment`.
-    """
-
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(batch, *shape, generator=generator)
-
-    def factor(strength: float) -> Tensor:
-        low = max(0.0, 1 - strength)
-        return low + (1 + strength - low) * uniform()
-
-    return AugmentDraw(
-        box=_boxes(augment, uniform(ATTEMPTS, 4)),
-        flip=uniform() < augment.flip,
-        brightness=factor(augment.brightness),
-        contrast=factor(augment.contrast),
-        saturation=factor(augment.saturation),
-        hue=augment.hue * (2 * uniform() - 1),
-        grayscale=uniform() < augment.grayscale,
-        order=uniform(len(OPERATIONS)).argsort(dim=1),
-    )
-
-
-@torch.no_grad()
-def apply(images: Tensor, draw: AugmentDraw, size: int, finish: Finish = lambda image: image) -> Tensor:
-    """Crop, flip and colour `images` (B,3,H,W), floats in [0,1] or bytes, to (B,3,size,size) in [0,1], by `draw`.
-
-    Args:
-        finish: Final in-place operation on each channel, called with (...,3,H,W); on a CPU the image is then still in
-            the CPU's cache.
-    """
-    if images.ndim != 4 or images.shape[1] != 3 or not (images.is_floating_point() or images.dtype == torch.uint8):
-        raise ValueError(f"images must be floats or bytes of shape (B,3,H,W), got {images.dtype} {tuple(images.shape)}")
-    if len(images) != len(draw):
-        raise ValueError(f"{len(images)} images but {len(draw)} draws: slice the draw to the images with [a:b]")
-    with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
-        if images.device.type == "cpu":
-            return _apply_one_by_one(images, draw, size, finish)
-        cropped = _crop(images.float() / 255 if images.dtype == torch.uint8 else images.float(), draw, size)
-        matrix, of_mean = colour_maps(draw)
-        shift = of_mean @ cropped.mean(dim=(2, 3))[:, :, None]  # (B,3,1)
-        coloured = torch.baddbmm(shift, matrix, cropped.flatten(2))  # (B,3,size*size)
-    return finish(coloured.clamp_(0, 1).unflatten(2, (size, size)))
 
 
 def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int, finish: Finish) -> Tensor:

@@ -56,15 +56,13 @@ class ComposeSpec:
     def __post_init__(self) -> None:
         # two patches of the coarsest usual grid (16 px, or 14 patches a side): any position then covers one of them
         least, most = max(32, -(-self.image_size // 7)), 3 * self.image_size // 4
-        rules = [
+        oracle.require([
             (1 <= self.per_class <= 9999, f"--per-class must be 1..9999, got {self.per_class}"),
             (56 <= self.image_size <= 1024, f"--image-size must be 56..1024, got {self.image_size}"),
             (least <= self.object_size <= most, f"--object must be {least}..{most} px, two patches or more with room "
              f"for the background in {self.image_size} px, got {self.object_size}"),
             (self.seed >= 0, f"--seed must not be negative, got {self.seed}"),
-        ]  # fmt: skip
-        if broken := [text for holds, text in rules if not holds]:
-            raise ValueError(broken[0])
+        ])  # fmt: skip
 
 
 class Picture(NamedTuple):

@@ -1,6 +1,8 @@
-"""Digests of the image files, to detect changed pixels even if names and sizes are the same.
+"""What changes on disk: digests of images, and the table and store that runs of a process share until then.
 
-    digests(table)      # (N,) uint64
+    digests(table)                                  # (N,) uint64: changed pixels show even under the same name and size
+    table = shared_table(config.data, config.benchmark, config.options)
+    store = shared_store(table, 224, cache, interpolation)
 
 A file is read once, until its size, time or inode changes: digests are stored in the cache folder.
 """
@@ -8,35 +10,34 @@ A file is read once, until its size, time or inode changes: digests are stored i
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from patchgen.common.files import cache_dir, replacing
+from patchgen.common.reading import cached
+from patchgen.data.images import ImageStore
 from patchgen.data.safe_open import check_length
-from patchgen.data.table import Table
+from patchgen.data.table import Table, read_table
 
 THREADS = 4  # files read in parallel
 
 
 def digests(table: Table) -> np.ndarray:
     """A digest (N,) of each row's file, 64 bits of BLAKE2."""
-    files = [os.path.join(table.root, path) for path in table.paths]
-    keys = np.array([_key(file) for file in files], dtype=np.uint64)
-    store = (
-        cache_dir() / "content" / f"{_hash(os.path.abspath(table.root).encode('utf-8', 'surrogateescape')):016x}.npy"
-    )
-    known = _load(store)  # (2, M): keys in order, digests
-    place = np.minimum(np.searchsorted(known[0], keys), max(known.shape[1] - 1, 0))
-    found = known[1][place] if known.shape[1] else np.zeros(len(keys), np.uint64)
-    new = np.flatnonzero(known[0][place] != keys) if known.shape[1] else np.arange(len(keys))
-    if len(new):
-        found[new] = _read([files[i] for i in new])
-        _save(store, keys, found)
-    return found
+    files = {_key(file): file for file in (os.path.join(table.root, path) for path in table.paths)}
+    store = cache_dir() / "content" / f"{_hash(os.fsencode(os.path.abspath(table.root))):016x}.npy"
+    known = _load(store)
+    if new := {key: file for key, file in files.items() if key not in known}:
+        known |= zip(new, _read(list(new.values())).tolist(), strict=True)
+        store.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(store) as temporary, open(temporary, "wb") as stream:
+            np.save(stream, np.array([[*files], [known[key] for key in files]], dtype=np.uint64))
+    return np.array([known[key] for key in files], dtype=np.uint64)
 
 
 def _key(file: str) -> int:
@@ -46,8 +47,7 @@ def _key(file: str) -> int:
         check_length(about.st_size)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    text = f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"
-    return _hash(os.fsencode(text))
+    return _hash(os.fsencode(f"{os.path.abspath(file)}\0{about.st_size}\0{about.st_mtime_ns}\0{about.st_ino}"))
 
 
 def _hash(data: bytes) -> int:
@@ -55,27 +55,54 @@ def _hash(data: bytes) -> int:
 
 
 def _read(files: Sequence[str]) -> np.ndarray:
-    def one(file: str) -> int:
-        digest = hashlib.blake2b(digest_size=8)
+    def one(file: str) -> bytes:
         with open(file, "rb") as stream:
-            while part := stream.read(1 << 20):
-                digest.update(part)
-        return int.from_bytes(digest.digest(), "little")
+            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8)).digest()
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return np.fromiter(pool.map(one, files), np.uint64, len(files))
+        return np.frombuffer(b"".join(pool.map(one, files)), "<u8")
 
 
-def _load(store: Path) -> np.ndarray:
+def _load(store: Path) -> dict[int, int]:
+    """{key: digest}; empty for a missing or damaged file."""
     try:
-        found: np.ndarray = np.load(store, allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # missing or damaged: all files are read
-        return np.zeros((2, 0), np.uint64)
-    return found if found.dtype == np.uint64 and found.ndim == 2 and len(found) == 2 else np.zeros((2, 0), np.uint64)
+        keys, found = np.load(store, allow_pickle=False).astype(np.uint64, casting="no")
+        return dict(zip(keys.tolist(), found.tolist(), strict=True))
+    except (OSError, ValueError, TypeError, EOFError):
+        return {}
 
 
-def _save(store: Path, keys: np.ndarray, found: np.ndarray) -> None:
-    store.parent.mkdir(parents=True, exist_ok=True)
-    order = np.argsort(keys)
-    with replacing(store) as temporary, open(temporary, "wb") as stream:
-        np.save(stream, np.stack([keys[order], found[order]]))
+def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -> Table:
+    """`read_table`, cached for consecutive runs until the manifest, or a folder with images, changes."""
+    key = json.dumps([os.getcwd(), data, benchmark, dict(options)], sort_keys=True)
+
+    def read() -> tuple[Table, object]:
+        table = read_table(data, benchmark=benchmark, options=options)
+        return table, _sources(data, table)
+
+    return cached("table", key, read, lambda found: found[1] == _sources(data, found[0]))[0]
+
+
+def shared_store(table: Table, size: int, cache: Path | None, interpolation: str) -> ImageStore:
+    """An image store of the table's files, cached for consecutive runs while no file changes; without stain."""
+    key = (table.root, table.paths, size, cache, interpolation, tuple(map(_stamp, table.files)))
+    store = cached("store", key, lambda: ImageStore(table.files, size, cache, interpolation=interpolation))
+    store.stain = None
+    return store
+
+
+def _stamp(file: str | Path) -> object:
+    """Size, time and inode; never equal to another if the file is missing, so that reading it reports that."""
+    try:
+        about = os.stat(file)
+    except OSError:
+        return object()
+    return about.st_size, about.st_mtime_ns, about.st_ino
+
+
+def _sources(data: str, table: Table) -> object:
+    """Stamps of the manifest, or of every folder that may contain images or folders."""
+    folders = {Path(os.path.abspath(os.path.expanduser(data))), table.root}
+    for parent in {os.path.dirname(path) for path in table.paths}:
+        folders |= {table.root / parent, *(table.root / above for above in Path(parent).parents)}
+    return {folder: _stamp(folder) for folder in folders}

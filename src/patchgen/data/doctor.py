@@ -16,22 +16,12 @@ import shutil
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from patchgen.common.files import cache_dir
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.data.doctor_files import (
-    Check,
-    check_bits,
-    check_duplicates,
-    check_near_duplicates,
-    check_readable,
-    check_sizes,
-    check_tiny,
-    inspect_files,
-    some,
-)
+from patchgen.data.doctor_files import Check, check_files, finding, inspect_files, some
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
@@ -65,27 +55,24 @@ def examine(
         table = check_shared(read_table(data, benchmark=benchmark, options=options))
     except (ValueError, OSError) as error:
         return [Check("layout", "fail", str(error), "Mend what the text names, then run the doctor again.")]
-    checks = [
-        Check("layout", "pass", _layout(table)),
-        *_check_counts(table),
-        *_check_classes(table),
-        *_check_labels(table),
-    ]
-    checks += _check_groups(table)
+    checks = [Check("layout", "pass", _layout(table))]
+    checks += [*_check_counts(table), *_check_classes(table), *_check_labels(table), *_check_groups(table)]
     if os.path.isdir(os.path.expanduser(data)):  # a manifest lists its files itself
         checks += _check_other_files(table)
     facts = list(inspect_files(table.files, decode, progress))
-    checks += [check_readable(table, facts, decode), *check_duplicates(table, facts), *check_sizes(table, facts)]
-    checks += [*check_tiny(table, facts), *check_bits(facts), *check_near_duplicates(table, facts)]
-    return [*checks, _check_disk(len(table))]
+    return [*checks, *check_files(table, facts, decode), _check_disk(len(table))]
 
 
 def examine_machine() -> list[Check]:
     """Check Python, torch, transformers, a broken torchvision, and the optional packages."""
     version = ".".join(map(str, sys.version_info[:3]))
-    fits = sys.version_info >= (3, 11)
-    python = Check("python", "pass" if fits else "fail", version, "" if fits else "Use Python 3.11 or newer.")
-    return [python, _check_torch(), *_check_torchvision(), _check_import("transformers"), _check_extras()]
+    return [
+        Check("python", "pass", version),
+        _check_torch(),
+        *_check_torchvision(),
+        _check_import("transformers"),
+        _check_extras(),
+    ]
 
 
 def _layout(table: Table) -> str:
@@ -115,33 +102,29 @@ def _check_counts(table: Table) -> Iterator[Check]:
         known = [domain for domain in images if domain in entry.counts[version]]
         yield Check("counts", "pass", f"{entry.name}, version {version} ({', '.join(known)} as registered)")
         return
-    apart = [(sum(map(abs, off.values())), name, off) for name, off in _differences(images, entry.counts) if off]
-    if not apart:
-        yield Check("counts", "pass", f"no count of {', '.join(images)} is registered: nothing to compare")
-        return
-    _, nearest, off = min(apart, key=lambda item: item[:2])
-    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in off.items() if n)
-    detail = f"no registered version of {entry.name}; against version {nearest}: {text}"
-    yield Check("counts", "warn", detail, "Unpack the data again, or report the counts with the results.")
-
-
-def _differences(
-    images: Mapping[str, int], versions: Mapping[str, Mapping[str, int]]
-) -> Iterator[tuple[str, dict[str, int]]]:
-    for name, known in versions.items():
-        yield name, {domain: n - known[domain] for domain, n in images.items() if domain in known}
+    versions = {
+        name: {domain: n - known[domain] for domain, n in images.items() if domain in known}
+        for name, known in entry.counts.items()
+    }
+    apart = [(sum(map(abs, off.values())), name) for name, off in versions.items() if off]
+    nearest = min(apart)[1] if apart else ""
+    text = ", ".join(f"{domain} {images[domain]:,} ({n:+,})" for domain, n in versions.get(nearest, {}).items() if n)
+    yield finding(
+        "counts",
+        apart and f"no registered version of {entry.name}; against version {nearest}: {text}",
+        "Unpack the data again, or report the counts with the results.",
+        f"no count of {', '.join(images)} is registered: nothing to compare",
+    )
 
 
 def _check_classes(table: Table) -> Iterator[Check]:
     """Classes with no or very few images in a domain."""
-    missing = table.missing()
-    text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in missing.items())
-    fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately." if missing else ""
-    yield Check("missing classes", "warn" if missing else "pass", text or "every domain has every class", fix)
+    text = "; ".join(f"{domain} lacks {', '.join(names)}" for domain, names in table.missing().items())
+    fix = "Allowed, but a class that no source has cannot be learned: read its accuracy separately."
+    yield finding("missing classes", text, fix, "every domain has every class")
     tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
-    text = some(tiny) or f"every class of a domain has {TINY_CLASS} images or more"
-    fix = "Add images, or expect a validation without these classes." if tiny else ""
-    yield Check("tiny classes", "warn" if tiny else "pass", text, fix)
+    fix = "Add images, or expect a validation without these classes."
+    yield finding("tiny classes", some(tiny), fix, f"every class of a domain has {TINY_CLASS} images or more")
 
 
 def _check_labels(table: Table) -> Iterator[Check]:
@@ -164,10 +147,10 @@ def _check_labels(table: Table) -> Iterator[Check]:
 
 def _check_other_files(table: Table) -> Iterator[Check]:
     """Files in the data folder that are not read; no check if there are none."""
-    if found := list_files(table.root).skipped:
-        pictures = any(name.lower().endswith(OTHER_PICTURES) for name in found)
-        fix = "Convert the pictures among them to .png or .jpg if they belong to the data." if pictures else ""
-        yield Check("files not read", "warn" if pictures else "pass", skipped_line(found), fix)
+    if skipped := list_files(table.root).skipped:
+        pictures = any(name.lower().endswith(OTHER_PICTURES) for name in skipped)
+        fix, text = "Convert the pictures among them to .png or .jpg if they belong to the data.", skipped_line(skipped)
+        yield finding("files not read", pictures and text, fix, text)
 
 
 def _check_groups(table: Table) -> Iterator[Check]:
@@ -187,18 +170,12 @@ def _check_groups(table: Table) -> Iterator[Check]:
         sides[domain, group].add(out)
     torn = sum(len(side) == 2 for side in sides.values())
     detail = f"a random split puts {torn:,} of {len(sides):,} groups on both sides"
-    yield Check("groups", "warn" if torn else "pass", detail, "Train with --split group." if torn else "")
-    yield from _check_shared_groups(table, sides)
-
-
-def _check_shared_groups(table: Table, sides: Iterable[tuple[int, str]]) -> Iterator[Check]:
-    """Groups in several domains, given as (domain, group): each domain is split separately, so no rule keeps these on
-    one side; no check if there are none."""
+    yield finding("groups", torn and detail, "Train with --split group.", detail)
     places: dict[str, list[str]] = defaultdict(list)
     for domain, group in sides:
         places[group].append(table.domains[domain])
     shared = [f"{group} ({', '.join(names)})" for group, names in places.items() if len(names) > 1]
-    if shared:
+    if shared:  # each domain is split separately, so no rule keeps these on one side
         detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
         fix = (
             "Patients of an unseen domain are then seen in training, even with --split group: merge these sites into "
@@ -214,17 +191,18 @@ def _check_disk(images: int) -> Check:
     place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
     free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
     detail = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
-    enough = free > needed
-    fix = "" if enough else "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
-    return Check("cache space", "pass" if enough else "warn", detail, fix)
+    fix = "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
+    return finding("cache space", free <= needed and detail, fix, detail)
 
 
-def _check_import(name: str) -> Check:
+def _check_import(name: str, fix: str = "") -> Check:
     try:
         importlib.import_module(name)
         return Check(name, "pass", importlib.metadata.version(name))
     except Exception as error:  # a half-installed package can raise anything on import
-        return Check(name, "fail", f"{type(error).__name__}: {error}", f"pip install --force-reinstall {name}")
+        return Check(
+            name, "fail", f"{type(error).__name__}: {error}", f"pip {fix or f'install --force-reinstall {name}'}"
+        )
 
 
 def _check_torch() -> Check:
@@ -243,11 +221,8 @@ def _check_torch() -> Check:
 
 def _check_torchvision() -> Iterator[Check]:
     """torchvision is not needed, but one built for another torch breaks transformers: only that is reported."""
-    if importlib.util.find_spec("torchvision") is None:
-        return
-    check = _check_import("torchvision")
-    fix = "pip uninstall torchvision (nothing here needs it, and a broken one breaks transformers)"
-    yield check if check.status == "pass" else Check(check.name, "fail", check.detail, fix)
+    if importlib.util.find_spec("torchvision") is not None:
+        yield _check_import("torchvision", "uninstall torchvision (not needed, and a broken one breaks transformers)")
 
 
 def _check_extras() -> Check:

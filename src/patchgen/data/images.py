@@ -32,7 +32,8 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
-from patchgen.data.safe_open import RefusedImage, open_image, size_in_header, too_large
+from patchgen.common.machine import available_cores
+from patchgen.data.safe_open import RefusedImage, open_image
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +82,6 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
             return draw(image)
     except RefusedImage as error:
         raise UnreadableImage(path, str(error), fix="") from error
-    except Image.DecompressionBombError as error:
-        raise UnreadableImage(path, too_large(size_in_header(path)), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
 
@@ -144,11 +143,6 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     return image.convert("RGB")
 
 
-def cores() -> int:
-    """The number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Slot(NamedTuple):
     """The record of a slot with pixels (3,height,width)."""
 
@@ -183,15 +177,11 @@ class ImageStore:
         interpolation: str = BILINEAR,
     ) -> None:
         resampling(interpolation)  # raises on an unknown name
-        threads = cores() if threads is None else threads
-        if size < 1 or threads < 1:
-            raise ValueError(f"size and threads must be at least 1, got size={size}, threads={threads}")
-        self.files, self.size, self.threads = [Path(file) for file in files], size, threads
+        self.files, self.size, self.threads = [Path(file) for file in files], size, threads or available_cores()
         self.keep_aspect, self.interpolation = keep_aspect, interpolation
         self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
         self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
         self._verified: dict[int, _Slot] = {}  # row -> its record, if this process has hashed the source
-        self._stamps: dict[int, int] = {}  # row -> size, time and inode of the source before it was hashed
         self._writable, self._lock = cache is not None, threading.Lock()
         self._pixels = self._slots = -1  # file descriptors
         if cache is not None:
@@ -204,24 +194,14 @@ class ImageStore:
         """Images of `rows` as (B,3,size,size) uint8; missing ones are decoded in threads and added to the cache."""
         if self.keep_aspect:
             raise ValueError("images that keep their aspect have no common size: take `images`")
-        rows = self._check(rows)
-        unique, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-        images = np.empty((len(rows), 3, self.size, self.size), np.uint8)
-
-        def fill(row: int, place: int) -> None:
-            images[place] = self._image(row)
-
-        with ThreadPoolExecutor(self.threads) as pool:
-            list(pool.map(fill, unique.tolist(), first.tolist()))
-        again = np.flatnonzero(first[inverse] != np.arange(len(rows)))  # rows requested more than once
-        images[again] = images[first[inverse][again]]
         import torch  # here: a process that only decodes does not need it
 
-        return torch.from_numpy(images)
+        images = np.empty((len(rows), 3, self.size, self.size), np.uint8)
+        return torch.from_numpy(np.stack(self.images(rows), out=images) if len(rows) else images)
 
     def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Images of `rows`, each (3,h,w) uint8 and read-only; uncropped, even if they keep their aspect."""
-        unique, inverse = np.unique(self._check(rows), return_inverse=True)
+        unique, inverse = np.unique(np.asarray(rows, dtype=np.int64), return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:
             found = list(pool.map(self._image, unique.tolist()))
         return [found[i] for i in inverse]
@@ -241,26 +221,11 @@ class ImageStore:
         bad: list[tuple[int, UnreadableImage]] = []
         with ThreadPoolExecutor(self.threads) as pool:
             for start in range(0, len(rows), CHECKED):
-                part = self._check(rows[start : start + CHECKED]).tolist()
+                part = [int(row) for row in rows[start : start + CHECKED]]
                 bad += [(row, error) for row, error in zip(part, pool.map(look, part), strict=True) if error]
                 if tick:
                     tick(len(part))
         return bad
-
-    def forget_changed(self) -> None:
-        """Hash a file again at its next use if its size, time or inode has changed."""
-        for row in list(self._verified):
-            if self._stamps.get(row) != _stamp(self.files[row]):
-                self._verified.pop(row)
-
-    def _check(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Rows (B,) as valid whole numbers."""
-        rows = np.asarray(rows)
-        if rows.size == 0:
-            return np.empty(0, np.int64)
-        if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self):
-            raise ValueError(f"rows must be a list of whole numbers in [0, {len(self)}), got {rows}")
-        return rows
 
     def _image(self, row: int) -> np.ndarray:
         """(3,h,w) uint8, with normalised stains if requested."""
@@ -365,7 +330,6 @@ class ImageStore:
         try:
             if os.path.exists(self.files[row]) and not regular(self.files[row]):
                 raise UnreadableImage(self.files[row], "it is a pipe or device, and an image is a file")
-            self._stamps[row] = _stamp(self.files[row])  # before its content: a change in between is seen
             with open(self.files[row], "rb") as file:
                 return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest()
         except OSError as error:
@@ -380,15 +344,6 @@ class ImageStore:
                 "repeatedly: free some space, or choose another cache folder",
                 stacklevel=2,
             )
-
-
-def _stamp(file: Path) -> int:
-    """A hash of a file's size, time and inode; -1 if it does not exist."""
-    try:
-        about = os.stat(file)
-    except OSError:
-        return -1
-    return hash((about.st_size, about.st_mtime_ns, about.st_ino))
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -15,22 +15,152 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
-from patchgen.common.files import replacing_folder
+from patchgen.common.files import cache_dir, replacing_folder
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import read_json
 from patchgen.data import oracle_draw as draw
-from patchgen.data.oracle_draw import Dice
-from patchgen.data.oracle_spec import SUITE, Domain, OracleSpec
+from patchgen.data.oracle_draw import BACKDROPS, LOOKS, MOTIFS, Dice
+from patchgen.data.safe_open import open_image
 from patchgen.data.table import Table
 
-__all__ = ["SUITE", "Domain", "Oracle", "OracleSpec", "Sample", "suite_folder", "suite_spec", "true_masks"]
 LAYOUT, MOTIF, BACKDROP, DISTRACTOR, NOISE, KINDS = range(6)  # independent random streams
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain: how far its background follows the class, and how strong its style is."""
+
+    name: str
+    correlation: float  # P(background = the class's own kind)
+    style: float  # 0 = none, 1 = the full tint, contrast and brightness of the look at this domain's position
+    turned: bool = False  # a background that is not the class's own is the NEXT class's, instead of any other's
+
+    def __post_init__(self) -> None:
+        # 1 and 1.0 are the same spec and must have the same digest
+        object.__setattr__(self, "correlation", float(self.correlation))
+        object.__setattr__(self, "style", float(self.style))
+
+
+@dataclass(frozen=True)
+class OracleSpec:
+    """The specification of the data; equal specs give equal pixels."""
+
+    domains: tuple[Domain, ...]
+    unseen: str
+    predictive: int  # |C*| in patches, 1..P
+    classes: int = 4
+    image_size: int = 84
+    patch_size: int = 14
+    objects: int = 1  # connected groups that C* is divided into
+    distractors: int = 0  # patches outside C* with a pattern of no class
+    noise: int = 8  # pixels move by at most this, of 255
+    per_class: int = 100  # images per domain and class
+    held_out: int = 0  # the last classes, meant to have no labels in training (discovery)
+    local: bool = False  # style and noise do not affect C*: (C* pixels, label) has the same distribution in all domains
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        require(_rules(self))
+
+    @property
+    def grid(self) -> int:
+        """Patches along a side; P is its square."""
+        return self.image_size // self.patch_size
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes' motifs, sorted, so that labels are the ids `read_table` gives."""
+        return tuple(sorted(list(MOTIFS)[: self.classes]))
+
+    @property
+    def held_out_names(self) -> tuple[str, ...]:
+        """The classes meant to be unlabelled."""
+        return self.class_names[self.classes - self.held_out :]
+
+    @property
+    def background_names(self) -> tuple[str, ...]:
+        """Background kind k is class k's own."""
+        return tuple(BACKDROPS)[: self.classes]
+
+
+def require(rules: Iterable[tuple[bool, str]]) -> None:
+    """ValueError with the text of the first rule that does not hold."""
+    for holds, text in rules:
+        if not holds:
+            raise ValueError(text)
+
+
+def _rules(spec: OracleSpec) -> Iterator[tuple[bool, str]]:
+    side, predictive = spec.patch_size, spec.predictive
+    yield side >= 14, f"patch_size must be at least 14, so that one patch tells its motif; got {side}"
+    yield (
+        spec.image_size >= 2 * side and spec.image_size % side == 0,
+        f"image_size must be a multiple of patch_size {side}, at least two; got {spec.image_size}",
+    )
+    patches, kinds, names = spec.grid**2, min(len(MOTIFS), len(BACKDROPS)), [domain.name for domain in spec.domains]
+    ranges = {  # (value, least, most, why)
+        "classes": (spec.classes, 2, kinds, f" (there are {kinds} motifs)"),
+        "predictive": (predictive, 1, patches, " patches"),
+        "objects": (spec.objects, 1, predictive, " (each has a predictive patch)"),
+        "distractors": (spec.distractors, 0, patches - predictive, " patches outside C*"),
+        "noise": (spec.noise, 0, 64, ""),
+        "per_class": (spec.per_class, 1, 9999, ""),
+        "held_out": (spec.held_out, 0, spec.classes - 1, " (a known class must be left)"),
+        "seed": (spec.seed, 0, 2**32 - 1, ""),
+        "number of domains": (len(names), 2, len(LOOKS), ""),
+    }
+    for domain in spec.domains:
+        ranges |= {f"{name} of {domain.name}": (getattr(domain, name), 0, 1, "") for name in ("correlation", "style")}
+    for name, (value, least, most, why) in ranges.items():
+        yield least <= value <= most, f"{name} must be {least}..{most}{why}, got {value}"
+    yield (
+        spec.objects == 1 or 3 * predictive <= patches,
+        f"several objects need room between them: predictive must be at most {patches // 3}, got {predictive}",
+    )
+    yield (
+        not spec.local or predictive < patches,
+        f"local keeps the shortcut off C*, so predictive must be below {patches}, got {predictive}",
+    )
+    yield len({name.lower() for name in names}) == len(names), f"domain names must differ, got {', '.join(names)}"
+    for name in names:
+        why = "because it names a folder"
+        yield (
+            re.fullmatch(r"\w[\w-]*", name) is not None,
+            f"a domain name is letters, digits, _ and -, {why}; got {name!r}",
+        )
+    near = did_you_mean(spec.unseen, names)
+    yield spec.unseen in names, f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{near}"
+
+
+def _domains(amber: float, dusk: float, jade: float, mist: float, style: float) -> tuple[Domain, ...]:
+    """Four domains with these correlations; the unseen one, mist, has the whole style."""
+    sources = {"amber": amber, "dusk": dusk, "jade": jade}
+    return *(Domain(name, value, style) for name, value in sources.items()), Domain("mist", mist, 1.0)
+
+
+_SHORTCUT = OracleSpec(_domains(0.99, 0.97, 0.95, 0.25, style=0.6), "mist", predictive=6, distractors=4)
+_WEAKER = replace(_SHORTCUT, domains=_domains(0.95, 0.9, 0.85, 0.25, style=0.6))
+SUITE: dict[str, OracleSpec] = {
+    "oracle-easy": OracleSpec(_domains(0.5, 0.4, 0.3, 0.25, style=0.3), "mist", predictive=12),
+    "oracle-shortcut": _SHORTCUT,
+    "oracle-turned": replace(
+        _SHORTCUT, domains=(*_SHORTCUT.domains[:3], Domain("mist", correlation=0.05, style=1.0, turned=True))
+    ),
+    "oracle-full": replace(_SHORTCUT, predictive=36, distractors=0),
+    "oracle-tiny": replace(_WEAKER, predictive=1),
+    "oracle-unknown": replace(
+        _SHORTCUT, domains=_domains(0.8, 0.75, 0.7, 0.125, style=0.6), classes=8, held_out=3, per_class=56
+    ),
+    "oracle-local": replace(_WEAKER, predictive=8, objects=2, local=True),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +201,10 @@ class Oracle:
     def sample(self, i: int, *, domain: str | None = None, background: int | None = None) -> Sample:
         """Image i; `domain` and `background` render the same draw in another style or on another background."""
         spec, (home, label, number) = self.spec, self.place(i)
-        shown = home if domain is None else _position(spec, domain)
+        names = [law.name for law in spec.domains]
+        if domain is not None and domain not in names:
+            raise ValueError(f"no domain is called {domain!r}{did_you_mean(domain, names)} (known: {', '.join(names)})")
+        shown = home if domain is None else names.index(domain)
         kind = int(self._kinds[home, label][number]) if background is None else background
         if not 0 <= kind < spec.classes:
             raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
@@ -92,24 +225,16 @@ class Oracle:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """Write `images/<domain>/<class>/<nnnn>.png`, `masks/` with the same names (S x S, 0 or 255) and `oracle.json`.
-
-        The folder is written atomically; if it already contains this spec, it is returned immediately.
-
-        Args:
-            progress: called with 1 after each image.
-        """
+        """`write_samples` of all images, named `<domain>/<class>/<nnnn>.png`."""
         names = [self.name(i) for i in range(len(self))]
         return write_samples(folder, names, self.sample, self.facts(), progress)
 
     def facts(self) -> dict[str, object]:
         """The content of `oracle.json`: the spec, its digest and the names."""
         names = {"class_names": self.spec.class_names, "held_out_names": self.spec.held_out_names}
-        return {"digest": self.digest(), "spec": asdict(self.spec), **names, "backgrounds": self._background_facts()}
-
-    def _background_facts(self) -> dict[str, str]:
-        kinds = self.spec.background_names
-        return {self.name(i): kinds[self._kinds[d, c][k]] for i in range(len(self)) for d, c, k in [self.place(i)]}
+        kinds = np.concatenate(list(self._kinds.values()))
+        backgrounds = {self.name(i): self.spec.background_names[kind] for i, kind in enumerate(kinds)}
+        return {"digest": self.digest(), "spec": asdict(self.spec), **names, "backgrounds": backgrounds}
 
 
 def suite_spec(name: str) -> OracleSpec:
@@ -121,8 +246,6 @@ def suite_spec(name: str) -> OracleSpec:
 
 def suite_folder(name: str, progress: Callable[[int], object] | None = None) -> Path:
     """The images folder of a suite member, for `read_table`; written to the user's cache on first use."""
-    from patchgen.common.files import cache_dir
-
     oracle = Oracle(suite_spec(name))
     return oracle.write(cache_dir() / "oracle" / f"{name}-{oracle.digest()}", progress) / "images"
 
@@ -133,7 +256,7 @@ def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     The mask of `images/<domain>/<class>/x.png` is `masks/<domain>/<class>/x.png`. A patch is predictive when at least
     half of its area is.
     """
-    files = [_mask_file(table.file(i)) for i in range(len(table))]
+    files = [Path(*file.parts[:-4], "masks", *file.parts[-3:]).with_suffix(".png") for file in table.files]
     lost = [file for file in files if not file.is_file()]
     if len(lost) == len(files):
         return None
@@ -142,20 +265,12 @@ def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     return np.stack([_on_grid(file, grid) for file in files])
 
 
-def _mask_file(image: Path) -> Path:
-    return Path(*image.parts[:-4], "masks", *image.parts[-3:]).with_suffix(".png")
-
-
 def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
     """(P,) bool of one mask file."""
-    from PIL import Image
-
-    from patchgen.data.safe_open import open_image
-
     try:
         with open_image(file) as image:
             pixels = np.asarray(image.convert("L")) > 127  # (H,W)
-    except (Image.DecompressionBombError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
     return half_covered(pixels, grid)
 
@@ -206,13 +321,6 @@ def _picture(
     return np.where(inside, image, shifted) if spec.local else shifted
 
 
-def _position(spec: OracleSpec, domain: str) -> int:
-    names = [d.name for d in spec.domains]
-    if domain not in names:
-        raise ValueError(f"no domain is called {domain!r}{did_you_mean(domain, names)} (known: {', '.join(names)})")
-    return names.index(domain)
-
-
 def write_samples(
     folder: str | Path,
     names: Sequence[str],
@@ -247,8 +355,6 @@ def write_samples(
 
 
 def _save(path: Path, pixels: np.ndarray) -> None:
-    from PIL import Image
-
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,9 +59,16 @@ def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
 
 
 def open_header(path: str | Path | BinaryIO) -> Image.Image:
-    """`Image.open` of the supported formats; if a decoder is not installed, the error names it."""
+    """`Image.open` of the supported formats.
+
+    Raises:
+        RefusedImage: it has too many pixels, or its decoder is not installed.
+    """
     try:
         return Image.open(path, formats=readable_formats())
+    except Image.DecompressionBombError as error:
+        pixels = re.search(r"\d+ pixels", str(error))
+        raise RefusedImage(too_large(pixels[0] if pixels else "too many pixels")) from error
     except UnidentifiedImageError:
         for brands, needed in MISSING.items():
             if _brand(path) in brands.split():
@@ -83,25 +91,10 @@ def _brand(path: str | Path | BinaryIO) -> bytes:
     """The brand of HEIC and AVIF files, in bytes 8 to 12."""
     if isinstance(path, (str, os.PathLike)):
         with open(path, "rb") as file:
-            start = file.read(12)
-    else:
-        path.seek(0)
-        start = path.read(12)
+            return _brand(file)
+    path.seek(0)
+    start = path.read(12)
     return start[8:12] if start[4:8] == b"ftyp" else b""
-
-
-def size_in_header(path: str | Path) -> tuple[int, int] | None:
-    """Width and height of an image that `Image.open` rejects for its size: plugins read them without that check."""
-    with open(path, "rb") as file:
-        start = file.read(16)
-        for factory, accept in [Image.OPEN[name] for name in readable_formats()]:
-            file.seek(0)
-            try:
-                if accept is None or accept(start) is True:
-                    return factory(file, str(path)).size
-            except Exception:  # another format (plugins raise many types), or a plugin with its own check
-                continue
-    return None
 
 
 # Limits
@@ -113,12 +106,10 @@ def check_limits(image: Image.Image) -> None:
     Raises:
         RefusedImage: names the limit.
     """
-    pixels = image.width * image.height
-    if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE:
-        raise RefusedImage(too_large(image.size))  # Pillow only warns up to twice its limit
-    size = BYTES.get(image.mode, 4)
-    if pixels * size > MOST_DECODED:
-        raise RefusedImage(too_large(image.size))
+    pixels, size = image.width * image.height, BYTES.get(image.mode, 4)
+    # Pillow only warns up to twice its limit
+    if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE or pixels * size > MOST_DECODED:
+        raise RefusedImage(too_large(f"{image.width} x {image.height} pixels"))
     if image.format == "TIFF" and _padded(image) * size > MOST_DECODED:
         raise RefusedImage(
             f"its tiles have {_padded(image):,} pixels, at most {MOST_DECODED // size:,}: save it without tiles"
@@ -139,13 +130,10 @@ def check_length(length: int) -> None:
         raise RefusedImage(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
 
 
-def too_large(size: tuple[int, int] | None) -> str:
-    """The message for an image with too many pixels."""
-    if size and max(size) > MOST_SIDE:
-        return f"image too large ({size[0]} x {size[1]} pixels, at most {MOST_SIDE:,} on a side): cut it into tiles"
-    limit = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,}"
-    pixels = f"{size[0]} x {size[1]} pixels, at most {limit} in all" if size else f"more than {limit} pixels"
-    return f"image too large ({pixels}): cut it into tiles, or save it smaller"
+def too_large(pixels: str) -> str:
+    """The message for an image of so many pixels."""
+    most = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,} in all, {MOST_SIDE:,} on a side"
+    return f"image too large ({pixels}, at most {most}): cut it into tiles, or save it smaller"
 
 
 def _jpeg_streams(image: Image.Image) -> list[tuple[int, int]]:

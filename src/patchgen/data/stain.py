@@ -12,13 +12,12 @@ is one affine map of an image's densities. The stain colours are those of Ruifro
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from patchgen.data.augment import Finish, send
+from patchgen.data.augment import Draw, Finish, send
 
 # densities in red, green, blue of haematoxylin, eosin and the remaining third, DAB; rows are made unit vectors
 STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78))
@@ -37,12 +36,6 @@ class Histology:
     shift: float = 0.05
     """To each stain's density is added a number uniform in [-x, x]."""
 
-    def __post_init__(self) -> None:
-        for name, top in {"turn": 1.0, "flip": 1.0, "scale": 1.0, "shift": math.inf}.items():
-            value = getattr(self, name)
-            if not 0 <= value <= top or math.isinf(value):
-                raise ValueError(f"histology.{name} must be in [0, {top:g}], got {value}; 0 turns it off")
-
     def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
         """Draw every random number of a batch from a CPU `generator`; the amount depends on `batch` alone."""
         turned, quarters, flip = torch.rand(3, batch, generator=generator)
@@ -56,34 +49,19 @@ class Histology:
 
 
 @dataclass(frozen=True)
-class HistologyDraw:
-    """The random numbers of a batch; index it with `[a:b]` or positions for a rank's share of the batch."""
+class HistologyDraw(Draw):
+    """The numbers of `Histology`; a mirrored image is then turned."""
 
     turns: Tensor  # (B,) quarter turns counter-clockwise, as torch.rot90 counts them
-    flip: Tensor  # (B,) bool: mirrored left to right, then turned
     scale: Tensor  # (B,3) factor of each stain
     shift: Tensor  # (B,3) density added to each stain
 
-    def __len__(self) -> int:
-        return len(self.flip)
-
-    def __getitem__(self, part: slice | Tensor) -> HistologyDraw:
-        return HistologyDraw(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
-
-    def to(self, device: torch.device | str) -> HistologyDraw:
-        """The same numbers on `device`."""
-        return HistologyDraw(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
-
     @torch.no_grad()
     def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
-        """Turn, mirror and stain `images` (B,3,size,size) in [0,1]; `finish` as in `augment.apply`."""
-        if images.shape[1:] != (3, size, size) or not images.is_floating_point():
-            raise ValueError(
-                f"stain augmentation does not resize: images must be floats of shape (B,3,{size},{size}), got "
-                f"{images.dtype} {tuple(images.shape)}"
-            )
-        if len(images) != len(self):
-            raise ValueError(f"{len(images)} images but {len(self)} draws: slice the draw to the images with [a:b]")
+        """Turn, mirror and stain `images` (B,3,size,size) in [0,1]; `finish` as in `AugmentDraw.apply`."""
+        if images.shape[-1] != size:
+            raise ValueError(f"stain augmentation does not resize: images must have {size} pixels, got {images.shape}")
+        self._check_length(images)
         with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
             placed = _place(images.float(), self.turns + 4 * self.flip.long())
             matrix = stain_matrix(self.scale, self.shift)  # (B,3,4)

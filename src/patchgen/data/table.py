@@ -21,11 +21,10 @@ from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
-from patchgen.common.files import write_csv
+from patchgen.common.files import read_csv, write_csv
 from patchgen.common.text import did_you_mean, printable
 from patchgen.data.benchmarks import Benchmark, get_benchmark, match_benchmark, visible_folders
 from patchgen.data.listing import IMAGE_EXTENSIONS, finder, is_image, list_images
-from patchgen.data.manifest import read_lines
 from patchgen.data.safe_open import MOST_SIDE
 
 MOST_DOMAINS, MOST_CELLS = 1000, 5_000_000  # far beyond any data set; checks compare all pairs
@@ -157,8 +156,7 @@ def read_table(
         where = suite_folder(str(data))
     if not os.path.exists(where):
         parent = next(p for p in where.parents if os.path.exists(p))
-        lost = where.relative_to(parent).parts[0]
-        there = [p.name for p in parent.iterdir()] if parent.is_dir() else []
+        lost, there = where.relative_to(parent).parts[0], os.listdir(parent) if parent.is_dir() else []
         raise ValueError(f"No such data: '{where}' ('{lost}' is not in '{parent}'){did_you_mean(lost, there)}")
     if where.is_dir():
         table = _read_folder(where, entry, options, least)
@@ -268,14 +266,15 @@ def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) 
 
 
 def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
-    known = entry.class_of(name) if entry else name
-    if known is None and entry:
-        classes = entry.classes or ()
+    if entry is None:
+        return name
+    known, classes = entry.class_of(name), entry.classes or ()
+    if known is None:
         raise ValueError(
             f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
             f"({', '.join(classes)}). If the data is not {entry.name}, give its folder another name."
         )
-    return known or name
+    return known
 
 
 def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[str], entry: Benchmark | None) -> None:
@@ -301,13 +300,20 @@ def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[st
 def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, str] | None, least: int) -> Table:
     if options:
         raise ValueError(f"Reading options {sorted(options)} choose folders; a manifest already names its files.")
-    lines = read_lines(path)
-    tag, _, query = lines[0][1].get("benchmark", "").partition("?")
+    header, raw = read_csv(path)
+    _check_columns(path, header)
+    one = {} if "domain" in header else {"domain": path.stem}  # without the column, all rows are of one site
+    lines = [(line, one | {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
+    tags = {cells.get("benchmark", "") for _, cells in lines}
+    if len(tags) != 1:
+        raise ValueError(f"'{path}' has no rows, or several values in the column benchmark: {sorted(tags)[:3]}.")
+    _check_cells(path, lines)
+    tag, _, query = tags.pop().partition("?")
     entry = entry or (get_benchmark(tag) if tag else None)
     rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
     scales = {(cells.get("mpp"), cells.get("tile")) for _, cells in lines}
-    tiles = tile_scale(*next(iter(scales))) if len(scales) == 1 else None
+    tiles = tile_scale(*scales.pop()) if len(scales) == 1 else None
     weight = _weights(path, lines) if "sample_weight" in lines[0][1] else None
     table = _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
     return replace(table, tiles=tiles, weight=weight)
@@ -328,6 +334,47 @@ def is_weight(value: Any) -> bool:
         return 0 <= float(value) < math.inf
     except (TypeError, ValueError):
         return False
+
+
+def _check_columns(path: Path, header: Sequence[str]) -> None:
+    near = [name for name in header if name.lower() in ("site", "domains", "domian", "center", "centre", "hospital")]
+    for column in ("path", *(["domain"] if near else []), "label"):
+        if column not in header:
+            separator = next((s for s in (";", "\t", "|") if s in "".join(header)), None)
+            hint = f"; separate cells with commas, not {separator!r}" if separator else did_you_mean(column, header)
+            raise ValueError(f"'{path}' has no column '{column}' (found: {', '.join(header) or 'nothing'}){hint}")
+    if len(set(header)) < len(header):
+        raise ValueError(f"'{path}' has a column twice: {', '.join(header)}.")
+
+
+def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> None:
+    """Files must exist, cells must be filled (a label may be empty), and a file must appear once."""
+    needed = ["path", "domain", *(["group"] if any(cells.get("group") for _, cells in lines) else [])]
+    seen: dict[str, tuple[int, str, str]] = {}  # real path -> its line, meaning and name
+    lost: list[str] = []
+    find = finder(path.parent)
+    for line, cells in lines:
+        if empty := [column for column in needed if not cells[column]]:
+            raise ValueError(f"'{path}', line {line}: the cell '{empty[0]}' is empty. Only a label may be left empty.")
+        name = os.path.normpath(cells["path"])
+        file, exists = find(cells["path"])
+        meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
+        before, other, spelt = seen.setdefault(file, (line, meaning, name))
+        if before != line:  # the same file would appear on both sides of a split, or in two domains
+            again = "" if spelt == name else f", the file that line {before} calls '{spelt}',"
+            both = f"is {other} in line {before}, but {meaning} in line {line}"
+            twice = f"appears in line {before} and again in line {line}; remove one"
+            raise ValueError(f"'{path}': '{name}'{again} {twice if other == meaning else both}.")
+        if not is_image(os.path.basename(name)):
+            raise ValueError(f"'{path}', line {line}: '{name}' is no image ({' '.join(IMAGE_EXTENSIONS)}).")
+        if not exists:
+            lost.append(f"line {line}: {name}")
+    if lost:
+        examples = "; ".join(lost[:3] + ["..."] * (len(lost) > 3))
+        raise ValueError(
+            f"'{path}': {len(lost)} of {len(lines)} files do not exist ({examples}). "
+            f"Paths are relative to the manifest's folder '{path.parent}', or absolute."
+        )
 
 
 def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
@@ -356,7 +403,7 @@ def _build(
     """
     paths, domain_names, labels = zip(*rows, strict=True)
     for names in (paths, set(domain_names), set(labels)):
-        if odd := [name for name in names if not _is_utf8(name)]:
+        if odd := [name for name in names if not name.isascii() and name.encode(errors="ignore").decode() != name]:
             raise ValueError(f"'{source or root}': the name '{printable(odd[0])}' is not UTF-8; rename it")
     present, named = set(domain_names), set(labels) - {""}
     domains = tuple(d for d in entry.domains if d in present) if entry else tuple(sorted(present))
@@ -377,10 +424,6 @@ def _build(
     label = np.array([class_id.get(c, -1) for c in labels], dtype=np.int64)
     group = group or (entry.groups_of(paths) if entry else None)
     return Table(root, paths, domains, classes, domain, label, group, entry.name if entry else None, options)
-
-
-def _is_utf8(name: str) -> bool:
-    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def fingerprint(table: Table) -> str:

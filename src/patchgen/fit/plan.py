@@ -13,10 +13,10 @@ from patchgen.common.files import cache_dir, expanded
 from patchgen.common.progress import Progress
 from patchgen.config import Config
 from patchgen.data.benchmarks import visible_folders
+from patchgen.data.content import shared_store
 from patchgen.data.doctor import TINY_CLASS
 from patchgen.data.images import BILINEAR, ImageStore
 from patchgen.data.listing import list_files, skipped_line
-from patchgen.data.shared import shared_store
 from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model

@@ -148,7 +148,7 @@ def note_failure(job: Work, error: str, final: bool = False) -> Failure:
 
 
 def _train(job: Job) -> None:
-    from patchgen.data.shared import shared_table
+    from patchgen.data.content import shared_table
     from patchgen.train.lifecycle import train
 
     config = job.config

@@ -24,11 +24,11 @@ from patchgen.common.files import cache_dir
 from patchgen.common.machine import require_bf16, use_threads
 from patchgen.common.progress import is_first
 from patchgen.config import Config
+from patchgen.data.content import shared_store
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
 from patchgen.data.macenko import TILES, Macenko, fit_macenko
 from patchgen.data.oracle import true_masks
-from patchgen.data.shared import shared_store
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import Classifier, trained_tensors
