@@ -25,17 +25,18 @@ class Facts:
     heads: int | None = number(1, 64, None)
     names: list[str] = field(default_factory=list)
     inner: Inner | None = None
+    span: tuple[float, float] | None = None
     bias: bool = True
     more: dict[str, Any] = field(default_factory=dict)
 
 
 RIGHT = {"width": 64, "mean": [0, 0.5, 1], "eps": 1, "kind": "gated", "heads": None, "names": ["a"],
-         "inner": {"width": 2}, "bias": False, "more": {"x": 1}, "unknown": object}  # fmt: skip
+         "inner": {"width": 2}, "span": None, "bias": False, "more": {"x": 1}, "unknown": object}  # fmt: skip
 
 
 def test_a_right_object_is_filled() -> None:
     facts = filled(Facts, RIGHT, "config.json")
-    assert facts == Facts(64, (0, 0.5, 1), 1, "gated", None, ["a"], Inner(2), False, {"x": 1})
+    assert facts == Facts(64, (0, 0.5, 1), 1, "gated", None, ["a"], Inner(2), None, False, {"x": 1})
     assert filled(Facts, {"width": 1}, "config.json") == Facts(1)
 
 

@@ -228,6 +228,6 @@ def _converted(value: Any, hint: Any, where: str) -> Any:
     for member in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
         if dataclasses.is_dataclass(member) and isinstance(value, dict):
             return filled(member, value, where)  # type: ignore[arg-type]
-        if get_origin(member) is tuple:
+        if get_origin(member) is tuple and isinstance(value, list):
             return tuple(value)
     return value
