@@ -85,6 +85,15 @@ def mask_over(image: Image.Image, mask: np.ndarray) -> Image.Image:
     return Image.fromarray((OPACITY * colours + (1 - OPACITY) * grey).round().astype(np.uint8))
 
 
+def side_by_side(image: Image.Image, masks: Sequence[np.ndarray], gap: int) -> Image.Image:
+    """[image | mask over it | ...], with white gaps of some pixels."""
+    panels = [image, *(mask_over(image, mask.astype(float)) for mask in masks)]
+    joined = Image.new("RGB", (len(panels) * (image.width + gap) - gap, image.height), BLANK)
+    for number, panel in enumerate(panels):
+        joined.paste(panel, (number * (image.width + gap), 0))
+    return joined
+
+
 def fit_text(text: str, font: Font, width: float) -> str:
     """One printable line no wider than `width`; the end is kept, because it distinguishes long names."""
     line = "".join(letter if letter.isprintable() else "?" for letter in text)

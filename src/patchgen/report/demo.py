@@ -17,12 +17,11 @@ from patchgen.runs.scores import score_record, selected_evaluation, source_valid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from PIL.Image import Image
-
     from patchgen.predict.predictor import Prediction, Predictor
 
 MASKED = "patchgen"  # whose masks the page shows
 SHOWN = 9  # images on the page
+SCALE = 2  # enlarges them
 SCORES = {
     "method": "method",
     "unseen": "unseen domain %",
@@ -71,7 +70,7 @@ def render_page(runs: Mapping[str, RunFolder], smoke: bool) -> str:
         title="PatchGen where the shortcut breaks",
         smoke=smoke,
         images=rows[0]["images"],
-        error=100 * max(_standard_error(row["unseen"], row["images"]) for row in rows),
+        error=100 * max((row["unseen"] * (1 - row["unseen"]) / row["images"]) ** 0.5 for row in rows),
         bars=bars(rows),
         curves=curves(runs),
         score_head=list(SCORES.values()),
@@ -81,10 +80,6 @@ def render_page(runs: Mapping[str, RunFolder], smoke: bool) -> str:
         masked=MASKED,
         pictures=pictures(runs),
     )
-
-
-def _standard_error(share: float, count: int) -> float:
-    return float(np.sqrt(share * (1 - share) / count))
 
 
 def curves(runs: Mapping[str, RunFolder]) -> Drawn:
@@ -141,9 +136,12 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
 
 def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     """Unseen images, evenly over the classes, with the prediction of each method."""
+    from PIL import Image
+
     from patchgen.data.oracle import true_masks
     from patchgen.data.table import read_table
     from patchgen.draw.overlay import original
+    from patchgen.draw.sheet import side_by_side
     from patchgen.predict.predictor import load_run
 
     config = runs[MASKED].config
@@ -159,12 +157,14 @@ def pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
     for i, row in enumerate(rows.tolist()):
         true, mask = table.classes[table.label[row]], answers[MASKED][i].mask
         known = truth[row].reshape(mask.shape) if truth is not None and mask is not None else None
-        words = [(f"{label}: {said[i].label}", "right" if said[i].label == true else "wrong")
-                 for label, said in answers.items()]  # fmt: skip
+        photo = Image.fromarray(original(paths[i]))
+        photo = photo.resize((SCALE * photo.width, SCALE * photo.height), Image.Resampling.NEAREST)
+        masks = [each for each in (known, start[i].mask, mask) if each is not None]
+        verdicts = {label: "right" if of_run[i].label == true else "wrong" for label, of_run in answers.items()}
+        cells = [Cell(f"{label}: {answers[label][i].label}", word, word) for label, word in verdicts.items()]
         alt = f"image of class {true}, its predictive patches, the untrained mask and the trained one"
-        picture = side_by_side(original(paths[i]), (known, start[i].mask, mask))
-        lines = [[Cell(f"class {true}", "strong")], [Cell(text, word, word) for text, word in words]]
-        made.append(Picture(data_address(picture), alt, lines))
+        source = data_address(side_by_side(photo, masks, 4 * SCALE))
+        made.append(Picture(source, alt, [[Cell(f"class {true}", "strong")], cells]))
     return made
 
 
@@ -183,19 +183,3 @@ def _untrained(run: RunFolder, trained: Predictor) -> Predictor:
     recorded = read_json(run.path / "env.json")["backbone"]
     model = build_model(run.config, make_method(run.config), len(trained.classes), recorded=recorded)
     return Predictor(model, trained.classes, run.config)
-
-
-def side_by_side(image: np.ndarray, masks: Sequence[np.ndarray | None], scale: int = 2) -> Image:
-    """[image | mask | mask ...]; masks on the fixed scale of 0 to 1."""
-    from PIL import Image
-
-    from patchgen.draw.sheet import mask_over
-
-    photo = Image.fromarray(image)
-    photo = photo.resize((photo.width * scale, photo.height * scale), Image.Resampling.NEAREST)
-    panels = [photo, *(mask_over(photo, grid.astype(float)) for grid in masks if grid is not None)]
-    gap = 4 * scale
-    joined = Image.new("RGB", (len(panels) * (photo.width + gap) - gap, photo.height), "white")
-    for number, panel in enumerate(panels):
-        joined.paste(panel, (number * (photo.width + gap), 0))
-    return joined

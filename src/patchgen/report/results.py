@@ -28,39 +28,33 @@ if TYPE_CHECKING:
 
 Row = dict[str, str]
 SETTINGS = ("data", "unseen", "method", "backbone", "image_size", "steps", "lr", "lr_backbone", "lr_module", "hparams")
-RECORDED = {  # column -> metric of the tidy scores; of the selected checkpoint, on the whole unseen domain
-    "accuracy": "accuracy", "swad": "accuracy", "validation": "validation", "auroc": "mask: auroc", "iou": "mask: iou",
-    "kept": "mask: kept", "iou_before": "mask before level: iou", "kept_before": "mask before level: kept",
-    "true_mask": "mask: true mask", "random_mask": "mask: random mask", "known": "known", "unknown": "unknown",
-    "known_by_name": "by name: known", "unknown_by_name": "by name: unknown", "taken_for_known": "taken_for_known",
-    "untrained_auroc": "mask: untrained_auroc", "untrained_iou": "mask: untrained_iou",
-    "untrained_kept": "mask: untrained_kept",
+RECORDED = {  # column -> metric of the tidy scores, title of its table, heading where it shares one
+    "accuracy": ("accuracy", "Accuracy on the whole unseen domain (%)", "accuracy (%)"),
+    "swad": ("accuracy", "Accuracy of the SWAD average on the whole unseen domain (%)", "swad (%)"),
+    "validation": ("validation", "Accuracy on source validation (%)", "validation (%)"),
+    "auroc": ("mask: auroc", "AUROC of the mask against the predictive patches, unseen domain", "AUROC"),
+    "iou": ("mask: iou", "IoU of {mask >= 0.5} and the predictive patches, unseen domain", "IoU"),
+    "kept": ("mask: kept", "Share of the predictive patches with a mask of at least 0.5, unseen domain", "kept"),
+    "iou_before": ("mask before level: iou", "The same IoU before the level is calibrated", "IoU before level"),
+    "kept_before": ("mask before level: kept", "The same share before the level is calibrated", "kept before level"),
+    "true_mask": ("mask: true mask", "Accuracy with the true mask in place of the learned one (%)", "true mask (%)"),
+    "random_mask": ("mask: random mask", "Accuracy with a random mask of the true size in its place (%)",
+                    "random mask (%)"),
+    "known": ("known", "Accuracy on known classes (%)", "known (%)"),
+    "unknown": ("unknown", "Accuracy on unknown classes (%)", "unknown (%)"),
+    "known_by_name": ("by name: known", "Accuracy on known classes, by their own output (%)", "known by name (%)"),
+    "unknown_by_name": ("by name: unknown", "Accuracy on unknown classes, by new outputs alone (%)",
+                        "unknown by name (%)"),
+    "taken_for_known": ("taken_for_known", "Share of unknown-class images that are given the output of a known class "
+                        "(%)", "taken for known (%)"),
+    "untrained_auroc": ("mask: untrained_auroc", "The same AUROC of the untrained mask", "AUROC, untrained"),
+    "untrained_iou": ("mask: untrained_iou", "The same IoU of the untrained mask", "IoU, untrained"),
+    "untrained_kept": ("mask: untrained_kept", "The same share of the untrained mask", "kept, untrained"),
 }  # fmt: skip
 SCORES = tuple(RECORDED)
 COLUMNS = (*SETTINGS, "seed", *SCORES, "run")
 SETUP = ("backbone", "image_size", "steps")  # the same for all rows of a data set in one table
 RATES = ("lr", "lr_backbone", "lr_module", "hparams")
-TITLES = {  # score -> (title of its table, heading where it shares one)
-    "accuracy": ("Accuracy on the whole unseen domain (%)", "accuracy (%)"),
-    "swad": ("Accuracy of the SWAD average on the whole unseen domain (%)", "swad (%)"),
-    "validation": ("Accuracy on source validation (%)", "validation (%)"),
-    "auroc": ("AUROC of the mask against the predictive patches, unseen domain", "AUROC"),
-    "iou": ("IoU of {mask >= 0.5} and the predictive patches, unseen domain", "IoU"),
-    "kept": ("Share of the predictive patches with a mask of at least 0.5, unseen domain", "kept"),
-    "iou_before": ("The same IoU before the level is calibrated", "IoU before level"),
-    "kept_before": ("The same share before the level is calibrated", "kept before level"),
-    "true_mask": ("Accuracy with the true mask in place of the learned one (%)", "true mask (%)"),
-    "random_mask": ("Accuracy with a random mask of the true size in its place (%)", "random mask (%)"),
-    "known": ("Accuracy on known classes (%)", "known (%)"),
-    "unknown": ("Accuracy on unknown classes (%)", "unknown (%)"),
-    "known_by_name": ("Accuracy on known classes, by their own output (%)", "known by name (%)"),
-    "unknown_by_name": ("Accuracy on unknown classes, by new outputs alone (%)", "unknown by name (%)"),
-    "taken_for_known": (
-        "Share of unknown-class images that are given the output of a known class (%)", "taken for known (%)"),
-    "untrained_auroc": ("The same AUROC of the untrained mask", "AUROC, untrained"),
-    "untrained_iou": ("The same IoU of the untrained mask", "IoU, untrained"),
-    "untrained_kept": ("The same share of the untrained mask", "kept, untrained"),
-}  # fmt: skip
 
 
 def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
@@ -108,16 +102,15 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
                 raise ValueError(
                     f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
                 )
-    shown = [name for score in scores for name in (score, f"untrained_{score}")
-             if name == score or name in SCORES and any(row[name] for row in rows)]  # fmt: skip
-    shown = list(dict.fromkeys(shown))
+    names = dict.fromkeys(name for score in scores for name in (score, f"untrained_{score}"))
+    shown = [name for name in names if name in scores or name in SCORES and any(row[name] for row in rows)]
     numbers = _tidy(rows)
     one_fold = len({(row["data"], row["unseen"]) for row in rows}) == 1
     if one_fold and len(shown) > 1:
         fold = {rows[0]["data"]: [rows[0]["unseen"]]}
         grids = [_grid(f"{rows[0]['data']}, unseen: {rows[0]['unseen']}", numbers, [_column(s, fold) for s in shown])]
     else:
-        grids = [_of_folds(numbers, score) for score in shown if (numbers["metric"] == score).any()]
+        grids = [_fold_grid(numbers, score) for score in shown if (numbers["metric"] == score).any()]
     parts = [f"{grid.title}\n\n{plain_markdown(grid)}" for grid in grids]
     if grids:
         parts.append("\n".join(filter(None, [grids[0].error_note(), *unequal_terms(numbers["method"].unique())])))
@@ -127,17 +120,15 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
 
 def _row(run: Run) -> Row:
     config: Config = run.config
-    values = {(s.checkpoint, s.metric, s.part): s.value for s in run.scores}
-    score = {name: values.get(("selected", metric, "all")) for name, metric in RECORDED.items()}
+    values = {(s.checkpoint, s.metric): s.value for s in run.scores if s.part == "all"}
+    score = {name: values.get(("selected", metric)) for name, (metric, *_) in RECORDED.items()}
     accuracy = "all" if config.task == "mdg_gcd" else "accuracy"
-    score |= {name: values.get((c, accuracy, "all")) for name, c in (("accuracy", "selected"), ("swad", "swad"))}
+    score |= {"accuracy": values.get(("selected", accuracy)), "swad": values.get(("swad", accuracy))}
+    hparams = sorted((config.hparams | _lambdas(config)).items())
     settings = {
-        "data": run.dataset,
-        "unseen": config.unseen,
-        "method": run.label,
-        "backbone": backbone_name(run.backbone),
-        "hparams": " ".join(f"{name}={value:g}" for name, value in sorted((config.hparams | _lambdas(config)).items())),
-    }
+        "data": run.dataset, "unseen": config.unseen, "method": run.label, "backbone": backbone_name(run.backbone),
+        "hparams": " ".join(f"{name}={value:g}" for name, value in hparams),
+    }  # fmt: skip
     plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
     texts = {name: "" if value is None else f"{value:g}" for name, value in plain.items()}
     numbers = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
@@ -156,44 +147,36 @@ def _tidy(rows: Sequence[Row]) -> pd.DataFrame:
     import pandas as pd
 
     wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
-    long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False).sort_index(
-        kind="stable"
-    )
-    return (
-        long[long["value"] != ""]
-        .astype({"value": float})
-        .assign(checkpoint="selected", part="all", validation=0.0, selected_by="", images=0)
-    )
+    long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False)
+    numbers = long[long["value"] != ""].astype({"value": float}).sort_index(kind="stable")
+    return numbers.assign(checkpoint="selected", part="all", validation=0.0, selected_by="", images=0)
 
 
 def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Column:
-    title, short = TITLES[score]
+    _, title, short = RECORDED[score]
     percent = title.endswith("(%)")
     return Column(heading or short, folds, score, scale=100 if percent else 1, digits=1 if percent else 2)
 
 
-def _of_folds(numbers: pd.DataFrame, score: str) -> Grid:
+def _fold_grid(numbers: pd.DataFrame, score: str) -> Grid:
     """Methods down, data sets and folds across, and the mean over the folds."""
     scored = numbers[numbers["metric"] == score]
     folds: dict[str, list[str]] = {}
     for data, unseen in scored[["data", "unseen"]].drop_duplicates().itertuples(index=False):
         folds.setdefault(data, []).append(unseen)
-    columns = [
-        _column(score, {data: [unseen]}, f"{data}: {unseen}" if len(domains) > 1 else data)
-        for data, domains in folds.items()
-        for unseen in domains
-    ]
+    columns = [_column(score, {data: [unseen]}, f"{data}: {unseen}" if len(domains) > 1 else data)
+               for data, domains in folds.items() for unseen in domains]  # fmt: skip
     if len(columns) > 1:
         columns.append(replace(_column(score, folds, "mean"), over="folds"))
-    return _grid(TITLES[score][0], scored, columns)
+    return _grid(RECORDED[score][1], scored, columns)
 
 
 def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
     """A line per method, with the number of its seeds in the last column."""
     lines = []
-    for method, mine in numbers.groupby("method", sort=False):
-        entries = fill(mine.assign(seed=mine.index), columns, "all")
-        lines.append(Line(str(method), (*entries, Entry(text=str(mine["seed"].nunique())))))
+    for method, of_method in numbers.groupby("method", sort=False):
+        entries = fill(of_method.assign(seed=of_method.index), columns, "all")
+        lines.append(Line(str(method), (*entries, Entry(text=str(of_method["seed"].nunique())))))
     return Grid("", title, "", (*columns, Column("seeds", {})), tuple(lines), asked_seeds=1)
 
 
@@ -204,10 +187,10 @@ def _paired(numbers: pd.DataFrame, base: str) -> str:
     if base not in values:
         raise ValueError(f"no row is called {base!r}; there are {', '.join(values)}")
     lines = []
-    for method, mine in values.items():
+    for method, accuracy in values.items():
         equal = "+".join([base, *method.partition(",")[0].split("+")[1:]])
         reference = equal if equal in values and "+" not in base and equal != method else base
-        pairs = (mine - values[reference]).dropna()
+        pairs = (accuracy - values[reference]).dropna()
         if method != base and len(pairs):
             number = Number(pairs.to_dict(), over="folds x seeds")
             label = method if reference == base else f"{method} (minus {reference})"
