@@ -140,7 +140,7 @@ def test_a_class_without_examples_is_said(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--new-classes", "0"], "--new-classes must be at least 1, not 0; leave it out"),
+        (["--new-classes", "0"], "--new-classes must be at least 1, not 0"),
         (["--new-classes", "two"], "--new-classes must be a whole number"),
         (["--new-classes", "12"], "--new-classes 12 needs as many images, but 11 were found"),
         (["--new-classes", "11"], "readable images, 10, not 11"),

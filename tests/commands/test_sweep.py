@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,14 @@ from PIL import Image
 from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.sweep import engines, jobs
-from patchgen.sweep.jobs import Job, Outcome, perform
+from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import find_recipe
-
-
-class Here:
-    """An engine without processes of its own."""
-
-    slots = 1
-
-    def submit(self, jobs: Sequence[Job]) -> list[Future[Outcome]]:
-        handles = []
-        for job in jobs:
-            handles.append(Future[Outcome]())
-            handles[-1].set_result(perform(job))
-        return handles
-
-    def finished(self, handles: Sequence[Future[Outcome]], seconds: float) -> list[Future[Outcome]]:
-        return list(handles)
-
-    def outcome(self, handle: Future[Outcome]) -> Outcome:
-        return handle.result()
-
-    def close(self) -> None:
-        pass
+from patchgen.sweep.unit import InProcess
 
 
 @pytest.fixture
 def words(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setitem(engines.LAUNCHERS, "local", lambda options, jobs: Here())
+    monkeypatch.setitem(engines.LAUNCHERS, "local", lambda options, jobs: InProcess())
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"# A small table.\n#   patchgen sweep r.yaml\ndata: {image_folder}\nunseen: studio\nbackbone: tiny\n"
@@ -159,9 +137,6 @@ def test_failed_runs_are_told_with_their_error_and_tried_again_when_asked(
 def test_wrong_options(more: list[str], message: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, *more]) == 2
     assert f"patchgen sweep: {message}" in capsys.readouterr().err
-
-
-def test_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep"]) == 2 and "give a recipe" in capsys.readouterr().err
 
 

@@ -77,7 +77,7 @@ def test_a_worker_of_a_sweep(trap: Path, tmp_path: Path) -> None:
 
 def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    from patchgen.sweep.slurm import SlurmLauncher
+    from patchgen.sweep.clusters import SlurmLauncher
 
     launched(no_ops(tmp_path), SlurmLauncher(tmp_path, 1, cluster="local"))
     assert not trap.exists()
@@ -86,7 +86,7 @@ def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_of_ray(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from patchgen.sweep.ray import RayLauncher
+    from patchgen.sweep.clusters import RayLauncher
 
     launched(no_ops(tmp_path), RayLauncher(threads=1, retries=0, cpus=1))
     assert not trap.exists()

@@ -37,14 +37,6 @@ def test_a_run_that_two_rows_ask_for_is_one_job(tiny_recipe: Recipe, tmp_path: P
     assert [job.rows for job in jobs] == [("A", "B"), ("C",)] and [str(job) for job in jobs] == ["A; B", "C"]
 
 
-def test_all_means_the_domains_of_the_data(tiny_recipe: Recipe, tmp_path: Path) -> None:
-    path = tiny_recipe("grid: {unseen: all}")
-    path.write_text(path.read_text().replace("unseen: studio\n", ""))
-    assert [str(job) for job in plan([read_recipe(path)], tmp_path)] == [
-        "unseen clinic", "unseen field", "unseen studio"
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -61,12 +61,6 @@ def test_all_are_done_once_and_no_more_at_a_time_than_there_is_room_for(no_ops: 
     assert go(jobs, again) == {} and again.asked == []
 
 
-def test_a_longer_recipe_does_only_what_is_new(no_ops: NoOps) -> None:
-    go(no_ops(3), InProcess())
-    engine = InProcess()
-    assert go(no_ops(5), engine) == {"done": 2} and engine.asked == no_ops(5)[3:]
-
-
 @pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (2, 3)])
 def test_a_run_that_always_fails_is_tried_a_bounded_number_of_times(
     retries: int, attempts: int, no_ops: NoOps, monkeypatch: pytest.MonkeyPatch
@@ -146,18 +140,6 @@ def test_two_launchers_never_do_the_same_run(no_ops: NoOps, monkeypatch: pytest.
         counts = [future.result() for future in [pool.submit(go, jobs, InProcess(slots=4)) for _ in range(2)]]
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
     assert all(count["failed"] == 0 and count["done"] + count["found"] == 30 for count in counts)
-
-
-def test_an_interrupt_ends_the_engine(no_ops: NoOps, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = InProcess()
-
-    def stop(*_: Any) -> list[Any]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "finished", stop)
-    with pytest.raises(KeyboardInterrupt):
-        go(no_ops(3), engine)
-    assert engine.closed
 
 
 def test_lines_say_how_many_runs_are_done(no_ops: NoOps, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.methods import make_method
-from patchgen.sweep.forecast import gpu_hours
+from patchgen.sweep.forecast import width
 from patchgen.sweep.plan import plan, protocols
 from patchgen.sweep.recipe import expand, read_recipe
 
@@ -58,6 +59,18 @@ def test_a_recipe_runs_what_the_page_says(
         for data, _, steps, every, *_ in budgets:
             entry = BENCHMARKS[data.lower()]
             assert (int(steps), int(every)) == (entry.steps, entry.checkpoint_every), data
+
+
+def gpu_hours(config: Config, tune: str, images: Mapping[str, int]) -> float:
+    """Training steps, evaluations on source validation and the test at 50 TFLOP/s: a 24 GB GPU in bf16."""
+    sources = [count for domain, count in images.items() if domain != config.unseen]
+    passes = {"head": 1, "layernorm": 2}.get(tune, 3)  # forward passes that a training image costs
+    passes += any(name in config.method for name in ("miro", "gmdg"))  # a frozen copy as well
+    trained = config.steps * config.batch_per_domain * len(sources) * passes
+    scored = (config.steps // config.eval_every + 2) * config.holdout * sum(sources) + images[config.unseen]
+    forward = 11e9 * width(config) * (config.image_size / 224) ** 2  # 11 GFLOP: a ViT-S/14 at 224 px
+    trainings = len(sources) if config.select == "leave-one-out" else 1  # each of the others has a source less
+    return trainings * forward * (trained + scored) / 50e12 / 3600
 
 
 HOURS = sorted(

@@ -19,7 +19,7 @@ from patchgen.sweep.recipe import read_recipe
 from patchgen.train.lifecycle import train
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-from patchgen.sweep.ray import RayLauncher  # noqa: E402
+from patchgen.sweep.clusters import RayLauncher  # noqa: E402
 
 
 class Murderous(RayLauncher):

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from patchgen.runs.find import failure_of
-from patchgen.sweep import jobs as jobs_module
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.launch import Watch, launch
 
 submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-from patchgen.sweep.slurm import SlurmLauncher, SlurmTask  # noqa: E402
+from patchgen.sweep.clusters import SlurmLauncher, SlurmTask  # noqa: E402
 
 NoOps = Callable[[int], list[Job]]
 
@@ -27,17 +25,6 @@ def test_all_are_done_in_one_array(no_ops: NoOps, tmp_path: Path) -> None:
     engine = SlurmLauncher(tmp_path, 1, cluster="debug")
     assert go(jobs, engine) == {"done": 3} and engine.open == []
     assert all(job.folder.done and len(job.folder.records()) == 1 for job in jobs)
-
-
-def test_errors_are_kept_and_bounded(no_ops: NoOps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Job) -> None:
-        raise RuntimeError("no luck")
-
-    monkeypatch.setitem(jobs_module.WORK, "no-op", fail)
-    [job] = no_ops(1)
-    assert go([job], SlurmLauncher(tmp_path, 1, cluster="debug")) == {"failed": 1}
-    failure = failure_of(job.folder)
-    assert failure and failure.attempts == 2 and failure.line == "RuntimeError: no luck"
 
 
 @pytest.mark.slow

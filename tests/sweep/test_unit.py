@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from patchgen.common.files import write_text
-from patchgen.sweep import launch as launch_module
 from patchgen.sweep import unit as unit_module
 from patchgen.sweep.engines import LauncherOptions
 from patchgen.sweep.jobs import perform, read_work
@@ -75,23 +72,6 @@ def test_what_a_killed_attempt_left_is_taken_over(make: Callable[..., Unit]) -> 
     assert perform(unit) == "done" and unit.result.read_text() == "half and whole"
 
 
-def test_what_another_process_holds_is_waited_for(make: Callable[..., Unit], monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = make(write, "a"), make(write, "b")
-    first.begin()
-    held = first.folder.locked()
-    held.__enter__()
-    waited: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        assert second.folder.done and not first.folder.done  # the free one was done meanwhile
-        waited.append(seconds)
-        held.__exit__(None, None, None)
-
-    assert perform(first) == "busy"
-    monkeypatch.setattr(launch_module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
-    assert run_here([first, second]) == {} and waited and first.folder.done
-
-
 def test_failures_are_told_and_forgotten_by_the_next_command(make: Callable[..., Unit], tmp_path: Path) -> None:
     mended: list[bool] = []
 
@@ -107,18 +87,6 @@ def test_failures_are_told_and_forgotten_by_the_next_command(make: Callable[...,
     mended.append(True)
     assert run_here(units) == {} and (tmp_path / "b").read_text() == "b"
     assert not (tmp_path / ".work").exists()
-
-
-def test_a_passing_fault_is_tried_again(make: Callable[..., Unit]) -> None:
-    tries: list[int] = []
-
-    def work(folder: Path, result: str, word: str) -> None:
-        tries.append(len(tries))
-        if len(tries) < 3:
-            raise OSError("the disk is away")
-        write(folder, result, word)
-
-    assert run_here([make(work)]) == {} and tries == [0, 1, 2]
 
 
 @pytest.mark.parametrize("call", ["os:remove", "subprocess:run"])

@@ -138,6 +138,14 @@ def require_data(data: str) -> None:
         raise ValueError("DATA is empty (an unset variable?); give a folder `domain/class/*.jpg` or a CSV manifest")
 
 
+def check_at_least(arguments: Any, **least: int) -> None:
+    """ValueError for the first of these options that is given and too small."""
+    for name, number in least.items():
+        value = getattr(arguments, name)
+        if value is not None and value < number:
+            raise ValueError(f"{option_name(name)} must be at least {number}, not {value}")
+
+
 def check_folder(out: str | Path) -> None:
     """Reject an existing file where a folder is to be written."""
     if Path(out).exists() and not Path(out).is_dir():

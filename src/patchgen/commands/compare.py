@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from patchgen.commands import announce, require_data
-from patchgen.commands.settings import Layers, help_layers, parse_settings, preset_layers, settings_of, settings_schema
+from patchgen.commands.settings import Layers, parse_settings, preset_layers, settings_of, settings_schema
 from patchgen.common.progress import print_once
 from patchgen.common.reading import process_cache
 from patchgen.config import Config
-from patchgen.sweep.recipe import Planned
+from patchgen.sweep.recipe import PlannedRun
 
 if TYPE_CHECKING:
     from patchgen.sweep.jobs import Job
@@ -63,12 +63,12 @@ COMMAND = settings_schema(CompareOptions, hidden=HIDDEN)
 def parsed(argv: list[str]) -> tuple[CompareOptions, dict[str, Any]]:
     """The command's own options, and the settings that were given."""
     return parse_settings(
-        CompareOptions, "compare", argv, lambda options, given: [*help_layers(options.preset, given), *USUAL],
+        CompareOptions, "compare", argv, lambda options, given: [*preset_layers(options.preset, given), *USUAL],
         hidden=HIDDEN, texts=TEXTS,
     )  # fmt: skip
 
 
-def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...]) -> Iterator[Planned]:
+def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tuple[str, ...]) -> Iterator[PlannedRun]:
     """The planned runs, ordered by fold, so that an interrupted comparison has complete folds."""
     from patchgen.methods.presets import method_settings, own_hparams
 
@@ -80,7 +80,7 @@ def planned_runs(options: CompareOptions, given: Mapping[str, Any], domains: tup
                 layers = [*preset_layers(options.preset, settings), *USUAL]
                 for lr in options.lr_grid or (None,):
                     config = settings_of(Config, layers, settings | ({} if lr is None else {"lr": lr}))
-                    yield Planned(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
+                    yield PlannedRun(label, f"{label}, unseen {unseen}, seed {seed}, lr {config.lr:g}", config)
 
 
 def main(argv: list[str]) -> int:
@@ -97,9 +97,9 @@ def main(argv: list[str]) -> int:
     for name in options.folds:
         check_domain(name, domains)
     planned = list(planned_runs(options, given, domains))
-    odd = [name for name in given.get("hparams", {}) if not any(name in vars(run.config)["hparams"] for run in planned)]
-    if odd:
-        raise ValueError(f"--hparams {odd[0]}: none of the methods has it (`patchgen methods` lists them)")
+    unknown = set(given.get("hparams", {})).difference(*(vars(run.config)["hparams"] for run in planned))
+    if unknown:
+        raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
     jobs = plan_runs(planned, options.out, data)
     with print_once(), process_cache():
         failed = 0 if options.table_only else _train_all(jobs, options)

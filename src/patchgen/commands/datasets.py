@@ -26,34 +26,24 @@ def show_datasets(name: Annotated[str | None, tyro.conf.Positional] = None, json
     from patchgen.data.benchmarks import BENCHMARKS, get_benchmark
 
     if name is not None:
-        facts = describe(get_benchmark(name))
-        print(to_json.dumps(facts, indent=2) if json else as_text(facts))
+        entry = get_benchmark(name)
+        facts = dataclasses.asdict(entry) | {"layout": _layout(entry)}
+        print(to_json.dumps(facts, indent=2) if json else _as_text(facts))
         return
-    rows = [summary(entry) for entry in BENCHMARKS.values()]
+    rows = [_summary(entry) for entry in BENCHMARKS.values()]
     if json:
         print(to_json.dumps(rows, indent=2))
     else:
         print_table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
 
 
-def summary(entry: Benchmark) -> dict[str, Any]:
+def _summary(entry: Benchmark) -> dict[str, Any]:
     """One line of the list; `versions` are the accepted ones, most of them named by their number of images."""
-    return {
-        "name": entry.name,
-        "domains": list(entry.domains),
-        "classes": entry.num_classes,
-        "versions": list(entry.counts),
-        "licence": entry.licence,
-        "source": entry.source,
-    }
+    return {"name": entry.name, "domains": list(entry.domains), "classes": entry.num_classes,
+            "versions": list(entry.counts), "licence": entry.licence, "source": entry.source}  # fmt: skip
 
 
-def describe(entry: Benchmark) -> dict[str, Any]:
-    """Every field of the entry, and its layout as the lines of a tree."""
-    return dataclasses.asdict(entry) | {"layout": layout(entry)}
-
-
-def layout(entry: Benchmark) -> list[str]:
+def _layout(entry: Benchmark) -> list[str]:
     """The folder tree that is read with the default options."""
     classes = list(entry.classes or ()) or [f"<one of {entry.num_classes} classes>"]
     shown = classes if len(classes) <= SHOWN else [*classes[:SHOWN], f"<{len(classes) - SHOWN} more>"]
@@ -66,7 +56,7 @@ def layout(entry: Benchmark) -> list[str]:
     return lines
 
 
-def as_text(facts: dict[str, Any]) -> str:
+def _as_text(facts: dict[str, Any]) -> str:
     """The facts as paragraphs: the tree, counts with one version per line, the rest as `name: value`."""
     lines = [f"{facts['name']}: {facts['citation']}", "", "Layout", *(f"  {line}" for line in facts["layout"]), ""]
     lines += ["Images"]

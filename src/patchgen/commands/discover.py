@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, check_folder, parse, print_table, require_data
+from patchgen.commands import announce, check_at_least, check_folder, parse, print_table, require_data
 from patchgen.commands.inputs import find_images, report_unreadable
 from patchgen.commands.options import ModelOptions
 from patchgen.common.text import json_text, printable
 
 if TYPE_CHECKING:
-    from patchgen.discovery import Estimate
     from patchgen.predict.discover import Features, Groups, Member
     from patchgen.predict.predictor import Predictor
 
@@ -53,10 +52,8 @@ class DiscoverArguments(ModelOptions):
 
 def _check(arguments: DiscoverArguments, images: int) -> None:
     """Check before any work what would otherwise fail at its end."""
+    check_at_least(arguments, batch=1, new_classes=1, at_most=1)
     for option, value in (("--new-classes", arguments.new_classes), ("--at-most", arguments.at_most)):
-        if value is not None and value < 1:
-            estimated = "; leave it out to have the number estimated" if option == "--new-classes" else ""
-            raise ValueError(f"{option} must be at least 1, not {value}{estimated}")
         if value is not None and value > images:
             raise ValueError(
                 f"{option} {value} needs as many images, but {images} were found; give more, or a lower number"
@@ -65,14 +62,10 @@ def _check(arguments: DiscoverArguments, images: int) -> None:
         raise ValueError("--at-most limits the estimate, which --new-classes replaces: choose one")
     if arguments.data is not None:
         require_data(arguments.data)
-    if arguments.batch < 1:
-        raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
     check_folder(arguments.out)
 
 
-def read_known(
-    predictor: Predictor, arguments: DiscoverArguments, say: Callable[[str], None]
-) -> tuple[Features, list[str]]:
+def _read_known(predictor: Predictor, arguments: DiscoverArguments) -> tuple[Features, list[str]]:
     """Features and labels of the run's own images of known classes."""
     from patchgen.common.progress import Progress
     from patchgen.predict.discover import read_features, reference_images
@@ -86,21 +79,25 @@ def read_known(
     lost = [name for name in dict.fromkeys((*known.without, *known.labels)) if name not in labels]
     if not labels:
         raise ValueError(f"none of the {len(known.files)} training images of known classes could be read")
-    if lost:
-        say(f"no readable training image of {', '.join(lost)}: images of such a class will look new")
+    if lost and not arguments.quiet:
+        print(f"no readable training image of {', '.join(lost)}: images of such a class will look new", file=sys.stderr)
     return features, labels
 
 
-def describe_estimate(estimate: Estimate, known: int) -> str:
-    """The number of new classes, and the score of every number that was tried."""
-    curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in estimate.curve.items())
+def _describe_estimate(groups: Groups) -> str:
+    """The number of new classes, and the score of every number that was tried; nothing if it was given."""
+    if groups.estimate is None:
+        return ""
+    known = len(groups.known)
+    curve = ", ".join(f"{k - known}: {score:.1%}" for k, score in groups.estimate.curve.items())
+    number = groups.estimate.num_classes - known
     return (
-        f"new classes: {estimate.num_classes - known} (an estimate, often off by a few; `--new-classes` sets it)\n"
+        f"new classes: {number} (an estimate, often off by a few; `--new-classes` sets it)\n"
         f"  known images in the right cluster for each number tried: {curve}"
     )
 
 
-def describe_rule(groups: Groups) -> str:
+def _describe_rule(groups: Groups) -> str:
     """What made a group a known class, and what remains uncertain."""
     renamed = ", ".join(f"{count} of {name}" for name, count in groups.renamed.items())
     return (
@@ -111,59 +108,45 @@ def describe_rule(groups: Groups) -> str:
     )
 
 
-def summarise(groups: Groups) -> list[dict[str, Any]]:
+def _summarise(groups: Groups) -> list[dict[str, Any]]:
     """One row per group: the new ones, largest first, then the known classes with images."""
     rows = []
     for name in (*groups.new, *groups.known):
         members, new = groups.of(name), name in groups.new
         if members:
-            near = [one.nearest_known for one in members]
-            rows.append(
-                {
-                    "group": name,
-                    "images": len(members),
-                    "fits_known": not new,
-                    "confidence": median(one.confidence for one in members),
-                    "nearest_known": max(sorted(set(near)), key=near.count),
-                    "sheet": f"{name}.png" if new else None,
-                }
-            )
+            near = [member.nearest_known for member in members]
+            rows.append({
+                "group": name,
+                "images": len(members),
+                "fits_known": not new,
+                "confidence": median(member.confidence for member in members),
+                "nearest_known": max(sorted(set(near)), key=near.count),
+                "sheet": f"{name}.png" if new else None,
+            })  # fmt: skip
     return rows
 
 
-def _csv_cells(one: Member) -> list[str]:
-    fits = "yes" if one.fits_known else "no"
-    return [
-        printable(one.path),
-        one.group,
-        fits,
-        f"{one.confidence:.4f}",
-        one.nearest_known,
-        f"{one.distance_ratio:.4f}",
-    ]
+def _cells(row: dict[str, Any]) -> list[str]:
+    fits = "yes" if row["fits_known"] else "no"
+    return [row["group"], str(row["images"]), fits, f"{row['confidence']:.2f}", row["nearest_known"]]
 
 
-def _write_sheets(groups: Groups, rows: Iterable[dict[str, Any]], out: Path) -> None:
+def _write_sheet(row: dict[str, Any], members: Sequence[Member], out: Path) -> None:
     from patchgen.draw.overlay import original
     from patchgen.draw.sheet import Tile, contact_sheet, write_sheet
 
-    for row in rows:
-        if row["sheet"]:
-            central = groups.of(row["group"])[:CENTRAL]
-            tiles = [
-                Tile(original(one.path), one.path.name, f"confidence {one.confidence:.2f}", one.mask) for one in central
-            ]
-            columns = 6 if central[0].mask is None else 4
-            write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, _caption(row, len(tiles))))
+    tiles = [
+        Tile(original(member.path), member.path.name, f"confidence {member.confidence:.2f}", member.mask)
+        for member in members[:CENTRAL]
+    ]
+    count = row["images"]
+    part = f", the {len(tiles)} most central shown" if len(tiles) < count else ", most central first"
+    caption = f"{count} image{'s' * (count > 1)} that fit no known class{part}"
+    columns = 6 if members[0].mask is None else 4
+    write_sheet(out / row["sheet"], contact_sheet(row["group"], tiles, columns, caption))
 
 
-def _caption(row: dict[str, Any], shown_images: int) -> str:
-    images = row["images"]
-    part = f", the {shown_images} most central shown" if shown_images < images else ", most central first"
-    return f"{images} image{'s' * (images > 1)} that fit no known class{part}"
-
-
-def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
+def _render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
     """One HTML page next to the sheets."""
     from patchgen.draw.overlay import NOTICE
     from patchgen.pages.page import file_address, render
@@ -173,10 +156,9 @@ def render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
         "discover.html",
         title=title,
         lead=f"{len(groups.members)} images: {new} in {len(groups.new)} groups that fit no known class.",
-        rows=[(row["group"], row["images"], "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
-               row["nearest_known"]) for row in rows],
-        estimate=describe_estimate(groups.estimate, len(groups.known)) if groups.estimate else "",
-        rule=describe_rule(groups),
+        rows=list(map(_cells, rows)),
+        estimate=_describe_estimate(groups),
+        rule=_describe_rule(groups),
         notice=NOTICE,
         sheets=[{"group": row["group"], "source": file_address(row["sheet"]),
                  "alt": f"Contact sheet of {row['group']}, {row['images']} images, the most central first"}
@@ -190,21 +172,15 @@ def _write(groups: Groups, rows: list[dict[str, Any]], title: str, out: Path) ->
     from patchgen.pages.page import write_page
 
     out.mkdir(parents=True, exist_ok=True)
-    _write_sheets(groups, rows, out)
-    write_csv(out / "assignments.csv", CSV_HEADER, map(_csv_cells, groups.members), people=True)
-    return write_page(out / "index.html", render_page(title, groups, rows))
-
-
-def _print_tables(groups: Groups, rows: list[dict[str, Any]], page: Path) -> None:
-    if groups.estimate:
-        print(describe_estimate(groups.estimate, len(groups.known)))
-    cells = [
-        (row["group"], str(row["images"]), "yes" if row["fits_known"] else "no", f"{row['confidence']:.2f}",
-         row["nearest_known"], row["sheet"] or "") for row in rows
-    ]  # fmt: skip
-    print(describe_rule(groups))
-    print_table(("group", "images", "fits known", "median confidence", "nearest known", "sheet"), cells)
-    print(page)
+    for row in rows:
+        if row["sheet"]:
+            _write_sheet(row, groups.of(row["group"]), out)
+    lines = (
+        [printable(member.path), member.group, "yes" if member.fits_known else "no", f"{member.confidence:.4f}",
+         member.nearest_known, f"{member.distance_ratio:.4f}"] for member in groups.members
+    )  # fmt: skip
+    write_csv(out / "assignments.csv", CSV_HEADER, lines, people=True)
+    return write_page(out / "index.html", _render_page(title, groups, rows))
 
 
 def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
@@ -212,7 +188,7 @@ def _as_json(groups: Groups, rows: list[dict[str, Any]], page: Path) -> str:
     if groups.estimate:
         curve = {str(k - known): score for k, score in groups.estimate.curve.items()}
         estimate = {"new_classes": groups.estimate.num_classes - known, "known_accuracy": curve}
-    unreadable = [{"path": str(one.path), "reason": one.reason} for one in groups.unreadable]
+    unreadable = [{"path": str(image.path), "reason": image.reason} for image in groups.unreadable]
     files = {"assignments": str(page.with_name("assignments.csv")), "page": str(page)}
     rule = asdict(groups.rule) | {"named_by_classifier": groups.renamed}
     return json_text({"groups": rows, "estimate": estimate, "rule": rule, "unreadable": unreadable, **files})
@@ -230,23 +206,24 @@ def main(argv: list[str]) -> int:
     from patchgen.predict.discover import calibrated_rule, group_features, read_features
     from patchgen.runs.folder import RunFolder
 
-    def say(text: str) -> None:
-        if not arguments.quiet:
-            print(text, file=sys.stderr, flush=True)
-
     predictor = arguments.load(arguments.run)
-    known, labels = read_known(predictor, arguments, say)
+    known, labels = _read_known(predictor, arguments)
     with Progress("images", len(paths), quiet=arguments.quiet) as bar:
         features = read_features(predictor, paths, arguments.batch, bar.tick)
         groups = group_features(
             features, known.vectors, labels, new_classes=arguments.new_classes, at_most=arguments.at_most,
             seed=predictor.config.seed, rule=calibrated_rule(RunFolder.open(arguments.run), arguments.checkpoint),
         )  # fmt: skip
-    rows = summarise(groups)
+    rows = _summarise(groups)
     run = f"{Path(arguments.run).resolve().name} ({predictor.config.method})"
     page = _write(groups, rows, f"Images that fit no known class of {run}", Path(arguments.out))
     if arguments.json:
         print(_as_json(groups, rows, page))
     else:
-        _print_tables(groups, rows, page)
+        if groups.estimate:
+            print(_describe_estimate(groups))
+        print(_describe_rule(groups))
+        head = ("group", "images", "fits known", "median confidence", "nearest known", "sheet")
+        print_table(head, [[*_cells(row), row["sheet"] or ""] for row in rows])
+        print(page)
     return report_unreadable(groups.unreadable, len(paths), arguments.strict)

@@ -1,18 +1,19 @@
 """patchgen evaluate MODEL DATA --out DIR: score a model or run on labelled images; a page, a CSV and a JSON file.
 
-`patchgen evaluate RUN RUN...` (`evaluate_runs.py`) scores the mean of several runs' probabilities.
+`patchgen evaluate RUN RUN...` scores the mean of several runs' probabilities on the domain that all left out.
 """
 
 from __future__ import annotations
 
+import json as to_json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, check_folder, parse, print_table, require_data
+from patchgen.commands import announce, check_at_least, check_folder, parse, print_table, require_data
 from patchgen.commands.inputs import report_unreadable
 from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import check_writable, expanded, write_text
@@ -21,6 +22,7 @@ from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.predict.answers import Answers
+    from patchgen.predict.fold_runs import Ensemble, Scored
     from patchgen.predict.predictor import Predictor
 
 
@@ -62,10 +64,8 @@ COMMAND = EvaluateArguments
 
 def main(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
-    if _are_runs(arguments):
-        from patchgen.commands.evaluate_runs import evaluate_runs
-
-        return evaluate_runs(arguments)
+    if all(_is_run(word) for word in arguments.targets):
+        return _evaluate_ensemble(arguments)
     out, data = _check(arguments)
     announce()
     from patchgen.common.progress import Progress
@@ -86,26 +86,25 @@ def main(argv: list[str]) -> int:
         if bar.total > 1:
             bar.say(f"{arguments.resamples:,} resamples for the intervals")
         scored = evaluate(answers, arguments.positive, arguments.resamples, sites, bar.advance, expected)
-    found = {**_facts(arguments, predictor), **scored}
-    _write(found, answers, predictor, out, arguments.wrong)
+    metrics = {**_facts(arguments, predictor), **scored}
+    _write(metrics, answers, predictor, out, arguments.wrong)
     if arguments.json:
         print((out / "metrics.json").read_text(encoding="utf-8"), end="")
     else:
-        _print(found)
+        _print(metrics)
         print(out / "index.html")
     return report_unreadable(answers.unreadable, len(answers.rows) + len(answers.unreadable), arguments.strict)
 
 
-def _are_runs(arguments: EvaluateArguments) -> bool:
-    """Whether the words are run folders, not a model and its data."""
-    return all((expanded(word) / "config.yaml").is_file() for word in arguments.targets)
+def _is_run(word: str) -> bool:
+    return (expanded(word) / "config.yaml").is_file()
 
 
 def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
     """The output folder and the data; checks before any work what would otherwise fail at its end."""
     if len(arguments.targets) > 1:
-        odd = next(word for word in arguments.targets if not (expanded(word) / "config.yaml").is_file())
-        raise ValueError(f"{odd} is no run folder; give one model and one data set, or several runs of a fold")
+        other = next(word for word in arguments.targets if not _is_run(word))
+        raise ValueError(f"{other} is no run folder; give one model and one data set, or several runs of a fold")
     [data] = arguments.targets
     require_data(data)
     if arguments.data is not None:
@@ -113,10 +112,7 @@ def _check(arguments: EvaluateArguments) -> tuple[Path, str]:
     out = expanded(arguments.out or "evaluation")
     check_folder(out)
     check_writable(out, "--out")
-    for name in ("batch", "wrong"):
-        least = 1 if name == "batch" else 0
-        if getattr(arguments, name) < least:
-            raise ValueError(f"--{name} must be at least {least}, not {getattr(arguments, name)}")
+    check_at_least(arguments, batch=1, wrong=0)
     return out, data
 
 
@@ -138,20 +134,20 @@ def _facts(arguments: EvaluateArguments, predictor: Predictor) -> dict[str, Any]
     }
 
 
-def _write(found: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
-    """All files of the output folder; adds the lists of wrong and of unreadable images to `found`."""
+def _write(metrics: dict[str, Any], answers: Answers, predictor: Predictor, out: Path, count: int) -> None:
+    """All files of the output folder; adds the lists of wrong and of unreadable images to `metrics`."""
     from patchgen.common.files import write_csv
     from patchgen.pages.page import write_page
     from patchgen.report.evaluation import confusion_figure, reliability_figure, render_page
 
-    found["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
-    found["unreadable"] = [{"path": str(one.path), "reason": one.reason} for one in answers.unreadable]
-    drawn = confusion_figure(found["classes"], found["confusion"]), reliability_figure(found["reliability"])
+    metrics["most_wrong"], pictures = _wrong_images(answers.known(), predictor, count)
+    metrics["unreadable"] = [{"path": str(image.path), "reason": image.reason} for image in answers.unreadable]
+    drawn = confusion_figure(metrics["classes"], metrics["confusion"]), reliability_figure(metrics["reliability"])
     for figure in drawn:
         figure.save(out)
     write_csv(out / "images.csv", _header(answers), _lines(answers), people=True)
-    write_text(out / "metrics.json", json_text(found) + "\n")
-    write_page(out / "index.html", render_page(found, {figure.name: figure for figure in drawn}, pictures))
+    write_text(out / "metrics.json", json_text(metrics) + "\n")
+    write_page(out / "index.html", render_page(metrics, {figure.name: figure for figure in drawn}, pictures))
 
 
 def _wrong_images(answers: Answers, predictor: Predictor, count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -194,40 +190,92 @@ def _lines(answers: Answers) -> Iterator[list[str]]:
     for i, row in enumerate(answers.rows.tolist()):
         flag = [] if answers.unlike is None else [str(bool(answers.unlike[i])).lower()]
         note = "" if answers.label[i] >= 0 else "not scored: the model does not know this class"
-        about = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else ""]
-        said = [
-            table.label_name(row),
-            answers.classes[predicted[i]],
-            str(bool(right[i])).lower(),
-            f"{confidence[i]:.6f}",
-        ]
-        cells = [*about, *said, *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]
+        cells = [table.paths[row], table.domains[table.domain[row]], table.group[row] if table.group else "",
+                 table.label_name(row), answers.classes[predicted[i]], str(bool(right[i])).lower(),
+                 f"{confidence[i]:.6f}", *flag, *(f"{p:.6f}" for p in answers.probabilities[i]), note]  # fmt: skip
         yield [printable(cell) for cell in cells]
-    empty = len(_header(answers)) - 2
-    for one in answers.unreadable:
-        yield [printable(one.path), *[""] * empty, printable(f"not scored: {one.reason}")]
+    empty = [""] * (len(_header(answers)) - 2)
+    for image in answers.unreadable:
+        yield [printable(image.path), *empty, printable(f"not scored: {image.reason}")]
 
 
-def _sites(found: dict[str, Any]) -> Iterator[list[str]]:
-    from patchgen.report.evaluation import shown, span
-
-    for name, one in found["sites"].items():
-        accuracy = [shown(one["accuracy"]), span(one["accuracy_interval"])]
-        yield [name, f"{one['images']:,}", *accuracy, shown(one["balanced_accuracy"]), shown(one["auroc"])]
-
-
-def _print(found: dict[str, Any]) -> None:
+def _print(metrics: dict[str, Any]) -> None:
     from patchgen.predict.evaluate import METRICS
     from patchgen.report.evaluation import BINARY, shown, span
 
-    rows = [
-        (METRICS[name], shown(value), span(found["intervals"].get(name))) for name, value in found["metrics"].items()
-    ]
-    if found["binary"]:
-        own, spans = found["binary"], found["binary_intervals"]
-        rows += [(f"{found['positive']}: {t}", shown(own[n]), span(spans.get(n))) for n, t in BINARY.items()]
-    print_table((f"{found['images']['scored']:,} images", "value", "95 % interval"), rows)
-    if len(found["sites"]) > 1:
-        print_table(("site", "images", "accuracy", "95 % interval", "balanced accuracy", "AUROC"), _sites(found))
-    for note in found["notes"]:
+    rows = [(METRICS[name], shown(value), span(metrics["intervals"].get(name)))
+            for name, value in metrics["metrics"].items()]  # fmt: skip
+    if binary := metrics["binary"]:
+        spans = metrics["binary_intervals"]
+        rows += [(f"{metrics['positive']}: {title}", shown(binary[name]), span(spans.get(name)))
+                 for name, title in BINARY.items()]  # fmt: skip
+    print_table((f"{metrics['images']['scored']:,} images", "value", "95 % interval"), rows)
+    if len(metrics["sites"]) > 1:
+        sites = [
+            (name, f"{site['images']:,}", shown(site["accuracy"]), span(site["accuracy_interval"]),
+             shown(site["balanced_accuracy"]), shown(site["auroc"])) for name, site in metrics["sites"].items()
+        ]  # fmt: skip
+        print_table(("site", "images", "accuracy", "95 % interval", "balanced accuracy", "AUROC"), sites)
+    for note in metrics["notes"]:
         print(printable(note))
+
+
+# Several runs of one fold
+
+
+def _evaluate_ensemble(arguments: EvaluateArguments) -> int:
+    """Score the mean of the runs' probabilities next to the single runs."""
+    out = expanded(arguments.out) if arguments.out else None
+    if out and (out.suffix.lower() != ".csv" or out.is_dir()):
+        raise ValueError(f"--out must name a .csv file, got '{arguments.out}'; try '{out / 'ensemble.csv'}'")
+    if out and not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    announce()
+    from patchgen.common.files import write_csv
+    from patchgen.common.progress import Progress
+    from patchgen.predict.fold_runs import open_members, score_members
+
+    folders, fold = open_members((arguments.run, *arguments.targets), arguments.data)
+    images = sum(map(len, fold.test.values())) * len(folders)
+    with Progress(f"scoring {fold.unseen}", images) as bar:
+        ensemble = score_members(folders, fold, arguments.checkpoint, bar.tick, **arguments.device)
+    if out:
+        header = ["path", "part", "truth", "label", "confidence", *(f"p_{name}" for name in fold.classes)]
+        write_csv(out, header, _ensemble_lines(ensemble), people=True)
+    if arguments.json:
+        record = {
+            "unseen": fold.unseen,
+            "checkpoint": arguments.checkpoint,
+            "runs": [asdict(member) for member in ensemble.members],
+            "ensemble": {"part": ensemble.part, "whole": ensemble.whole},
+            "gain": ensemble.gain,
+        }
+        print(to_json.dumps(record, indent=2))
+    else:
+        _print_ensemble(ensemble)
+        if out:
+            print(out)
+    return 0
+
+
+def _print_ensemble(ensemble: Ensemble) -> None:
+    def numbers(scored: Scored | Ensemble) -> tuple[float, ...]:
+        return scored.part["accuracy"], scored.whole["accuracy"], scored.whole["f1"]
+
+    rows = [(f"{member.name} {member.run}", numbers(member)) for member in ensemble.members]
+    mean = tuple(sum(column) / len(rows) for column in zip(*(values for _, values in rows), strict=True))
+    rows += [("mean of the runs", mean), ("ensemble", numbers(ensemble))]
+    header = (f"{ensemble.fold.unseen} unseen", "accuracy, 80 % part", "accuracy, whole", "F1, whole")
+    styles = [""] * (len(rows) - 1) + ["bold"]
+    print_table(header, [(name, *(f"{value:.4f}" for value in values)) for name, values in rows], styles)
+    gain = f"{100 * ensemble.gain:+.2f}"
+    print(f"{ensemble.whole['images']} images; the ensemble is {gain} points from the mean of its runs")
+
+
+def _ensemble_lines(ensemble: Ensemble) -> Iterator[list[str]]:
+    """One line per image."""
+    fold, inside = ensemble.fold, set(ensemble.fold.test["in"].tolist())
+    for row, probabilities in zip(ensemble.rows.tolist(), ensemble.probabilities, strict=True):
+        best = int(probabilities.argmax())
+        about = [fold.table.paths[row], "in" if row in inside else "out", fold.table.label_name(row)]
+        yield [*about, fold.classes[best], *(f"{p:.6f}" for p in (probabilities[best], *probabilities))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +19,7 @@ from patchgen.common.text import json_text, printable
 from patchgen.draw.overlay import UNSELECTIVE
 
 if TYPE_CHECKING:
-    from patchgen.predict.predictor import Explanation, Map, Predictor, Unreadable
+    from patchgen.predict.predictor import Explanation
 
 NAME = 48  # maximum characters of an image's name: at four bytes each they fit into 255 bytes
 
@@ -53,79 +53,50 @@ def output_names(paths: Sequence[Path]) -> list[str]:
     return [f"{i:0{digits}}_{stem}" for i, stem in enumerate(stems, 1)]
 
 
-def _write_one(found: Explanation, name: str, out: Path, look: dict[str, Any]) -> dict[str, Any]:
+def _write_image(explanation: Explanation, name: str, out: Path, look: dict[str, Any]) -> dict[str, Any]:
     """Picture and mask of one image; returns its entry in the index."""
     import numpy as np
 
-    picture = found.overlay(**look)
+    picture = explanation.overlay(**look)
     with replacing(out / f"{name}.png") as temporary:
         picture.save(temporary, "PNG")
     with replacing(out / f"{name}.npy") as temporary, temporary.open("wb") as handle:
-        np.save(handle, found.mask.astype(np.float32), allow_pickle=False)
-    label, confidence = found.top[0]
+        np.save(handle, explanation.mask.astype(np.float32), allow_pickle=False)
+    label, confidence = explanation.top[0]
     return {
-        "path": str(found.path),
+        "path": str(explanation.path),
         "picture": f"{name}.png",
         "mask_file": f"{name}.npy",
         "label": label,
         "confidence": confidence,
-        "top": [{"class": one, "probability": probability} for one, probability in found.top],
-        "map": found.kind,
-        "mask": {"grid": list(found.mask.shape), **found.mask_statistics},
-        "reading": found.reading,
+        "top": [{"class": label, "probability": probability} for label, probability in explanation.top],
+        "map": explanation.kind,
+        "mask": {"grid": list(explanation.mask.shape), **explanation.mask_statistics},
+        "reading": explanation.reading,
     }
 
 
-def explain_all(
-    predictor: Predictor,
-    paths: Sequence[Path],
-    out: Path,
-    look: dict[str, Any],
-    tick: Callable[[int], None],
-    how: Map = "auto",
-) -> tuple[list[dict[str, Any]], list[Unreadable]]:
-    """Write every picture and mask; returns the entries of the index, and the unreadable images.
-
-    Args:
-        look: Options of `Explanation.overlay`.
-    """
-    from patchgen.data.images import UnreadableImage
-    from patchgen.predict.predictor import Unreadable
-
-    entries, failed = [], []
-    for path, name in zip(paths, output_names(paths), strict=True):
-        try:
-            entries.append(_write_one(predictor.explain(path, how), name, out, look))
-        except UnreadableImage as error:
-            failed.append(Unreadable(path, error.reason))
-        tick(1)
-    return entries, failed
-
-
-def render_page(title: str, entries: Sequence[dict[str, Any]], failed: Sequence[Unreadable], relative: bool) -> str:
+def _render_page(index: dict[str, Any], title: str) -> str:
     """One HTML page next to the pictures."""
     from patchgen.draw.overlay import AFTERWARDS, MASK, NOTICE
     from patchgen.pages.page import render
 
-    kind = entries[0]["map"] if entries else MASK
-    afterwards = kind != MASK
-
+    kind = index["images"][0]["map"] if index["images"] else MASK
+    notice = (
+        f"{NOTICE.capitalize()}: it shows patches that the classifier reads more than others, not where something is"
+    )
+    stretched = index["relative"] or kind != MASK
     return render(
         "explain.html",
         title=title,
-        notice=f"{kind} {AFTERWARDS}"
-        if afterwards
-        else f"{NOTICE.capitalize()}: it shows patches that the classifier "
-        "reads more than others, not where something is",
-        scale="stretched to each image's own range"
-        if relative or afterwards
-        else "fixed: 0 is left out, 1 is selected",
-        images=[_shown(entry) for entry in entries],
-        unreadable=[(one.path, one.reason) for one in failed],
+        notice=notice if kind == MASK else f"{kind} {AFTERWARDS}",
+        scale="stretched to each image's own range" if stretched else "fixed: 0 is left out, 1 is selected",
+        images=[_picture(entry) for entry in index["images"]],
+        unreadable=[(image["path"], image["reason"]) for image in index["unreadable"]],
     )
 
 
-def _shown(entry: dict[str, Any]) -> dict[str, Any]:
+def _picture(entry: dict[str, Any]) -> dict[str, Any]:
     """The entry of an image on the page."""
     from patchgen.pages.page import file_address
 
@@ -135,7 +106,7 @@ def _shown(entry: dict[str, Any]) -> dict[str, Any]:
         "path": path,
         "source": file_address(entry["picture"]),
         "alt": f"{path}: predicted {label}; {entry['map']} on the right, {mask}",
-        "top": [(one["class"], f"{one['probability']:.1%}") for one in entry["top"]],
+        "top": [(row["class"], f"{row['probability']:.1%}") for row in entry["top"]],
         "mask": f"{entry['map']} {mask}",
     }
 
@@ -153,22 +124,34 @@ def main(argv: list[str]) -> int:
     check_folder(out)
     check_writable(out, "--out")
     from patchgen.common.progress import Progress
+    from patchgen.data.images import UnreadableImage
     from patchgen.pages.page import write_page
+    from patchgen.predict.predictor import Unreadable
 
     predictor = arguments.load(arguments.run, len(paths))
     out.mkdir(parents=True, exist_ok=True)
     look = {"relative": arguments.relative, "colours": arguments.colormap, "opacity": arguments.alpha}
+    entries, unreadable = [], []
     with Progress("explaining", len(paths)) as bar:
-        entries, failed = explain_all(predictor, paths, out, look, bar.tick, arguments.map)
-    facts = {"run": Path(arguments.run).resolve().name, "checkpoint": arguments.checkpoint}
-    title = f"Maps of {facts['run']} ({predictor.config.method})"
-    unreadable = [{"path": str(one.path), "reason": one.reason} for one in failed]
-    index = {**facts, "classes": predictor.classes, "relative": arguments.relative, "images": entries}
-    text = json_text({**index, "unreadable": unreadable}) + "\n"
-    write_text(out / "index.json", text)
-    write_page(out / "index.html", render_page(title, entries, failed, arguments.relative))
+        for path, name in zip(paths, output_names(paths), strict=True):
+            try:
+                entries.append(_write_image(predictor.explain(path, arguments.map), name, out, look))
+            except UnreadableImage as error:
+                unreadable.append(Unreadable(path, error.reason))
+            bar.tick()
+    run = Path(arguments.run).resolve().name
+    index = {
+        "run": run,
+        "checkpoint": arguments.checkpoint,
+        "classes": predictor.classes,
+        "relative": arguments.relative,
+        "images": entries,
+        "unreadable": [{"path": str(image.path), "reason": image.reason} for image in unreadable],
+    }
+    write_text(out / "index.json", json_text(index) + "\n")
+    write_page(out / "index.html", _render_page(index, f"Maps of {run} ({predictor.config.method})"))
     flat = sum(UNSELECTIVE in entry["reading"] for entry in entries)
     if flat:
         print(f"{flat} of {len(entries)} maps select every patch, or none: {UNSELECTIVE} in them", file=sys.stderr)
     print(out)
-    return report_unreadable(failed, len(paths), arguments.strict)
+    return report_unreadable(unreadable, len(paths), arguments.strict)

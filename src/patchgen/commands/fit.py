@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,6 @@ from patchgen.commands.settings import (
     Layers,
     StartOptions,
     expand_track,
-    help_layers,
     parse_settings,
     preset_layers,
     settings_of,
@@ -59,12 +58,13 @@ class FitOptions(StartOptions):
     json: bool = False
     """Print one JSON object (model, scores, expected accuracy) instead of tables."""
 
-    def layers(self, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
-        if not self.quick:
-            return super().layers(given, of)
-        if self.preset or self.config:
+    def layers(self, given: Mapping[str, Any]) -> Layers:
+        """The values behind the given ones: of the file, or of the preset for the method."""
+        given = {**USUAL[1], **given}
+        if self.quick and (self.preset or self.config):
             raise ValueError("--quick excludes --preset and --config: it is a preset of its own")
-        return (of or preset_layers)("quick", given)
+        layers = preset_layers("quick", given) if self.quick else super().layers(given)
+        return [USUAL, *((source, {n: v for n, v in values.items() if n not in HIDDEN}) for source, values in layers)]
 
 
 HIDDEN = ("task", "known", "unlabelled", "labelled_share", "num_classes")
@@ -80,17 +80,9 @@ TEXTS = {
 COMMAND = settings_schema(FitOptions, hidden=HIDDEN)
 
 
-def _layers(options: FitOptions, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
-    """The values behind the given ones: of the file, or of the preset for the method."""
-    layers = options.layers({**USUAL[1], **given}, of)
-    return [USUAL, *((source, {n: v for n, v in values.items() if n not in HIDDEN}) for source, values in layers)]
-
-
 def parsed(argv: list[str]) -> tuple[FitOptions, dict[str, Any]]:
     """The command's own options, and the settings that were given."""
-    return parse_settings(
-        FitOptions, "fit", argv, lambda options, given: _layers(options, given, help_layers), hidden=HIDDEN, texts=TEXTS
-    )
+    return parse_settings(FitOptions, "fit", argv, FitOptions.layers, hidden=HIDDEN, texts=TEXTS)
 
 
 def main(argv: list[str]) -> int:
@@ -157,7 +149,7 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
         if len(labels) > 1:
             settings["hparams"] = own_hparams(hparams, settings["method"])
             unknown -= set(settings["hparams"])
-        configs.append(settings_of(Config, _layers(options, settings), settings))
+        configs.append(settings_of(Config, options.layers(settings), settings))
     if len(labels) > 1 and unknown:
         raise ValueError(f"--hparams {min(unknown)}: none of the methods has it (`patchgen methods` lists them)")
     return configs
@@ -165,43 +157,36 @@ def _configs(options: FitOptions, given: dict[str, Any]) -> list[Config]:
 
 def _known(model: Model) -> dict[str, Any]:
     names = ("expected", "folds", "choice", "calibration", "data", "run", "checkpoint")
-    method = {"method": model.predictor.config.method}
-    return {
-        **method,
-        **{name: model.about[name] for name in names},
-        "temperature": model.predictor.confidence.temperature,
-    }
+    facts = {name: model.about[name] for name in names}
+    temperature = model.predictor.confidence.temperature
+    return {"method": model.predictor.config.method, **facts, "temperature": temperature}
 
 
 def _print(model: Model) -> None:
     from patchgen.fit.expect import Expected
+    from patchgen.predict.card import comparison_sentence
 
-    about, found = model.about, model.about["calibration"]
-    if about["folds"]:
-        several = {one["method"] for one in about["folds"]} != {model.predictor.config.method}
+    folds, choice, calibration = (model.about[name] for name in ("folds", "choice", "calibration"))
+    if folds:
+        several = {fold["method"] for fold in folds} != {model.predictor.config.method}
         rows = [
-            [one["site"], f"{one['accuracy']:.3f}", str(one["images"]), f"{one['validation']:.3f}",
-             ", ".join(one["uncovered"]), *[one["method"]] * several]
-            for one in about["folds"]
+            [fold["site"], f"{fold['accuracy']:.3f}", str(fold["images"]), f"{fold['validation']:.3f}",
+             ", ".join(fold["uncovered"]), *[fold["method"]] * several]
+            for fold in folds
         ]  # fmt: skip
         head = ("site left out", "accuracy there", "images", "at the others", "classes only there")
         print_table((*head, *["method"] * several), rows)
-        _print_choice(about["choice"])
-        what = "expected accuracy at a new site" if len(about["folds"]) > 1 else "accuracy at the one site left out"
-        print(f"{what}: {Expected(**about['expected'])}")
+        if choice:
+            for comparison in choice["comparisons"]:
+                print(comparison_sentence(comparison, choice["images"]))
+            print(f"kept: {choice['chosen']}")
+        what = "expected accuracy at a new site" if len(folds) > 1 else "accuracy at the one site left out"
+        print(f"{what}: {Expected(**model.about['expected'])}")
     else:
-        why = "only one site" if len(about["data"]["sites"]) == 1 else "--no-expect"
+        why = "only one site" if len(model.about["data"]["sites"]) == 1 else "--no-expect"
         print(f"expected accuracy at a new site: not known ({why})")
     print(
         f"confidence: temperature {model.predictor.confidence.temperature:.3f}, calibration error "
-        f"{found['ece_before']:.4f} -> {found['ece_after']:.4f} on {found['images']} source validation images"
+        f"{calibration['ece_before']:.4f} -> {calibration['ece_after']:.4f} on {calibration['images']} source "
+        "validation images"
     )
-
-
-def _print_choice(choice: dict[str, Any] | None) -> None:
-    from patchgen.predict.card import comparison_sentence
-
-    if choice:
-        for one in choice["comparisons"]:
-            print(comparison_sentence(one, choice["images"]))
-        print(f"kept: {choice['chosen']}")

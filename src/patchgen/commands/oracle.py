@@ -24,7 +24,7 @@ def list_sets(json: bool = False) -> None:
     if json:
         print(to_json.dumps({name: asdict(spec) for name, spec in SUITE.items()}, indent=2))
         return
-    rows = [summary(name) for name in SUITE]
+    rows = [_summary(name) for name in SUITE]
     print_table(list(rows[0]), [list(map(str, row.values())) for row in rows])
 
 
@@ -81,17 +81,11 @@ def compose_set(
     from patchgen.data.compose import compose
 
     require_data(data)
+    names = None if classes is None else [name.strip() for name in classes.split(",")]
     composition = compose(
-        data,
-        domain=domain,
-        classes=None if classes is None else [name.strip() for name in classes.split(",")],
-        num_classes=num_classes,
-        correlation=shares(correlation),
-        per_class=per_class,
-        object_size=object,
-        image_size=image_size,
-        seed=seed,
-    )
+        data, domain=domain, classes=names, num_classes=num_classes, correlation=_shares(correlation),
+        per_class=per_class, object_size=object, image_size=image_size, seed=seed,
+    )  # fmt: skip
     if expanded(out).absolute().is_relative_to(composition.root):
         raise ValueError(f"--out '{out}' is inside '{composition.root}' and would be read as photographs next time")
     with Progress("composing", len(composition.pictures), quiet=quiet) as bar:
@@ -99,7 +93,7 @@ def compose_set(
     print(folder / "images")
 
 
-def shares(text: str) -> list[float]:
+def _shares(text: str) -> list[float]:
     """The numbers of `--correlation`."""
     try:
         return [float(word) for word in text.split(",")]
@@ -107,24 +101,17 @@ def shares(text: str) -> list[float]:
         raise ValueError(f"--correlation must be numbers separated by commas, got {text!r}") from None
 
 
-def summary(name: str) -> dict[str, Any]:
+def _summary(name: str) -> dict[str, Any]:
     """One line of the list; a correlation is the share of images whose background is the class's own."""
     from patchgen.data.oracle import Oracle, suite_spec
 
     spec = suite_spec(name)
     laws = [f"{d.name} {d.correlation:g}{' (turned)' if d.turned else ''}" for d in spec.domains]
     return {
-        "name": name,
-        "classes": spec.classes,
-        "held out": spec.held_out,
-        "C*": f"{spec.predictive} of {spec.grid**2}",
-        "objects": spec.objects,
-        "distractors": spec.distractors,
-        "correlation": ", ".join(laws),
-        "unseen": spec.unseen,
-        "local": "yes" if spec.local else "no",
-        "images": len(Oracle(spec)),
-    }
+        "name": name, "classes": spec.classes, "held out": spec.held_out, "C*": f"{spec.predictive} of {spec.grid**2}",
+        "objects": spec.objects, "distractors": spec.distractors, "correlation": ", ".join(laws),
+        "unseen": spec.unseen, "local": "yes" if spec.local else "no", "images": len(Oracle(spec)),
+    }  # fmt: skip
 
 
 COMMAND: dict[str, Callable[..., None]] = {"list": list_sets, "write": write_set, "compose": compose_set}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from patchgen.commands import announce, parse
+from patchgen.commands import announce, check_at_least, parse
 from patchgen.commands.inputs import find_images, report_unreadable
 from patchgen.commands.options import EngineOptions, RuntimeOptions
 from patchgen.common.files import check_writable, is_replaceable
@@ -77,8 +77,7 @@ def _check(arguments: PredictArguments) -> None:
     formats = [f"--{name}" for name in ("csv", "jsonl", "json") if getattr(arguments, name)]
     if len(formats) > 1:
         raise ValueError(f"{' and '.join(formats)} exclude each other: choose one")
-    if arguments.batch < 1:
-        raise ValueError(f"--batch must be at least 1, not {arguments.batch}")
+    check_at_least(arguments, batch=1)
     arguments.check_engine()
     name = arguments.csv or arguments.jsonl
     if name in (None, "-"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from patchgen.commands import parse, print_table
-from patchgen.common.text import did_you_mean
+from patchgen.common.text import did_you_mean, duration
 
 if TYPE_CHECKING:
     from patchgen.runs.find import Description
@@ -28,27 +28,23 @@ def list_runs(folders: Folders = ("runs",), json: bool = False) -> None:
     """
     from patchgen.runs.find import describe, find_runs
 
-    found = [describe(run) for run in find_runs(folders)]
+    runs = [describe(run) for run in find_runs(folders)]
     if json:
-        print(to_json.dumps([asdict(line) for line in found], indent=2))
-    elif found:
+        print(to_json.dumps([asdict(run) for run in runs], indent=2))
+    elif runs:
         head = ("run", "state", "method", "data", "unseen", "seed", "accuracy %", "age", "size")
-        print_table(head, [_cells(line) for line in found])
-        for line in found:
-            if line.error:
-                print(f"{line.run}: {line.error}")
+        print_table(head, [_cells(run) for run in runs])
+        for run in runs:
+            if run.error:
+                print(f"{run.run}: {run.error}")
     else:
         print(f"no runs in {', '.join(folders)}")
 
 
-def _cells(line: Description) -> list[str]:
-    from patchgen.common.text import duration
-
-    score = "" if line.accuracy is None else f"{100 * line.accuracy:.1f}"
-    return [
-        line.run, line.state, line.method, line.data, line.unseen, str(line.seed), score, duration(line.age),
-        _size(line.size),
-    ]  # fmt: skip
+def _cells(run: Description) -> list[str]:
+    score = "" if run.accuracy is None else f"{100 * run.accuracy:.1f}"
+    return [run.run, run.state, run.method, run.data, run.unseen, str(run.seed), score, duration(run.age),
+            _size(run.size)]  # fmt: skip
 
 
 def _size(count: float) -> str:
@@ -68,11 +64,11 @@ def diff_runs(
     from patchgen.runs.find import differences
     from patchgen.runs.folder import RunFolder
 
-    found = differences(RunFolder.open(one), RunFolder.open(other))
+    settings = differences(RunFolder.open(one), RunFolder.open(other))
     if json:
-        print(to_json.dumps(found, indent=2))
-    elif found:
-        print_table(("setting", one, other), [(name, str(a), str(b)) for name, (a, b) in found.items()])
+        print(to_json.dumps(settings, indent=2))
+    elif settings:
+        print_table(("setting", one, other), [(name, str(a), str(b)) for name, (a, b) in settings.items()])
     else:
         print("the same settings")
 
@@ -97,15 +93,15 @@ def clean_runs(
 
     if not (failed or unfinished or keep_checkpoints is not None):
         raise ValueError("say what to remove: --failed, --unfinished, or --keep-checkpoints selected")
-    found = to_clean(find_runs(folders), failed=failed, unfinished=unfinished, keep_checkpoints=keep_checkpoints)
+    paths = to_clean(find_runs(folders), failed=failed, unfinished=unfinished, keep_checkpoints=keep_checkpoints)
     total = 0
-    for path in found:
+    for path in paths:
         size = bytes_of(path)
         gone = remove(path) if yes else False
         word = "removed" if gone else "in use, kept" if yes else "would be removed"
         total += size if gone or not yes else 0
         print(f"{path}: {word} ({_size(size)})")
-    print(f"{_size(total)} in all" + ("" if yes or not found else "; the same command with --yes does it"))
+    print(f"{_size(total)} in all" + ("" if yes or not paths else "; the same command with --yes does it"))
 
 
 def collect_runs(folders: Folders = ("runs",), csv: str = "results.csv") -> None:
@@ -140,27 +136,22 @@ def tabulate_runs(
     from patchgen.report.results import COLUMNS, SCORES, read_rows, tables
 
     for names, known in ((scores, SCORES), (only, COLUMNS)):
-        if odd := [name for name in names if name not in known]:
-            raise ValueError(f"the file has no column {odd[0]!r}{did_you_mean(odd[0], known)}")
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"the file has no column {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     rows = [row for row in read_rows(Path(file)) if all(row[k] in v.split(",") for k, v in only.items())]
     if not rows:
         raise ValueError(f"{file} has no rows with {', '.join(f'{k} {v}' for k, v in only.items()) or 'anything'}")
     print(tables(rows, scores, against))
 
 
-ACTIONS: dict[str, Callable[..., None]] = {
-    "diff": diff_runs,
-    "clean": clean_runs,
-    "collect": collect_runs,
-    "table": tabulate_runs,
-}
-
-
-COMMAND = {"list": list_runs, **ACTIONS}
+COMMAND: dict[str, Callable[..., None]] = {
+    "list": list_runs, "diff": diff_runs, "clean": clean_runs, "collect": collect_runs, "table": tabulate_runs
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
-    action = ACTIONS.get(argv[0]) if argv else None
-    name = f"runs {argv[0]}" if action else "runs"
-    parse(action or list_runs, name, argv[1:] if action else argv)
+    if argv and argv[0] in COMMAND:
+        parse(COMMAND[argv[0]], f"runs {argv[0]}", argv[1:])
+    else:
+        parse(list_runs, "runs", argv)
     return 0

@@ -38,6 +38,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mdg_gcd": ("known", "unlabelled", "labelled_share", "num_classes"),
 }  # fmt: skip
 STREAM, REST = "stream", "machine"  # the group of settings that only streams have, and of those not named above
+# rates of these methods in the preset `small`, so that help and checks need not import torch
+SMALL_RATES: dict[str, dict[str, float]] = {
+    "lp": {"lr": 3e-3}, "lp-ln": {"lr": 3e-3},
+    "patchgen": {"lr": 3e-3, "lr_module": 1e-3}, "patchgen-select": {"lr": 3e-3, "lr_module": 1e-3},
+}  # fmt: skip
 METAVARS = {int: "INT", float: "FLOAT", str: "STR", dict: "[NAME VALUE ...]"}
 Kinds = tuple[type[Settings], ...]
 
@@ -53,10 +58,10 @@ class StartOptions:
     config: Maybe[str] = None
     """YAML file of settings (such as a run's config.yaml) to start from instead of a preset."""
 
-    def layers(self, given: Mapping[str, Any], of: Callable[..., Layers] | None = None) -> Layers:
+    def layers(self, given: Mapping[str, Any]) -> Layers:
         """The values of the file, or of the preset, for the given settings."""
         if self.config is None:
-            return (of or preset_layers)(self.preset or "small", given)
+            return preset_layers(self.preset or "small", given)
         needed = {name: given[name] for name in ("data", "unseen") if name in given}
         return [(self.config, vars(load_settings(self.config, **needed)))]
 
@@ -68,7 +73,7 @@ class StartOptions:
 
 
 def parse_settings(
-    own: type[O],
+    command: type[O],
     name: str,
     argv: list[str],
     layers: Callable[[O, dict[str, Any]], Layers],
@@ -80,39 +85,38 @@ def parse_settings(
     """The command's own options, and the settings that were given, as name -> value.
 
     Args:
-        own: A dataclass of the options in addition to the settings.
-        layers: The values behind the given ones, from the own options and the given settings; for help.
-        kinds: The classes whose fields are options; an option of another task than the chosen one is refused.
+        command: A dataclass of the options in addition to the settings.
+        layers: The values behind the given ones, from the command's options and the given settings; for help.
+        kinds: The classes whose fields are options; an option of another task is refused.
         hidden: Fields that are no options of this command.
         texts: Help of fields whose meaning differs here.
     """
     config = (tyro.conf.PositionalMetavarFromFieldName, tyro.conf.OmitArgPrefixes)
-    schema = settings_schema(own, kinds, hidden)
     words = [word for word in argv if word not in HELP]
-    known = [f.name for each in (own, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]  # type: ignore[arg-type]
-    options, given = parse(schema, name, words, config, known), dict[str, Any]()
+    known = [f.name for each in (command, *kinds) for f in dataclasses.fields(each) if f.name not in hidden]  # type: ignore[arg-type]
+    options, given = parse(settings_schema(command, kinds, hidden), name, words, config, known), dict[str, Any]()
     for group in (*GROUPS, STREAM):
         settings = getattr(options, group, {})
         given |= {key: dict(value) if key in ("hparams", "options") else value for key, value in settings.items()}
     kind = config_class(options.task(given)) if isinstance(options, StartOptions) else kinds[0]
     fields = {field.name for field in dataclasses.fields(kind)}
-    if odd := [key for key in given if key not in fields]:  # of another task
-        refuse_unknown([option_name(odd[0])], fields)
+    if foreign := [key for key in given if key not in fields]:
+        refuse_unknown([option_name(foreign[0])], fields)
     if len(words) < len(argv):
         values = in_force(kind, layers(options, given), given)
-        shown = settings_schema(own, (kind,), hidden, {**field_help(kind), **(texts or {})}, values)
+        shown = settings_schema(command, (kind,), hidden, {**field_help(kind), **(texts or {})}, values)
         parse(shown, name, ["--help"], config)
     return options, given
 
 
 def settings_schema(
-    own: type,
+    command: type,
     kinds: Kinds = (Config,),
     hidden: Collection[str] = (),
     texts: Mapping[str, str] = {},
-    values: Mapping[str, str] | None = None,
+    values: Mapping[str, str] = {},
 ) -> Any:
-    """`own` with a field for each group of settings: a TypedDict that holds only those that are given.
+    """The dataclass `command` with a field for each group of settings: a TypedDict of those that are given.
 
     Args:
         texts: Help of each field.
@@ -120,23 +124,26 @@ def settings_schema(
     """
     hints: dict[str, list[Any]] = {}
     for kind in kinds:
-        known = get_type_hints(kind)
+        types = get_type_hints(kind)
         for field in dataclasses.fields(kind):
             if field.name not in hidden:
-                hints.setdefault(field.name, []).append(known[field.name])
+                hints.setdefault(field.name, []).append(types[field.name])
     groups: dict[str, dict[str, Any]] = {group: {} for group in (*GROUPS, STREAM)}
     for name, alternatives in hints.items():
         hint: Any = Union[tuple(alternatives)]  # noqa: UP007
         about = tyro.conf.arg(
             help=texts.get(name, "").replace("\n", " "), metavar=None if name == "data" else _metavar(hint),
-            help_behavior_hint=(values or {}).get(name, ""),
+            help_behavior_hint=values.get(name, ""),
         )  # fmt: skip
-        where = tyro.conf.Positional[_parsed_type(hint)] if name == "data" else _parsed_type(hint)  # type: ignore[misc]
-        groups[_group(name)][name] = Annotated[where, about]
+        if get_origin(hint) is dict:  # read as pairs: unlike a dictionary, they may be left out
+            hint = tuple[tuple[*get_args(hint)], ...]  # type: ignore[misc]
+        place = tyro.conf.Positional[hint] if name == "data" else hint  # type: ignore[misc]
+        groups[_group(name)][name] = Annotated[place, about]
     made = {group: TypedDict(group, members, total=False) for group, members in groups.items() if members}  # type: ignore[operator]
     return dataclasses.make_dataclass(
-        own.__name__, made.items(), bases=(own,), namespace={"__doc__": own.__doc__}, frozen=True, kw_only=True
-    )
+        command.__name__, made.items(), bases=(command,), namespace={"__doc__": command.__doc__}, frozen=True,
+        kw_only=True,
+    )  # fmt: skip
 
 
 def _group(name: str) -> str:
@@ -145,19 +152,12 @@ def _group(name: str) -> str:
     return next((group for group, names in GROUPS.items() if name in names), REST)
 
 
-def _parsed_type(hint: Any) -> Any:
-    """A dictionary is read as pairs: unlike a dictionary, they may be left out."""
-    if get_origin(hint) is dict:
-        return tuple[tuple[*get_args(hint)], ...]  # type: ignore[misc]
-    return hint
-
-
 def _metavar(hint: Any) -> str | None:
     """`INT` for `int | None`, and `{a,b}` for choices; None leaves it to tyro."""
-    kinds = [kind for kind in (get_args(hint) if get_origin(hint) not in (Literal, dict) else (hint,)) or (hint,)]
-    kinds = [kind for kind in kinds if kind is not type(None)]
-    choices = dict.fromkeys(choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
-    usual = METAVARS.get(get_origin(kinds[0]) or kinds[0])
+    parts = (hint,) if get_origin(hint) in (Literal, dict) else get_args(hint) or (hint,)
+    parts = tuple(part for part in parts if part is not type(None))
+    choices = dict.fromkeys(choice for part in parts if get_origin(part) is Literal for choice in get_args(part))
+    usual = METAVARS.get(get_origin(parts[0]) or parts[0])
     return "{" + ",".join([*choices, *([usual] if usual else [])]) + "}" if choices else usual
 
 
@@ -201,28 +201,22 @@ def preset_layers(preset: str, given: Mapping[str, Any]) -> Layers:
     """The values of a preset for the given task, method, backbone and data."""
     name = f"preset {preset}"
     value: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Config)} | {"data": ""} | dict(given)
+    method = value["method"]
     if value["task"] == "ccd":
         from patchgen.ccd.settings import stream_preset
 
         return [(name, stream_preset(preset, value["data"]))]
+    if preset == "small" and method in SMALL_RATES and "torch" not in sys.modules:
+        return [(name, PRESETS[preset]), (f"{name} of {method}", SMALL_RATES[method])]
     from patchgen.methods.presets import preset_settings, published
 
-    settings = preset_settings(preset, value["method"], value["data"], value["benchmark"])
-    layers: Layers = [(name, PRESETS[preset]), (f"{name} of {value['method']}", settings)]
+    settings = preset_settings(preset, method, value["data"], value["benchmark"])
+    layers: Layers = [(name, PRESETS[preset]), (f"{name} of {method}", settings)]
     if preset == "paper":
         names = ("data", "benchmark", "method", "backbone")
         released = published(*(value[each] for each in names), task=value["task"], swad=value["swad"])
-        layers.append((f"published for {value['method']}", released))
+        layers.append((f"published for {method}", released))
     return layers
-
-
-def help_layers(preset: str, given: Mapping[str, Any]) -> Layers:
-    """As `preset_layers`, without importing torch for the rates of the methods named here."""
-    method = str(given.get("method", Config.method)).partition("+")[0]
-    rates = {"lp": {}, "lp-ln": {}, **dict.fromkeys(("patchgen", "patchgen-select"), {"lr_module": 1e-3})}
-    if preset != "small" or given.get("task") == "ccd" or method not in rates or "torch" in sys.modules:
-        return preset_layers(preset, given)
-    return [("preset small", PRESETS["small"]), (f"preset small of {method}", {"lr": 3e-3, **rates[method]})]
 
 
 def merged(layers: Layers, given: Mapping[str, Any]) -> dict[str, Any]:

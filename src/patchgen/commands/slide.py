@@ -116,19 +116,15 @@ def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
     known = predictor.tiles
     if known is None and (arguments.mpp is None or arguments.tile is None):
         raise ValueError(
-            f"{arguments.model} does not say at what scale its training images were cut (only models trained on the "
-            "manifest of `patchgen slide tiles` do): give --mpp (microns per pixel, such as 0.5) and --tile (pixels, "
-            "such as 224), as those images have them"
+            f"{arguments.model} does not say at what scale its training images were cut: give --mpp (microns per "
+            "pixel, such as 0.5) and --tile (pixels, such as 224), as those images have them"
         )
     if known is None:
         return arguments
     scale = TileScale(arguments.mpp or known.mpp, arguments.tile or known.side)
     if scale != known:
-        print(
-            f"WARNING: tiles of {scale}, but the model was trained on tiles of {known}: its predictions may be "
-            "confident and wrong",
-            file=sys.stderr,
-        )
+        trained = f"but the model was trained on tiles of {known}: its predictions may be confident and wrong"
+        print(f"WARNING: tiles of {scale}, {trained}", file=sys.stderr)
     return replace(arguments, mpp=scale.mpp, tile=scale.side)
 
 
@@ -151,7 +147,7 @@ def tile_settings(arguments: SlideArguments, predictor: Predictor, slide: Slide,
 
 
 def check_settings(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise ValueError if results exist whose description in `file` has other settings."""
+    """Raise ValueError if the description in `file` has other settings."""
     if not file.is_file():
         return
     refuse_links(file.parent)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from patchgen.commands import check_folder, parse, print_table
+from patchgen.commands import check_folder, option_name, parse, print_table
 from patchgen.commands.options import EngineOptions
+from patchgen.commands.slide import check_positive, report_slides
 from patchgen.common.text import printable
 from patchgen.common.untrusted import read_json
 
@@ -82,11 +83,8 @@ def _check(arguments: TilesArguments) -> None:
         inside = least <= value < most if name == "overlap" else least < value <= most or value == least == 0
         if not inside:
             rule = {"overlap": "from 0 to below 1", "min_tissue": "from 0 to 1"}.get(name, "above 0.5, at most 1")
-            raise ValueError(f"--{name.replace('_', '-')} is a share {rule}, not {value}")
-    for name in ("mpp", "mpp_slide", "tile"):
-        value = getattr(arguments, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{name.replace('_', '-')} must be above 0, not {value}")
+            raise ValueError(f"{option_name(name)} is a share {rule}, not {value}")
+    check_positive(arguments, "mpp", "mpp_slide", "tile")
     check_folder(arguments.out)
 
 
@@ -115,11 +113,12 @@ def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
         folder, annotation = out / IMAGES / slide.folder, str(slide.annotation) if slide.annotation else None
         if (file := folder / DESCRIPTION).is_file():
             then, now = read_json(file), description(str(slide.path), annotation, slide.label, arguments.settings)
-            if odd := [name for name in now if then.get(name) != now[name]]:
-                raise ValueError(
-                    f"{folder} was cut with {odd[0]} {then.get(odd[0])!r}, now it is {now[odd[0]]!r}; remove the "
-                    "folder, or choose another --out"
-                )
+            for name in now:
+                if then.get(name) != now[name]:
+                    raise ValueError(
+                        f"{folder} was cut with {name} {then.get(name)!r}, now it is {now[name]!r}; remove the folder, "
+                        "or choose another --out"
+                    )
         call = {
             "slide": str(slide.path), "annotation": annotation, "label": slide.label,
             "settings": asdict(arguments.settings), "result": str(folder.absolute()),
@@ -138,8 +137,8 @@ def _write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSett
     for slide in slides:
         with (out / IMAGES / slide.folder / TILES).open(newline="", encoding="utf-8") as stream:
             rows += [
-                (f"{IMAGES}/{slide.folder}/{one['file']}", slide.domain, one["label"], slide.group, *scale)
-                for one in csv.DictReader(stream)
+                (f"{IMAGES}/{slide.folder}/{tile['file']}", slide.domain, tile["label"], slide.group, *scale)
+                for tile in csv.DictReader(stream)
             ]
     if rows:
         write_csv(out / MANIFEST, ("path", "domain", "label", "group", "mpp", "tile"), rows)
@@ -148,14 +147,14 @@ def _write_manifest(out: Path, slides: Sequence[PlannedSlide], settings: CutSett
 
 def _counts(file: Path) -> dict[str, int]:
     """Tiles of each class, as the folder of a slide says."""
-    found = read_json(file).get("counts")
-    if not isinstance(found, dict) or not all(isinstance(count, int) for count in found.values()):
+    counts = read_json(file).get("counts")
+    if not isinstance(counts, dict) or not all(isinstance(count, int) for count in counts.values()):
         raise ValueError(f"{file} has no counts of tiles; remove {file.parent}, and the same command cuts it again")
-    return found
+    return counts
 
 
-def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Counter[str]]:
-    """Write a row per slide, and print a row per site; the counts of each site."""
+def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> list[str]:
+    """Write a row per slide, print a row per site, and return the sites."""
     from patchgen.common.files import write_csv
     from patchgen.slides.cut import AMBIGUOUS, DESCRIPTION, OUTSIDE
 
@@ -167,14 +166,13 @@ def _summarise(out: Path, plan: Plan, failures: dict[str, str]) -> dict[str, Cou
         if not error:
             counts.update(_counts(out / IMAGES / slide.folder / DESCRIPTION))
             sites.setdefault(slide.domain, Counter()).update({**counts, "slides": 1})
-        cells = [str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error]
-        rows.append(cells)
+        rows.append([str(slide.path), slide.domain, slide.group, *(str(counts[name]) for name in names), error])
     header = ["slide", "domain", "group", *plan.classes, "ambiguous", "outside", "error"]
     write_csv(out / SUMMARY, header, rows, people=True)
-    table = [[site, *(str(c[name]) for name in ("slides", *names))] for site, c in sites.items()]
-    if table:
+    if sites:
+        table = [[site, *(str(counts[name]) for name in ("slides", *names))] for site, counts in sites.items()]
         print_table(("site", "slides", *plan.classes, "ambiguous", "outside"), table)
-    return sites
+    return list(sites)
 
 
 COMMAND = TilesArguments
@@ -183,7 +181,6 @@ COMMAND = TilesArguments
 def main(argv: list[str]) -> int:
     arguments = parse(TilesArguments, "slide tiles", argv)
     _check(arguments)
-    from patchgen.commands.slide import report_slides
     from patchgen.slides.slide import require_openslide
 
     require_openslide()
@@ -196,12 +193,12 @@ def main(argv: list[str]) -> int:
     sites = _summarise(out, plan, failures)
     if len(sites) == 1:
         print(
-            f"all tiles are of one site, {next(iter(sites))!r}, and `fit` needs two or more: put the slides of each "
+            f"all tiles are of one site, {sites[0]!r}, and `fit` needs two or more: put the slides of each "
             "site into a separate folder, or name the sites in the column `domain` of --labels",
             file=sys.stderr,
         )
-    for why, number in plan.left_aside.items():
-        print(f"annotations ignored: {number} x {printable(why)}", file=sys.stderr)
+    for reason, number in plan.left_aside.items():
+        print(f"annotations ignored: {number} x {printable(reason)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
     if count:
         print(out / MANIFEST)

@@ -17,6 +17,7 @@ from patchgen.commands.settings import expand_track
 from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
+    from patchgen.runs.find import Failure
     from patchgen.sweep.engines import LauncherOptions
     from patchgen.sweep.jobs import Job
     from patchgen.sweep.recipe import Recipe
@@ -75,29 +76,29 @@ def main(argv: list[str]) -> int:
         print_table(("recipe", "what"), recipes().items())
         return 0
     if not arguments.recipes:
-        raise ValueError(
-            "give a recipe, such as ablation-small: `--list` shows those of the package (to write one: "
-            "docs/study/sweep.md)"
-        )
-    plans = [read_recipe(find_recipe(word)) for word in arguments.recipes]
+        raise ValueError("give a recipe, such as ablation-small: `--list` shows those of the package")
+    selected = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
-    options = _options(arguments)
-    jobs = _without_collected(_plan(plans, arguments, options), arguments)
+    from patchgen.runs.find import FAILED
+    from patchgen.sweep.engines import LauncherOptions
+
+    names = ("workers", "threads", "retries", "address", "partition", "minutes")
+    options = LauncherOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
+    jobs = _without_collected(_plan(selected, arguments, options), arguments)
     if arguments.retry_failed and not arguments.dry_run:
-        _forget_failures(jobs)
+        for job in jobs:
+            if job.state == "failed":
+                (job.folder.path / FAILED).unlink(missing_ok=True)
     _print_forecast(jobs, arguments, options)
     if not arguments.dry_run:
         _launch(jobs, arguments, options)
     if arguments.parameters:
-        _write_parameters(plans, arguments, options)
+        from patchgen.sweep.parameters import write_parameters
+
+        write_parameters(arguments.parameters, selected, [_plan([recipe], arguments, options) for recipe in selected])
+        if not arguments.quiet:
+            print(f"wrote {arguments.parameters}", file=sys.stderr)
     return _conclude(jobs, arguments)
-
-
-def _options(arguments: SweepArguments) -> LauncherOptions:
-    from patchgen.sweep.engines import LauncherOptions
-
-    names = ("workers", "threads", "retries", "address", "partition", "minutes")
-    return LauncherOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
 
 
 def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> list[Job]:
@@ -125,14 +126,6 @@ def _without_collected(jobs: list[Job], arguments: SweepArguments) -> list[Job]:
     return rest
 
 
-def _forget_failures(jobs: Sequence[Job]) -> None:
-    from patchgen.runs.find import FAILED
-
-    for job in jobs:
-        if job.state == "failed":
-            (job.folder.path / FAILED).unlink(missing_ok=True)
-
-
 def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
     """Print the number of runs, their states and the expected cost of the rest, before anything starts."""
     from patchgen.sweep.engines import share_of
@@ -147,7 +140,7 @@ def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: Lau
     workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
     forecast = predict_cost(jobs, finished_runs(arguments.out), arguments.rate)
     stream = sys.stdout if arguments.dry_run else sys.stderr
-    lines = [f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}", *forecast.lines(workers)]
+    lines = [f"{len(jobs)} runs in {arguments.out}: {_states(jobs)}", *forecast.lines(workers)]
     print(*lines, *(_largest_step(jobs) if arguments.dry_run else ()), sep="\n", file=stream)
 
 
@@ -167,7 +160,7 @@ def _largest_step(jobs: Sequence[Job]) -> list[str]:
     return largest_step(steps)
 
 
-def _counted(jobs: Sequence[Job]) -> str:
+def _states(jobs: Sequence[Job]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(job.state for job in jobs).items())
 
 
@@ -182,38 +175,27 @@ def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOpt
         launch(jobs, engine, retries=arguments.retries, watch=Watch(jobs, arguments.quiet))
 
 
-def _write_parameters(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> None:
-    from patchgen.sweep.parameters import write_parameters
-
-    plans = [_plan([recipe], arguments, options) for recipe in recipes]
-    write_parameters(str(arguments.parameters), recipes, plans)
-    if not arguments.quiet:
-        print(f"wrote {arguments.parameters}", file=sys.stderr)
-
-
 def _conclude(jobs: Sequence[Job], arguments: SweepArguments) -> int:
     """Report failures and their reasons; exit code 1 if requested runs are missing."""
     from patchgen.runs.find import FAILED, failure_of
 
+    failures = {job.run: failure_of(job.folder) for job in jobs}
     if arguments.json:
-        print(json.dumps([_facts(job) for job in jobs], indent=2))
-    failed = [(job, failure) for job in jobs if job.state == "failed" and (failure := failure_of(job.folder))]
+        print(json.dumps([_facts(job, failures[job.run]) for job in jobs], indent=2))
+    failed = [(job, failure) for job in jobs if job.state == "failed" and (failure := failures[job.run])]
     for job, failure in failed:
         times = f"{failure.attempts} attempt{'s' * (failure.attempts > 1)}"
         print(f"failed after {times}: {job}\n  {failure.line}\n  {job.folder.path / FAILED}", file=sys.stderr)
     if arguments.dry_run:
         return 0
     if not arguments.json:
-        print(f"{len(jobs)} runs in {arguments.out}: {_counted(jobs)}")
+        print(f"{len(jobs)} runs in {arguments.out}: {_states(jobs)}")
     if failed and not arguments.quiet:
         print("fix these errors, then run the same command with --retry-failed", file=sys.stderr)
     return 0 if all(job.folder.done for job in jobs) else 1
 
 
-def _facts(job: Job) -> dict[str, Any]:
-    from patchgen.runs.find import failure_of
-
-    failure = failure_of(job.folder)
+def _facts(job: Job, failure: Failure | None) -> dict[str, Any]:
     return {
         "run": str(job.folder.path),
         "labels": job.labels,

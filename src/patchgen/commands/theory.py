@@ -52,21 +52,21 @@ def theory(
     announce()
     if out is not None:
         check_folder(out)
-    found = measure(run, sizes, images, seed)
+    measured = _measure(run, sizes, images, seed)
     if out is not None:
-        write(found, Path(out))
+        _write(measured, Path(out))
     if json:
-        print(to_json.dumps(found, indent=2))
+        print(to_json.dumps(measured, indent=2))
         return
-    for name, rows in tables(found).items():
+    for name, rows in _tables(measured).items():
         print(f"\n{TITLES[name]}")
-        print_table(HEADER, [cells(row) for row in rows])
+        print_table(HEADER, [_cells(row) for row in rows])
     print(f"\n{SCOPE}")
     if out is not None:
         print(out)
 
 
-def measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
+def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
     """The content of theory.json; `run` is None if none was requested."""
     from patchgen.common.progress import Progress
     from patchgen.theory import measure_oracle, measure_run, oracle_images
@@ -77,19 +77,19 @@ def measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> di
         with Progress("theory, run", 2 * images) as bar:
             trained = measure_run(run, images, bar.advance)
     with Progress("theory", total) as bar:
-        found = measure_oracle(sizes, images, seed, bar.advance)
+        measured = measure_oracle(sizes, images, seed, bar.advance)
         bar.say("measured")
     settings = {"sizes": list(sizes), "images": images, "seed": seed}
-    return {"settings": settings, "scope": SCOPE, **found, "run": trained}
+    return {"settings": settings, "scope": SCOPE, **measured, "run": trained}
 
 
-def tables(found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def _tables(measured: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Title key -> rows."""
-    parts = {"rows": found["rows"], "broken": found["broken"]}
-    return parts | ({"run": found["run"]["rows"]} if found["run"] else {})
+    parts = {"rows": measured["rows"], "broken": measured["broken"]}
+    return parts | ({"run": measured["run"]["rows"]} if measured["run"] else {})
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Mapping[str, Any]) -> list[str]:
     """One line of a table; the broken assumption follows the case."""
     broken = row["premises"].removeprefix("broken: ") if row["premises"].startswith("broken") else ""
     sign = "<=" if row["sense"] == "at most" else ">="
@@ -100,32 +100,32 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def write(found: Mapping[str, Any], out: Path) -> None:
+def _write(measured: Mapping[str, Any], out: Path) -> None:
     """Write theory.json, theory.md, theory.png and theory.svg, each atomically."""
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "theory.json", to_json.dumps(found, indent=2) + "\n")
-    write_text(out / "theory.md", page(found))
-    picture = figure(found["rows"])
+    write_text(out / "theory.json", to_json.dumps(measured, indent=2) + "\n")
+    write_text(out / "theory.md", _page(measured))
+    picture = _figure(measured["rows"])
     for kind in ("png", "svg"):
         with replacing(out / f"theory.{kind}") as temporary:
             picture.savefig(temporary, format=kind, dpi=150)
 
 
-def page(found: Mapping[str, Any]) -> str:
+def _page(measured: Mapping[str, Any]) -> str:
     """The tables as Markdown, with the premises of each row."""
     from patchgen.common.text import markdown
 
     lines = ["# The theory, measured", "", SCOPE, ""]
-    for name, rows in tables(found).items():
-        body = [[cell.replace("|", "\\|") for cell in (*cells(row), row["note"])] for row in rows]
+    for name, rows in _tables(measured).items():
+        body = [[cell.replace("|", "\\|") for cell in (*_cells(row), row["note"])] for row in rows]
         lines += [f"## {TITLES[name]}", "", markdown((*HEADER, "note"), body), ""]
-    if found["run"]:
-        lines += ["- " + ", ".join(f"{key}: {value}" for key, value in found["run"]["facts"].items()), ""]
+    if measured["run"]:
+        lines += ["- " + ", ".join(f"{key}: {value}" for key, value in measured["run"]["facts"].items()), ""]
     lines += ["![Measured value and bound over s](theory.png)", ""]
     return "\n".join(lines)
 
 
-def figure(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Measured value and bound over s, one panel per result."""
     from matplotlib.figure import Figure
 

@@ -12,7 +12,6 @@ from patchgen.commands import Maybe, announce, require_data
 from patchgen.commands.settings import (
     StartOptions,
     expand_track,
-    help_layers,
     parse_settings,
     settings_of,
     settings_schema,
@@ -48,9 +47,7 @@ COMMAND = settings_schema(TrainOptions, KINDS)
 
 def parsed(argv: list[str]) -> tuple[TrainOptions, Settings]:
     """The command's own options, and the settings of the run."""
-    options, given = parse_settings(
-        TrainOptions, "train", argv, lambda options, given: options.layers(given, help_layers), kinds=KINDS
-    )
+    options, given = parse_settings(TrainOptions, "train", argv, TrainOptions.layers, kinds=KINDS)
     return options, settings_of(config_class(options.task(given)), options.layers(given), given)
 
 

@@ -83,7 +83,7 @@ def _local(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
 
 
 def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
-    from patchgen.sweep.ray import RayLauncher
+    from patchgen.sweep.clusters import RayLauncher
 
     threads = threads_of(options, jobs) or 1
     cpus = options.workers * threads if options.workers and options.address is None else None
@@ -91,7 +91,7 @@ def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
 
 
 def _slurm(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
-    from patchgen.sweep.slurm import SlurmLauncher
+    from patchgen.sweep.clusters import SlurmLauncher
 
     gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else devices_of(jobs)
     return SlurmLauncher(

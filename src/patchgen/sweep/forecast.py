@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchgen.common.text import duration
-from patchgen.config import Config, Settings
+from patchgen.config import Settings
 from patchgen.runs.folder import RunFolder
 from patchgen.sweep.jobs import Job
 
@@ -22,9 +22,6 @@ from patchgen.sweep.jobs import Job
 RATE, RATE_PIXELS = 15.0, 112
 # cost relative to a ViT-S/14, by a word in the name
 WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0, "b16": 3.2, "resnet50": 0.75, "regnety": 2.9}
-FORWARD = 11e9  # floating-point operations of a ViT-S/14 on an image of 224 px
-GPU = 50e12  # operations per second of the estimates in the headers of recipes: a 24 GB GPU in bf16
-PASSES = {"head": 1, "layernorm": 2}  # forward passes that a training image costs; 3 where weights are tuned
 SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
 
 
@@ -58,17 +55,17 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
     for job in jobs:
         if job.folder.done:
             continue
-        seconds, basis = _one(job.config, known, rate)
+        seconds, basis = _estimate(job.config, known, rate)
         total += seconds * (1 - job.progress / job.size)
         bases[basis] += 1
     return Forecast(total, bases)
 
 
-def _one(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
+def _estimate(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
     like = config.likeness()
     for key, basis in (((config.method, *like), SAME), (like, ALIKE)):
-        if found := known.get(key):
-            return statistics.fmean(found), basis
+        if seconds := known.get(key):
+            return statistics.fmean(seconds), basis
     if rate:
         return config.images_seen() / rate, f"the rate given, {rate:g} images a second"
     stated = f"a stated rate ({RATE:g} images/s of a ViT-S at {RATE_PIXELS} px on two CPU cores; --rate gives your own)"
@@ -77,27 +74,13 @@ def _one(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: floa
 
 def usual_rate(config: Settings) -> float:
     """The default rate, scaled to the run's pixels and to the backbone's size, taken from its name."""
-    return RATE / _width(config) * (RATE_PIXELS / config.image_size) ** 2
+    return RATE / width(config) * (RATE_PIXELS / config.image_size) ** 2
 
 
-def _width(config: Settings) -> float:
+def width(config: Settings) -> float:
+    """Cost of the backbone relative to a ViT-S/14."""
     name = Path(config.backbone).name.lower()
     return next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
-
-
-def gpu_hours(config: Config, tune: str, images: Mapping[str, int]) -> float:
-    """Hours of a fold at `GPU` operations per second: training steps, evaluations on source validation, the test.
-
-    Args:
-        tune: The tuned part of the backbone.
-        images: Domain -> number of images.
-    """
-    sources = [count for domain, count in images.items() if domain != config.unseen]
-    passes = PASSES.get(tune, 3) + any(name in config.method for name in ("miro", "gmdg"))  # a frozen copy as well
-    trained = config.steps * config.batch_per_domain * len(sources) * passes
-    scored = (config.steps // config.eval_every + 2) * config.holdout * sum(sources) + images[config.unseen]
-    trainings = len(sources) if config.select == "leave-one-out" else 1  # each of the others has a source less
-    return trainings * FORWARD * _width(config) * (config.image_size / 224) ** 2 * (trained + scored) / GPU / 3600
 
 
 def seconds_of(run: RunFolder) -> float:

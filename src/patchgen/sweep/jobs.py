@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from patchgen.config import Config, Settings, config_class
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
@@ -26,38 +26,39 @@ Outcome = Literal["done", "found", "busy", "failed"]  # found: done by another p
 Kind = Literal["train", "no-op"]
 
 
-class Work:
-    """The interface of work for launchers, engines and workers: a training (`Job`), or a call (`unit.Unit`)."""
+class Work(Protocol):
+    """What launchers, engines and workers need to know of work: a training (`Job`), or a call (`unit.Unit`)."""
 
-    run: str  # unique name
-    size: int  # amount of work
     config: Any  # has `threads` and `accelerator`, and `devices` if several share the work
 
     @property
-    def folder(self) -> WorkFolder:
-        """Its lock, its last failure, and whether it is done."""
-        raise NotImplementedError
+    def run(self) -> str:
+        """A unique name."""
+
+    @property
+    def size(self) -> int:
+        """The amount of work."""
 
     @property
     def progress(self) -> int:
         """The completed part of `size`."""
-        raise NotImplementedError
+
+    @property
+    def folder(self) -> WorkFolder:
+        """Its lock, its last failure, and whether it is done."""
 
     def begin(self) -> None:
         """Create its folder."""
-        raise NotImplementedError
 
     def do(self) -> None:
         """Do all of the work in this process."""
-        raise NotImplementedError
 
     def to_json(self) -> str:
         """One line for another process, read by `read_work`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Job(Work):
+class Job:
     labels: tuple[str, ...]  # its names in the recipes
     rows: tuple[str, ...]
     config: Settings
@@ -103,9 +104,9 @@ class Job(Work):
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        found: dict[str, Any] = json.loads(text)
-        config, out = config_class(found["config"]["task"])(**found.pop("config")), Path(found.pop("out"))
-        return cls(tuple(found.pop("labels")), tuple(found.pop("rows")), config, out, **found)
+        values: dict[str, Any] = json.loads(text)
+        config, out = config_class(values["config"]["task"])(**values.pop("config")), Path(values.pop("out"))
+        return cls(tuple(values.pop("labels")), tuple(values.pop("rows")), config, out, **values)
 
 
 def read_work(text: str) -> Work:

@@ -1,6 +1,8 @@
 """Jobs on this machine: worker processes, each with its devices and a fixed number of threads.
 
-A worker that dies costs its run one attempt and is replaced.
+A worker, `python -m patchgen.sweep.local`, runs jobs sequentially, because importing torch takes seconds: a line of
+JSON in, the outcome as a line out. One that dies costs its run one attempt and is replaced. When its launcher ends, in
+whatever way, its input pipe closes and it exits; its run resumes at the next launch.
 """
 
 from __future__ import annotations
@@ -9,15 +11,17 @@ import os
 import queue
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import not_through_links, regular
-from patchgen.sweep.jobs import Outcome, Work
+from patchgen.sweep.jobs import Outcome, Work, perform, read_work
 from patchgen.sweep.launch import WorkerLost
 
 LOG = "sweep.log"  # in the sweep's folder: the output of the workers
@@ -44,7 +48,8 @@ class Worker:
         if not answer:
             code = process.wait()
             self.process = None
-            raise WorkerLost(f"the worker process ended with {_reason(code)}; what it printed is in {self.log}")
+            reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            raise WorkerLost(f"the worker process ended with {reason}; what it printed is in {self.log}")
         if answer == "failed":
             self.end()  # a process may not recover from a device error
         return cast(Outcome, answer)
@@ -55,7 +60,7 @@ class Worker:
         if self.process is None or self.process.poll() is not None:
             with open(self.log, "a", opener=not_through_links) as log:
                 self.process = subprocess.Popen(
-                    python("-m", "patchgen.sweep.worker"),
+                    python("-m", __name__),
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment,
                     start_new_session=True,  # Ctrl-C is for the launcher, which then ends its workers
                 )  # fmt: skip
@@ -110,6 +115,27 @@ class LocalLauncher:
         self.pool.shutdown(cancel_futures=True)
 
 
-def _reason(code: int) -> str:
-    """Exit code 3, or SIGKILL."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+def main() -> NoReturn:
+    """The worker process."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # printed output must not mix with the answers
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+    from patchgen.common.reading import process_cache
+
+    with process_cache():  # reads a table, its images and a backbone's weights once for the runs that share them
+        while True:
+            answers.write(perform(read_work(lines.get())) + "\n")
+            answers.flush()
+
+
+def _read(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    if os.name == "posix":
+        os.killpg(0, signal.SIGKILL)  # including the processes of a run on several devices
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,48 +43,39 @@ def write_parameters(path: str | Path, recipes: Sequence[Recipe], plans: Sequenc
 
 def _recipe(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     done = sum(job.folder.done for job in jobs)
-    parts = [f"## {recipe.path.name}", "", "```yaml", *header_of(recipe.path), "```", ""]
+    lines = recipe.path.read_text(encoding="utf-8").splitlines()
+    header = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    parts = [f"## {recipe.path.name}", "", "```yaml", *header, "```", ""]
     parts += [f"{len(jobs)} runs, {done} of them done here. A setting with several values was run with each.", ""]
-    rows = {row: [job for job in jobs if row in job.rows] for row in recipe.rows}
-    values = {row: parameters_of(mine) for row, mine in rows.items()}
-    common = {
-        name: text
-        for name, text in next(iter(values.values())).items()
-        if all(found.get(name) == text for found in values.values())
-    }
+    by_row = {row: parameters_of([job for job in jobs if row in job.rows]) for row in recipe.rows}
+    first, *others = by_row.values()
+    common = {name: text for name, text in first.items() if all(row.get(name) == text for row in others)}
     parts += ["### All runs", "", markdown(["parameter", "value"], list(common.items())), ""]
-    for row, found in values.items():
-        if own := [(name, text) for name, text in found.items() if name not in common]:
-            parts += [f"### Row {row}", "", markdown(["parameter", "value"], own), ""]
+    for row, parameters in by_row.items():
+        if special := [(name, text) for name, text in parameters.items() if name not in common]:
+            parts += [f"### Row {row}", "", markdown(["parameter", "value"], special), ""]
     return parts + _splits(jobs)
-
-
-def header_of(path: Path) -> list[str]:
-    """The comment at the start of a recipe."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    end = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    return lines[:end]
 
 
 def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
     """Every setting with its values over some runs, and the effective hyper-parameters of the method."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
+    texts: dict[str, dict[str, None]] = defaultdict(dict)
     for job in jobs:
         settings = dataclasses.asdict(job.config) | _by_method(job.config)
         for rate in ("lr_module", "lr_backbone"):
             settings[rate] = settings["lr"] if settings.get(rate) is None else settings[rate]
         settings["data"] = Path(job.config.data).name  # its path on this machine is irrelevant
         for name, value in settings.items():
-            found[name][_text(value)] = None
-    return {name: ", ".join(texts) for name, texts in found.items()}
+            texts[name][_text(value)] = None
+    return {name: ", ".join(each) for name, each in texts.items()}
 
 
 def _by_method(config: Settings) -> dict[str, Any]:
     """The method's defaults for settings that are left open."""
     method = get_task(config.task).make_method(config)
-    chosen = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
+    values = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
     hparams = getattr(method, "hparams", None)
-    return chosen | ({"hparams": hparams} if hparams is not None else {})
+    return values | ({"hparams": hparams} if hparams is not None else {})
 
 
 def _text(value: Any) -> str:
@@ -113,25 +105,19 @@ def _environment(jobs: Sequence[Job]) -> list[str]:
     """The environment of the runs, or without runs that of this machine."""
     import torch
 
-    texts: dict[str, int] = defaultdict(int)
-    for job in jobs:
-        file = job.folder.path / "env.json"
-        if file.exists():
-            texts[json.dumps(_flat(read_json(file)))] += 1
-    here = not texts
-    if here:
-        texts[json.dumps(_flat(environment(torch.get_num_threads())))] = 0
+    files = [file for job in jobs if (file := job.folder.path / "env.json").exists()]
+    texts = Counter(json.dumps(_flat(read_json(file))) for file in files)
     parts = ["## Environment", ""]
-    for text, count in texts.items():
-        parts += ["Of this machine, where no run is yet:" if here else f"Of {count} runs:", ""]
+    for text in texts or [json.dumps(_flat(environment(torch.get_num_threads())))]:
+        parts += [f"Of {texts[text]} runs:" if texts else "Of this machine, where no run is yet:", ""]
         parts += [markdown(["what", "value"], list(json.loads(text).items())), ""]
     return parts
 
 
-def _flat(found: dict[str, Any]) -> dict[str, str]:
+def _flat(facts: dict[str, Any]) -> dict[str, str]:
     """Nested values with joined names, such as `packages torch`."""
     flat: dict[str, str] = {}
-    for key, value in found.items():
+    for key, value in facts.items():
         inner = {f"{key} {name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
         flat |= {name: _text(v) for name, v in inner.items()}
     return flat

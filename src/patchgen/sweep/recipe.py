@@ -4,7 +4,7 @@
     for run in expand(recipe, domains_of):
         run.row, run.label, run.config
 
-Settings that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
+Values that all runs share, a `grid` whose lists are combined, and `rows` of named settings that are each combined
 with the whole grid. With `random` and `trials`, each combination is run with several random draws of some settings.
 """
 
@@ -26,10 +26,10 @@ from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import shortly
 from patchgen.config import PRESETS, Config, known_settings, read_settings
 
-Settings = dict[str, Any]
+Values = dict[str, Any]  # settings as a recipe has them
 OWN_KEYS = ("command", "preset", "grid", "rows", "random", "trials")
 EVERY_DOMAIN = "all"
-DomainsOf = Callable[[Settings], Sequence[str]]
+DomainsOf = Callable[[Values], Sequence[str]]
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "configs") if path.is_dir()), None)
 
@@ -38,46 +38,43 @@ SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "con
 class Recipe:
     path: Path
     preset: str | None
-    shared: Settings
+    shared: Values
     grid: dict[str, Any]  # a setting's name -> list; `unseen` may be "all"
-    rows: dict[str, Settings]  # name -> settings; one nameless row if there are none
-    trials: list[Settings]  # of a random search; one without settings if there is none
+    rows: dict[str, Values]  # name -> settings; one nameless row if there are none
+    trials: list[Values]  # of a random search; one without settings if there is none
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run of a recipe."""
-
+class PlannedRun:
     row: str
     label: str  # distinguishes it from the recipe's other runs
     config: Config | StreamConfig
 
 
 def is_recipe(settings: Mapping[str, Any]) -> bool:
-    """A file of settings with a grid, rows or a random search is a recipe; without them it is for `--config`."""
+    """Whether a file of settings has a grid, rows or a random search; without them it is for `--config`."""
     return not {"grid", "rows", "random"}.isdisjoint(settings)
 
 
 def read_recipe(path: str | Path) -> Recipe:
     """Read a recipe and check everything that can be checked without the data."""
     try:
-        found = read_settings(path)
+        content = read_settings(path)
     except FileNotFoundError:
         raise ValueError(f"there is no recipe {path}") from None
-    if not is_recipe(found):
+    if not is_recipe(content):
         raise ValueError(
             f"{path} has neither `grid` nor `rows` nor `random`: it is no recipe; `patchgen train --config` reads it"
         )
-    _check_names(found, f"{path}", OWN_KEYS)
-    if found.get("command", "train") != "train":
-        raise ValueError(f"{path}: a recipe's command is train, not {shortly(found['command'])}")
-    preset = found.get("preset")
+    _check_names(content, f"{path}", OWN_KEYS)
+    if content.get("command", "train") != "train":
+        raise ValueError(f"{path}: a recipe's command is train, not {shortly(content['command'])}")
+    preset = content.get("preset")
     if preset is not None and preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
         raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
-    shared = {key: value for key, value in found.items() if key not in OWN_KEYS}
-    recipe = Recipe(Path(path), preset, shared, _grid(found, path), _rows(found, path),
-                    _trials(found, path))  # fmt: skip
+    shared = {key: value for key, value in content.items() if key not in OWN_KEYS}
+    recipe = Recipe(Path(path), preset, shared, _grid(content, path), _rows(content, path), _trials(content, path))
     for name, row in recipe.rows.items():
         if both := sorted(row.keys() & recipe.grid.keys()):
             raise ValueError(f"{path}: {both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
@@ -86,8 +83,8 @@ def read_recipe(path: str | Path) -> Recipe:
     return recipe
 
 
-def _grid(found: Settings, path: str | Path) -> dict[str, Any]:
-    grid = found.get("grid") or {}
+def _grid(content: Values, path: str | Path) -> dict[str, Any]:
+    grid = content.get("grid") or {}
     if not isinstance(grid, dict):
         raise ValueError(f"{path}: `grid` must hold `name: [values]` lines, found {type(grid).__name__}")
     _check_names(grid, f"{path}: grid")
@@ -97,13 +94,13 @@ def _grid(found: Settings, path: str | Path) -> dict[str, Any]:
     return grid
 
 
-def _rows(found: Settings, path: str | Path) -> dict[str, Settings]:
-    rows = found.get("rows")
+def _rows(content: Values, path: str | Path) -> dict[str, Values]:
+    rows = content.get("rows")
     if rows is None:
         return {"": {}}
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("name") for row in rows) or not rows:
         raise ValueError(f"{path}: `rows` must be a list of settings, each with a name: - {{name: A, method: lp}}")
-    named: dict[str, Settings] = {}
+    named: dict[str, Values] = {}
     for row in rows:
         name = row["name"]
         if not isinstance(name, str):
@@ -115,11 +112,11 @@ def _rows(found: Settings, path: str | Path) -> dict[str, Settings]:
     return named
 
 
-def _trials(found: Settings, path: str | Path) -> list[Settings]:
+def _trials(content: Values, path: str | Path) -> list[Values]:
     """The draws of a random search: trial i is the same whatever the number of trials, for all rows and domains."""
     from patchgen.runs.scores import CHOSEN
 
-    ranges, trials = found.get("random"), found.get("trials")
+    ranges, trials = content.get("random"), content.get("trials")
     if ranges is None and trials is None:
         return [{}]
     if not isinstance(ranges, dict) or not ranges or type(trials) is not int or trials < 1:
@@ -130,7 +127,7 @@ def _trials(found: Settings, path: str | Path) -> list[Settings]:
             raise ValueError(f"{path}: random: {shortly(name)} is none of {', '.join(CHOSEN)} or hparams.NAME{near}")
         if not _is_range(limits):
             raise ValueError(f"{path}: random: {name} must be [low, high] or [low, high, log], not {shortly(limits)}")
-    seed = found.get("seed", Config.seed)
+    seed = content.get("seed", Config.seed)
     return [_draw(ranges, np.random.default_rng([seed, trial])) for trial in range(trials)]
 
 
@@ -143,7 +140,7 @@ def _is_range(limits: Any) -> bool:
     return False
 
 
-def _draw(ranges: Mapping[str, Sequence[Any]], random: np.random.Generator) -> Settings:
+def _draw(ranges: Mapping[str, Sequence[Any]], random: np.random.Generator) -> Values:
     """A value of each range, uniform or log-uniform, to three digits."""
     shares = random.random(len(ranges))
     values = [
@@ -161,7 +158,7 @@ def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = 
             raise ValueError(f"{where}: unknown setting {shortly(key)}{did_you_mean(str(key), known)}")
 
 
-def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
+def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[PlannedRun]:
     """Every run, row by row; a wrong setting is an error that names the recipe and the row.
 
     Args:
@@ -170,8 +167,8 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
     for name, row in recipe.rows.items():
         where = f"{recipe.path}" + (f": row {shortly(name)}" if name else "")
         axes = [(axis, [values] if isinstance(values, str) else values) for axis, values in recipe.grid.items()]
-        for *chosen, trial in itertools.product(*(values for _, values in axes), recipe.trials):
-            point = dict(zip((axis for axis, _ in axes), chosen, strict=True)) | trial
+        for *values, trial in itertools.product(*(values for _, values in axes), recipe.trials):
+            point = dict(zip((axis for axis, _ in axes), values, strict=True)) | trial
             try:
                 yield from _runs_at(recipe, name, row, point, domains_of)
             except ValueError as error:
@@ -179,57 +176,41 @@ def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[Planned]:
                 raise ValueError(text if text.startswith(where) else f"{where}: {text}") from error
 
 
-def _runs_at(recipe: Recipe, name: str, row: Settings, point: Settings, domains_of: DomainsOf) -> Iterator[Planned]:
+def _runs_at(recipe: Recipe, name: str, row: Values, point: Values, domains_of: DomainsOf) -> Iterator[PlannedRun]:
     """The run of one combination, or one per domain if all are left out in turn."""
     settings = {key: expand_variables(value) for key, value in (recipe.shared | row | point).items()}
     every = settings.get("unseen") == EVERY_DOMAIN
     for unseen in domains_of(settings) if every else (None,):
         fold = {"unseen": unseen} if every else {}
-        told = [f"{key} {_short(value)}" for key, value in (point | fold).items()]
-        label = ", ".join([name, *told] if name else told)
-        yield Planned(name, label, _config(recipe, settings | fold))
+        words = [f"{key} {_short(value)}" for key, value in (point | fold).items()]
+        yield PlannedRun(name, ", ".join([name, *words] if name else words), _config(recipe, settings | fold))
 
 
-def _config(recipe: Recipe, settings: Settings) -> Config | StreamConfig:
-    settings = _gather_hparams(settings)
+def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:
+    """The settings over those of the preset; `hparams.miro: 0.1` is `hparams: {miro: 0.1}`."""
+    from patchgen.methods.presets import method_settings, preset_settings, published
+
+    dotted = {key.removeprefix("hparams."): value for key, value in settings.items() if key.startswith("hparams.")}
+    settings = {key: value for key, value in settings.items() if not key.startswith("hparams.")}
+    if dotted:
+        settings["hparams"] = {**settings.get("hparams", {}), **dotted}
+    data = str(settings.get("data", ""))
     if settings.get("task") == "ccd":
-        preset = stream_preset(recipe.preset, str(settings.get("data", ""))) if recipe.preset else {}
-        whole = preset | _beside(recipe, settings)
-        return StreamConfig(**known_settings(StreamConfig, whole, str(recipe.path)))
-    settings |= _method(settings)
-    preset = _preset(recipe.preset, settings)
+        preset = stream_preset(recipe.preset, data) if recipe.preset else {}
+        return StreamConfig(**known_settings(StreamConfig, preset | _beside(recipe, settings), str(recipe.path)))
+    label = settings.get("method", "")
+    if isinstance(label, str) and "@" in label:  # `lp-ln@mean`: with another pool or tuning mode
+        settings |= method_settings(label)
+    method = str(settings.get("method", Config.method))
+    preset = preset_settings(recipe.preset or "", method, data, settings.get("benchmark"))
+    if recipe.preset == "paper":
+        names = {key: settings.get(key, getattr(Config, key)) for key in ("benchmark", "backbone", "task", "swad")}
+        preset |= published(data, method=method, **names)
     whole = preset | settings | {"hparams": preset.get("hparams", {}) | settings.get("hparams", {})}
     return Config(**known_settings(Config, whole, str(recipe.path)))
 
 
-def _preset(preset: str | None, settings: Settings) -> Settings:
-    """The settings of a preset for this run's method and data; `paper` adds the published values of the method."""
-    from patchgen.methods.presets import preset_settings, published
-
-    method, data = str(settings.get("method", Config.method)), str(settings.get("data", ""))
-    found = preset_settings(preset or "", method, data, settings.get("benchmark"))
-    if preset == "paper":
-        names = {key: settings.get(key, getattr(Config, key)) for key in ("benchmark", "backbone", "task", "swad")}
-        found |= published(data, method=method, **names)
-    return found
-
-
-def _method(settings: Settings) -> Settings:
-    """`lp-ln@mean`: the method with another pool or tuning mode."""
-    from patchgen.methods.presets import method_settings
-
-    label = settings.get("method", "")
-    return dict(method_settings(label)) if isinstance(label, str) and "@" in label else {}
-
-
-def _gather_hparams(settings: Settings) -> Settings:
-    """`hparams.miro: 0.1` -> `hparams: {miro: 0.1}`."""
-    dotted = {key.removeprefix("hparams."): value for key, value in settings.items() if key.startswith("hparams.")}
-    rest = {key: value for key, value in settings.items() if not key.startswith("hparams.")}
-    return rest | ({"hparams": {**rest.get("hparams", {}), **dotted}} if dotted else {})
-
-
-def _beside(recipe: Recipe, settings: Settings) -> Settings:
+def _beside(recipe: Recipe, settings: Values) -> Values:
     """A schedule file is searched in the current folder, then next to the recipe."""
     schedule = str(settings.get("schedule", ""))
     near = recipe.path.parent / schedule
@@ -250,9 +231,6 @@ def expand_variables(value: Any) -> Any:
 def _short(value: Any) -> str:
     """A short form for labels: only the last part of a path."""
     return os.path.basename(value.rstrip("/")) if isinstance(value, str) and "/" in value else str(value)
-
-
-# The recipes included in the package, found by name wherever it is installed
 
 
 def recipes() -> dict[str, str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -54,7 +54,7 @@ class UnitFolder(WorkFolder):
 
 
 @dataclass(frozen=True)
-class Unit(Work):
+class Unit:
     call: str  # module:function
     arguments: dict[str, Any]  # as JSON has them
     claim: Path
@@ -67,7 +67,7 @@ class Unit(Work):
         return self.label
 
     @property
-    def run(self) -> str:  # type: ignore[override]
+    def run(self) -> str:
         return str(self.claim)
 
     @property
@@ -85,15 +85,12 @@ class Unit(Work):
         self.begin()
         with self.folder.locked():
             if not self.folder.done:  # done by another process before we got the lock
+                module, _, name = self.call.partition(":")
+                if not module.startswith(PACKAGE):
+                    raise ValueError(f"{self.call!r} is no function of {PACKAGE[:-1]}")
                 use_threads(self.config.threads)
-                self._function()(folder=self.claim, **self.arguments)
+                getattr(import_module(module), name)(folder=self.claim, **self.arguments)
             shutil.rmtree(self.claim, ignore_errors=True)
-
-    def _function(self) -> Callable[..., None]:
-        module, _, name = self.call.partition(":")
-        if not module.startswith(PACKAGE):
-            raise ValueError(f"{self.call!r} is no function of {PACKAGE[:-1]}")
-        return getattr(import_module(module), name)  # type: ignore[no-any-return]
 
     def to_json(self) -> str:
         paths = {"claim": str(self.claim.resolve()), "result": str(self.result.resolve())}
@@ -101,9 +98,9 @@ class Unit(Work):
 
     @classmethod
     def from_json(cls, text: str) -> Unit:
-        found: dict[str, Any] = json.loads(text)
-        found |= {name: Path(found[name]) for name in ("claim", "result")}
-        return cls(**{**found, "config": Needs(**found["config"])})
+        values: dict[str, Any] = json.loads(text)
+        values |= {name: Path(values[name]) for name in ("claim", "result")}
+        return cls(**{**values, "config": Needs(**values["config"])})
 
 
 class InProcess:
@@ -133,26 +130,17 @@ def run_units(
     """
     from patchgen.sweep.engines import LAUNCHERS
 
-    _forget_failures(units)
-    if todo := [unit for unit in units if not unit.folder.done]:
-        options.out.mkdir(parents=True, exist_ok=True)
-        chosen: Launcher = LAUNCHERS[engine](options, todo) if engine else InProcess()
-        launch(units, chosen, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
-    failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
-    if not any(failures.values()):
-        _clear(units)
-    return {label: failure for label, failure in failures.items() if failure}
-
-
-def _forget_failures(units: Sequence[Unit]) -> None:
     for unit in units:
         if not unit.folder.busy:
             (unit.claim / FAILED).unlink(missing_ok=True)
-
-
-def _clear(units: Sequence[Unit]) -> None:
-    """Remove the parent of the claims if it is no longer needed."""
-    for parent in {unit.claim.parent for unit in units}:
-        with suppress(OSError):
-            (parent / LOG).unlink(missing_ok=True)
-            parent.rmdir()
+    if todo := [unit for unit in units if not unit.folder.done]:
+        options.out.mkdir(parents=True, exist_ok=True)
+        launcher: Launcher = LAUNCHERS[engine](options, todo) if engine else InProcess()
+        launch(units, launcher, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
+    failures = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
+    if not any(failures.values()):
+        for parent in {unit.claim.parent for unit in units}:
+            with suppress(OSError):  # still needed
+                (parent / LOG).unlink(missing_ok=True)
+                parent.rmdir()
+    return {label: failure for label, failure in failures.items() if failure}
