@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from patchgen.common.progress import SILENCE, Progress, is_first, print_once
@@ -36,6 +39,23 @@ def test_a_single_slow_step_predicts_nothing(now: list[float], capsys: pytest.Ca
         "training [11/61, 1.7 min left] step 10",
         "training [61/61] step 60",
     ]
+
+
+def test_the_logger_silences_progress() -> None:
+    code = """
+import logging, sys
+if sys.argv[1:]: logging.getLogger("patchgen").setLevel(sys.argv[1])
+from patchgen.common.progress import Progress, logger
+with Progress("training", 2) as bar: bar.say("a line 100 %")
+logger.warning("a warning")
+"""
+    for level, lines in (
+        ([], ["training [0/2] a line 100 %", "a warning"]),
+        (["WARNING"], ["a warning"]),
+        (["ERROR"], []),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *level], capture_output=True, text=True, check=True)
+        assert (done.stderr.splitlines(), done.stdout) == (lines, "")
 
 
 def test_an_uneven_rate_predicts_nothing(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:

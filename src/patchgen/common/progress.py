@@ -1,7 +1,12 @@
-"""Progress of long work: a bar with ETA on a terminal, one line per evaluation elsewhere. Always on stderr."""
+"""Progress of long work: a bar with ETA on a terminal, one line per evaluation elsewhere. Always on stderr.
+
+All lines of the library go through the logger `patchgen`, which prints them as they are unless the program that uses
+it has given it a handler or a level: `logging.getLogger("patchgen").setLevel("WARNING")` silences progress.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections import deque
@@ -15,7 +20,22 @@ from patchgen.common.text import duration, printable
 
 SILENCE = 30.0  # seconds after which a file or pipe gets a line, whatever happens
 PLAIN = {"main": "loss"}  # displayed names of values; the terms of a method are in the records
+logger = logging.getLogger("patchgen")
 _said: ContextVar[set[str] | None] = ContextVar("said", default=None)
+
+
+class _Lines(logging.Handler):
+    """Prints to what `sys.stderr` is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+if not logger.handlers:
+    logger.addHandler(_Lines())
+    logger.propagate = False
+if logger.level == logging.NOTSET:
+    logger.setLevel(logging.INFO)
 
 
 @contextmanager
@@ -77,6 +97,7 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
+        quiet = quiet or not logger.isEnabledFor(logging.INFO)
         self.console = Console(stderr=True, quiet=quiet)
         self.live = self.console.is_terminal and not quiet
         columns = (
@@ -129,7 +150,7 @@ class Progress:
             self.console.print(text, highlight=False, markup=False)
         elif not self.console.quiet:
             left = f", {self._left()}" if self._left() else ""
-            print(f"{self.title} [{self.done}/{self.total}{left}] {text}", file=sys.stderr, flush=True)
+            logger.info(f"{self.title} [{self.done}/{self.total}{left}] {text}")
 
     def _left(self) -> str:
         """\"12 min left\", or nothing while the rate is not steady, and at the end."""

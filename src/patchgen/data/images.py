@@ -18,7 +18,6 @@ import hashlib
 import os
 import shutil
 import struct
-import sys
 import threading
 import warnings
 import weakref
@@ -33,6 +32,7 @@ from PIL import Image, ImageOps
 
 from patchgen.common.files import regular
 from patchgen.common.machine import available_cores
+from patchgen.common.progress import logger
 from patchgen.data.safe_open import RefusedImage, open_image
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class ImageStore:
                 f"{text}, and {free / 1e9:.1f} GB are free: free some space, set $PATCHGEN_CACHE to a folder on "
                 "another disk, or add --no-cache, which decodes every image at each use"
             )
-        print(f"{text} ({free / 1e9:.1f} GB are free; --no-cache trains without it)", file=sys.stderr, flush=True)
+        logger.warning(f"{text} ({free / 1e9:.1f} GB are free; --no-cache trains without it)")
 
     def _descriptor(self, base: Path, ending: str, flags: int) -> int:
         descriptor = os.open(base.with_suffix(ending), flags | getattr(os, "O_CLOEXEC", 0), 0o666)

@@ -10,7 +10,6 @@ Every training is a run folder below `runs`, named by its settings, so a killed 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import expanded
-from patchgen.common.progress import Progress, print_once
+from patchgen.common.progress import Progress, logger, print_once
 from patchgen.common.reading import process_cache
 from patchgen.common.text import duration
 from patchgen.config import NO_DOMAIN, PRESETS, Config
@@ -342,4 +341,4 @@ def _names_groups(config: Config, table: Table) -> bool:
 
 
 def _say(quiet: bool) -> Callable[[str], None]:
-    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
+    return lambda text: None if quiet else logger.info(text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from patchgen.common.child_process import safe_children
 from patchgen.common.files import cache_dir
 from patchgen.common.machine import require_bf16, use_threads
-from patchgen.common.progress import is_first
+from patchgen.common.progress import is_first, logger
 from patchgen.config import Config
 from patchgen.data.content import shared_store
 from patchgen.data.images import ImageStore
@@ -96,7 +95,7 @@ def _is_slurm_task() -> bool:
     if all(os.environ.get(name, "").isdigit() for name in SLURM):
         return True
     if os.environ.pop(SLURM[0], None) is not None:
-        print(f"{SLURM[0]} is set, but this is not a Slurm task: ignored", file=sys.stderr)
+        logger.warning(f"{SLURM[0]} is set, but this is not a Slurm task: ignored")
     return False
 
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -20,7 +19,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from patchgen.common.progress import is_first
+from patchgen.common.progress import is_first, logger
 from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table
@@ -52,7 +51,7 @@ def train(
     if config.precision == AUTO:
         config = with_precision(config, out, fingerprint)
         if not quiet and is_first(line := f"precision: {config.precision}, by `auto`"):
-            print(line, file=sys.stderr, flush=True)
+            logger.info(line)
     name = run_name(config, fingerprint)
     new = not (Path(out) / name).exists()
     run = RunFolder.create(out, config, name, fingerprint)
@@ -125,7 +124,7 @@ class Trainer:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            logger.info(text)
 
     def save(self, name: str, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
         save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})

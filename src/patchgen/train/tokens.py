@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 
 from patchgen.common.files import cache_dir, replacing
-from patchgen.common.progress import Progress, is_first
+from patchgen.common.progress import Progress, is_first, logger
 from patchgen.common.reading import cached
 from patchgen.config import Config
 from patchgen.data.augment import normalize
@@ -48,7 +47,7 @@ def stored_tokens(
     if not images.agrees(rows[:2]):
         text = f"{backbone.resolved} cannot be run in two halves: each step runs all of its blocks"
         if not quiet and is_first(text):
-            print(text, file=sys.stderr, flush=True)
+            logger.info(text)
         return None
     shape = (len(table), *images(rows[:1]).shape[1:])
     size = 2 * int(np.prod(shape))
