@@ -14,7 +14,7 @@ from patchgen import theory
 from patchgen.data.oracle import SUITE
 from patchgen.theory import bounds, oracle, rows
 from patchgen.theory import run as theory_run
-from patchgen.theory.bounds import DomainRisk, Geometry, Head, judge
+from patchgen.theory.bounds import DomainRisk, Head, judge
 
 RNG = np.random.default_rng(0)
 
@@ -90,12 +90,9 @@ def test_lipschitz_constant_is_an_upper_limit_that_is_reached() -> None:
     a, b, label = RNG.normal(size=(500, 5)), RNG.normal(size=(500, 5)), RNG.integers(0, 4, 500)
     ratio = abs(wide.loss(a, label) - wide.loss(b, label)) / np.linalg.norm(a - b, axis=1)
     assert ratio.max() <= wide.lipschitz
-
-
-def test_loss_is_one_minus_the_probability() -> None:
-    head = Head(np.eye(3), np.zeros(3))
     logits = np.array([0.3, -1.0, 2.0])
-    assert head.loss(logits[None], np.array([1]))[0] == pytest.approx(1 - np.exp(-1.0) / np.exp(logits).sum())
+    loss = Head(np.eye(3), np.zeros(3)).loss(logits[None], np.array([1]))[0]
+    assert loss == pytest.approx(1 - np.exp(-1.0) / np.exp(logits).sum())
 
 
 def test_two_domains_and_deviation_take_the_tightest() -> None:
@@ -109,7 +106,7 @@ def test_two_domains_and_deviation_take_the_tightest() -> None:
 def test_separation_by_hand() -> None:
     oracle_points = np.array([[0.0], [1.0], [10.0], [12.0]])  # centres 0.5 and 11, r = 1
     label = np.array([0, 0, 1, 1])
-    assert Geometry.of(oracle_points, label) == Geometry(gamma=10.5, radius=1.0)
+    assert bounds.clusters(oracle_points, label) == (10.5, 1.0)
     row = bounds.separation(oracle_points + [[0.5], [0.5], [-0.5], [0.0]], oracle_points, label, 0.5, "m")
     assert row.bound == pytest.approx(10.5 - 2 * 1.5) and row.measured == pytest.approx(8.0) and row.status == "holds"
 
@@ -146,7 +143,7 @@ def test_the_law_of_the_predictive_patches_is_one(size: int) -> None:
 def test_backgrounds_of_coupled_images_follow_each_domain() -> None:
     spec = replace(oracle.local_spec(4, per_class=20, seed=5), classes=2)
     own: dict[int, list[bool]] = {}
-    for sample in oracle._coupled(oracle.Oracle(spec)):
+    for sample in oracle.coupled(oracle.Oracle(spec)):
         own.setdefault(sample.domain, []).append(sample.background == sample.label)
     assert [np.mean(own[d]) for d in range(4)] == pytest.approx([d.correlation for d in spec.domains], abs=0.026)
 

@@ -1,8 +1,7 @@
 """The paper's theory, measured: every inequality with its bound, the measured value, and whether it holds.
 
-    found = measure_oracle(sizes=(1, 4, 12, 36), images=400, seed=1)   # premises hold by construction
-    found["rows"], found["broken"]                                     # the second: one assumption broken in each row
-    measure_run("runs/4f2a9c01b7de", images=200)["rows"]               # a trained ViT: premises only approximate
+    measure_oracle(sizes=(1, 4, 12, 36))["rows"]    # premises hold by construction; in each row of "broken" one does not
+    measure_run("runs/4f2a9c01b7de")["rows"]        # a trained ViT: premises only approximate
 
 The results concern an oracle subset C* and masks near it. None bounds the learned selector, and none says that training
 finds C*.
@@ -30,12 +29,9 @@ CELLS = oracle.LOCAL.classes * len(oracle.LOCAL.domains)
 def measure_oracle(
     sizes: Sequence[int] = SIZES, images: int = 400, seed: int = 1, tick: Tick = lambda _: None
 ) -> dict[str, Any]:
-    """All rows on the local oracle set at several s, and rows of which each breaks one assumption.
+    """All rows on the local oracle set at several s = |C*|, and rows of which each breaks one assumption.
 
-    Args:
-        sizes: s = |C*| of P = 36 patches.
-        images: drawn for fitting, and as many again for measuring, at each size.
-        tick: called with 1 after each image, `oracle_images(sizes, images)` times.
+    At each size, `images` are drawn for fitting, and as many again for measuring; `tick` is called after each.
     """
     per_class = _per_class(sizes, images, seed)
     encoder = oracle.fit_encoder(1000 * seed, tick)

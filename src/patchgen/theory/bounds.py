@@ -1,8 +1,5 @@
 """The paper's inequalities as functions of arrays: the measured value, the bound, and whether it holds.
 
-    row = complexity(masked(z, truth), norm=1.0, bound=1.0, size=12, case="C*", seed=1)
-    row.measured, row.bound, row.status                       # 0.1717, 0.1732, "holds"
-
 Symbols: z (N,P,d) patch representations with norms at most B (`bound`); a mask m (N,P) in [0,1]; `masked` is
 Phi_m = vec(m_1 z_1, ..., m_P z_P). Numbers in brackets are the paper's: Propositions 3.1 to 3.3, Corollary 3.1, and the
 appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
@@ -14,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -66,22 +63,16 @@ def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: int, case: str) -> BoundCheck:
-    """[3.1] The Bayes risks from C* and from all patches are equal.
+    """[3.1] The Bayes risks from C* and from all patches are equal, from errors (N,) of a rule fitted on each.
 
-    A Bayes risk is not observed; it is between 0 and the held-out error of any fitted rule. So the larger of two errors
-    limits the difference of the Bayes risks, and equality is shown only if BOTH are within the sampling error
-    (Hoeffding, 1 - DELTA). Errors that differ by more contradict it. Two equally bad rules show nothing, however close
-    their errors are: vacuous.
-
-    Args:
-        wrong_subset: (N,) bool, errors of the rule that reads C*.
-        wrong_all: (N,) bool, errors of the rule that reads all patches, on the same images.
+    A Bayes risk is between 0 and the held-out error of any fitted rule. So the larger of two errors limits the
+    difference of the Bayes risks: equality is shown only if BOTH are within the sampling error (Hoeffding, 1 - DELTA),
+    errors that differ by more contradict it, and two equally bad rules show nothing.
     """
     subset, everything = float(wrong_subset.mean()), float(wrong_all.mean())
     allowed = math.sqrt(2 * math.log(2 / DELTA) / len(wrong_all))
-    note = (
-        f"held-out error {subset:.3f} from C*, {everything:.3f} from all, N = {len(wrong_all)}; bound = sampling error"
-    )
+    errors = f"held-out error {subset:.3f} from C*, {everything:.3f} from all"
+    note = f"{errors}, N = {len(wrong_all)}; bound = sampling error"
     apart = abs(subset - everything) > allowed
     shown = max(subset, everything) <= allowed < 1 - 1 / classes
     row = judge("Prop. 3.1", "difference of Bayes risks, at most", case, max(subset, everything), allowed, note=note)
@@ -134,10 +125,7 @@ def generalization(
 ) -> BoundCheck:
     """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s) / sqrt(n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
 
-    Args:
-        train: (n,F) representations that the heads were fitted on, and `test` (N,F) fresh ones.
-        tasks: heads of norm at most Lambda with labels -1 and 1, because the corollary is stated for scalar scores; the
-            widest gap is reported.
+    The heads of norm at most Lambda were fitted on `train` (n,F); `test` (N,F) is fresh. The widest gap is reported.
     """
     n = len(train)
     gaps = [float(ramp(test @ v, fresh).mean() - ramp(train @ v, seen).mean()) for v, seen, fresh in tasks]
@@ -161,8 +149,7 @@ def mask_stability(
     return rows
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
+class Head(NamedTuple):
     """A fixed linear classifier with the loss 1 - p(y), which lies in [0,1]."""
 
     weight: np.ndarray  # (C,F)
@@ -184,8 +171,7 @@ def mask_error(mask: np.ndarray, truth: np.ndarray) -> float:
     return float(np.abs(mask - truth).mean())
 
 
-@dataclass(frozen=True, eq=False)
-class DomainRisk:
+class DomainRisk(NamedTuple):
     """What Lemma C.2 and Proposition 3.2 need to know of one domain."""
 
     learned: float  # R_d(h, phi)
@@ -221,28 +207,12 @@ def tightest(rows: list[BoundCheck]) -> BoundCheck:
 # Proposition 3.3 and Corollary C.2
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Clusterability of the oracle representation, with the class means as centres."""
-
-    gamma: float  # smallest distance of two centres
-    radius: float  # largest distance of a sample from its centre
-
-    @classmethod
-    def of(cls, features: np.ndarray, label: np.ndarray) -> Geometry:
-        """Of (N,F) representations and their classes."""
-        names = np.unique(label)
-        centres = {c: features[label == c].mean(0) for c in names}
-        radius = max(float(np.linalg.norm(features[label == c] - centres[c], axis=1).max()) for c in names)
-        return cls(min(float(np.linalg.norm(centres[a] - centres[b])) for a, b in combinations(names, 2)), radius)
-
-
-def class_distance(features: np.ndarray, label: np.ndarray) -> float:
-    """The smallest distance of two samples from distinct classes."""
-    from scipy.spatial.distance import cdist
-
-    parts = [features[label == c] for c in np.unique(label)]
-    return min(float(cdist(a, b).min()) for a, b in combinations(parts, 2))
+def clusters(features: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+    """gamma, the smallest distance of two class means, and r, the largest of a sample (N,F) from its own."""
+    names = np.unique(label)
+    centres = np.stack([features[label == c].mean(0) for c in names])
+    radius = np.linalg.norm(features - centres[np.searchsorted(names, label)], axis=1).max()
+    return min(float(np.linalg.norm(a - b)) for a, b in combinations(centres, 2)), float(radius)
 
 
 def separation(
@@ -251,13 +221,14 @@ def separation(
 ) -> BoundCheck:  # fmt: skip
     """[3.3] Learned representations of distinct classes are at least gamma - 2 (r + eta) apart; 0 is trivial.
 
-    Args:
-        eta: what bounds |learned - oracle| for EVERY sample; B q for [Cor. C.2].
+    `eta` bounds |learned - oracle| for EVERY sample; it is B q for [Cor. C.2].
     """
-    shape = Geometry.of(oracle, label)
-    note = f"gamma {shape.gamma:.3g}, r {shape.radius:.3g}, {error} {eta:.3g}"
-    limit = shape.gamma - 2 * (shape.radius + eta)
-    measured = class_distance(learned, label)
+    from scipy.spatial.distance import cdist
+
+    gamma, radius = clusters(oracle, label)
+    note, limit = f"gamma {gamma:.3g}, r {radius:.3g}, {error} {eta:.3g}", gamma - 2 * (radius + eta)
+    classes = [learned[label == c] for c in np.unique(label)]
+    measured = min(float(cdist(a, b).min()) for a, b in combinations(classes, 2))
     return judge(result, "distance between classes", case, measured, limit, "at least", trivial=0.0, note=note)
 
 

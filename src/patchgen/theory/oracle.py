@@ -1,9 +1,5 @@
 """Oracle images on which the paper's premises hold by construction, and masks with a known error.
 
-    encoder = fit_encoder(seed=1)                       # patch-local, |z_p| <= 1
-    spec = local_spec(size=12, per_class=30, seed=7)
-    patches = draw_coupled(spec, encoder)               # every draw once in each domain: equal (Phi_C, Y)
-
 The `local` set keeps a domain's style and noise off C*. `draw_coupled` shows the same draws in all domains, so that the
 empirical law of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
 """
@@ -53,15 +49,12 @@ def local_spec(size: int, per_class: int, seed: int) -> OracleSpec:
     """`oracle-local` with |C*| = size; with size = P there is no context, so all domains must be equal."""
     if not 1 <= size <= PATCHES:
         raise ValueError(f"sizes must be 1..{PATCHES} patches, got {size}")
-    groups = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1
-    few = min(LOCAL.distractors, PATCHES - size)
-    common = replace(
-        LOCAL, predictive=size, objects=groups, per_class=per_class, seed=seed, distractors=few, local=False
-    )
+    groups, few = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1, min(LOCAL.distractors, PATCHES - size)
+    chosen = {"predictive": size, "objects": groups, "per_class": per_class, "seed": seed, "distractors": few}
     if size < PATCHES:
-        return replace(common, local=True)
+        return replace(LOCAL, local=True, **chosen)
     plain = tuple(replace(d, style=0.0, correlation=1 / LOCAL.classes) for d in LOCAL.domains)
-    return replace(common, noise=0, domains=plain)
+    return replace(LOCAL, local=False, noise=0, domains=plain, **chosen)
 
 
 def draw(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
@@ -72,11 +65,10 @@ def draw(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Pat
 
 def draw_coupled(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
     """The first domain's draws shown in every domain's style, before backgrounds that follow that domain's law."""
-    oracle = Oracle(spec)
-    return _encoded(spec, _coupled(oracle), encoder, tick)
+    return _encoded(spec, coupled(Oracle(spec)), encoder, tick)
 
 
-def _coupled(oracle: Oracle) -> Iterator[Sample]:
+def coupled(oracle: Oracle) -> Iterator[Sample]:
     spec = oracle.spec
     names: dict[str, str] = oracle.facts()["backgrounds"]  # type: ignore[assignment]
     kinds = [spec.background_names.index(names[oracle.name(i)]) for i in range(len(oracle))]
@@ -89,15 +81,12 @@ def _coupled(oracle: Oracle) -> Iterator[Sample]:
 
 
 def _encoded(spec: OracleSpec, samples: Iterable[Sample], encoder: Encoder, tick: Tick) -> Patches:
-    z, truth, label, domain = [], [], [], []
+    columns = []
     for sample in samples:
-        z.append(encoder(tiles(sample)))
-        truth.append(sample.mask.ravel())
-        label.append(sample.label)
-        domain.append(sample.domain)
+        columns.append((encoder(tiles(sample)), sample.mask.ravel(), sample.label, sample.domain))
         tick(1)
-    names = tuple(d.name for d in spec.domains)
-    return Patches(np.stack(z), np.stack(truth), np.array(label), np.array(domain), names)
+    z, truth, label, domain = map(np.array, zip(*columns, strict=True))
+    return Patches(z, truth, label, domain, tuple(d.name for d in spec.domains))
 
 
 def tiles(sample: Sample) -> np.ndarray:
@@ -129,8 +118,7 @@ def describe(patches: np.ndarray) -> np.ndarray:
 def fit_encoder(seed: int, tick: Tick = lambda _: None) -> Encoder:
     """z_p: the probabilities of the motifs and of the background kinds for one patch, fitted on draws of its own.
 
-    A patch-local, fixed and bounded map (|z_p| <= 1 = B) that tells motif and background apart, so that context can be
-    a shortcut. It never sees an image that anything is measured on.
+    A patch-local, fixed and bounded map (|z_p| <= 1 = B) that tells motif and background apart.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

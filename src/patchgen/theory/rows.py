@@ -1,7 +1,4 @@
-"""From patch representations and masks to rows: each inequality with a mask, a map G and a fitted head.
-
-rows = size_rows(train, test, size=12, seed=1)      # every result at one s, masks of known error
-"""
+"""From patch representations and masks to rows: each inequality with a mask, a map G and a fitted head."""
 
 from __future__ import annotations
 
@@ -72,13 +69,11 @@ def subset_rows(train: Patches, test: Patches, size: int, bound: float, seed: in
 def shift_rows(test: Patches, chosen: Selection, head: Head, bound: float) -> list[BoundCheck]:
     """[Lemma C.1, Lemma C.2, 3.2] Of one mask."""
     scale, risks = head.lipschitz * bound * chosen.mask.shape[1], domain_risks(test, chosen, head)
+    rows = [bounds.two_domains(risks, scale, chosen.name)]
+    if (chosen.mask == test.truth).all():
+        return rows
     stable = bounds.mask_stability(chosen.learned, chosen.oracle, chosen.mask, test.truth, bound, chosen.name)
-    exact = bool((chosen.mask == test.truth).all())
-    return [
-        *([] if exact else stable),
-        *([] if exact else [bounds.risk_deviation(risks, scale, chosen.name)]),
-        bounds.two_domains(risks, scale, chosen.name),
-    ]
+    return [*stable, bounds.risk_deviation(risks, scale, chosen.name), *rows]
 
 
 def separation_rows(test: Patches, chosen: Selection, bound: float) -> list[BoundCheck]:
@@ -107,11 +102,9 @@ def componentwise(
     known: Patches, of_known: Selection, test: Patches, chosen: Selection, head: Head, bound: float
 ) -> list[BoundCheck]:
     """[Cor. 3.1] The risk component on images of known classes and the separation component on all."""
-    risks = domain_risks(known, of_known, head)
-    scale = head.lipschitz * bound * chosen.mask.shape[1]
-    eta = largest_move(chosen)
+    scale, eta = head.lipschitz * bound * chosen.mask.shape[1], largest_move(chosen)
     return [
-        bounds.two_domains(risks, scale, chosen.name, "Cor. 3.1"),
+        bounds.two_domains(domain_risks(known, of_known, head), scale, chosen.name, "Cor. 3.1"),
         bounds.separation(chosen.learned, chosen.oracle, test.label, eta, chosen.name, "Cor. 3.1"),
     ]
 
@@ -179,16 +172,14 @@ def bayes_row(train: Patches, test: Patches, here: np.ndarray, there: np.ndarray
 
     wrong = []
     for fit, use in ((here, there), (np.ones_like(here), np.ones_like(there))):
-        rule = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(
-            summary(train.z, fit), train.label
-        )
+        rule = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        rule.fit(summary(train.z, fit), train.label)
         wrong.append(rule.predict(summary(test.z, use)) != test.label)
-    classes = len(np.unique(test.label))
-    rows = []
-    for name in test.domains:
-        part = test.rows(name)
-        rows.append(bounds.equal_bayes_risk(wrong[0][part], wrong[1][part], classes, f"{case}, {name}"))
-    return bounds.tightest(rows)
+    subset, everything = wrong
+    classes, parts = len(np.unique(test.label)), {name: test.rows(name) for name in test.domains}
+    return bounds.tightest(
+        [bounds.equal_bayes_risk(subset[p], everything[p], classes, f"{case}, {name}") for name, p in parts.items()]
+    )
 
 
 def summary(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -211,8 +202,7 @@ def broken_rows(
 ) -> list[BoundCheck]:
     """At s = 12: the same functions, with inputs that the results exclude.
 
-    Args:
-        per_class: images of the further set whose style reaches C*, per domain and class.
+    The set whose style reaches C* has `per_class` images per domain and class.
     """
     spec = replace(oracle.local_spec(BROKEN_SIZE, per_class, 1000 * seed + 3), local=False)
     styled = oracle.draw_coupled(spec, encoder, tick)

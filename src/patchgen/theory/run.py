@@ -1,7 +1,4 @@
-"""The same inequalities on a trained PatchGen run, where the premises are only approximate.
-
-measure_run("runs/4f2a9c01b7de", images=200)["rows"]
-"""
+"""The same inequalities on a trained PatchGen run, where the premises are only approximate."""
 
 from __future__ import annotations
 
@@ -13,14 +10,7 @@ import numpy as np
 
 from patchgen.theory.bounds import Head, labelled, masked
 from patchgen.theory.oracle import Patches, Tick
-from patchgen.theory.rows import (
-    Selection,
-    componentwise,
-    largest_norm,
-    separation_rows,
-    shift_rows,
-    subset_rows,
-)
+from patchgen.theory.rows import Selection, componentwise, largest_norm, separation_rows, shift_rows, subset_rows
 
 if TYPE_CHECKING:
     from patchgen.model.classifier import Classifier
@@ -48,15 +38,11 @@ def measure_run(run: str | Path, images: int = 400, tick: Tick = lambda _: None)
             "token instead; train a run with --method patchgen"
         )
     if predictor.config.task != "mdg":
-        raise ValueError(
-            f"{run} is a run of task {predictor.config.task!r}; the theory is measured on runs of task 'mdg'"
-        )
+        raise ValueError(f"{run} is a run of task {predictor.config.task!r}; give one of task 'mdg'")
     fold = make_fold(predictor.config)
     truth = true_masks(fold.table, predictor.model.grid)
     if truth is None:
-        raise ValueError(
-            f"the data of {run}, {fold.table.root}, has no true masks; train a run on `patchgen oracle` data"
-        )
+        raise ValueError(f"the data of {run}, {fold.table.root}, has no true masks; train on `patchgen oracle` data")
     seed = predictor.config.seed
     unseen = {fold.unseen: np.concatenate(list(fold.test.values()))} if fold.test else {}
     fresh = {**fold.validation, **unseen}
