@@ -18,8 +18,10 @@ from torch import Tensor
 from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.methods import Method, make_method
-from patchgen.methods.build import build_model
+from patchgen.methods.build import build_model, build_on
+from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier, Output, trained_tensors
+from patchgen.model.convert import Loaded, build
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
 from patchgen.train.fold import FoldTrainer
@@ -57,14 +59,22 @@ def _touched(module: torch.nn.Module) -> set[str]:
     return {name for name, tensor in module.named_parameters() if tensor.grad is not None and tensor.grad.any()}
 
 
-def make_scene(method: str, sources: tuple[int, ...] = (), **changes: Any) -> Scene:
-    config = Config(data="photos", unseen="site_c", backbone="tiny", image_size=28, method=method, **changes)
+def small_resnet() -> Backbone:
+    torch.manual_seed(3)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}
+    return Backbone(Loaded(build("resnet", sizes)), Origin("small", "small"))
+
+
+def make_scene(
+    method: str, sources: tuple[int, ...] = (), backbone: Backbone | None = None, size: int = 28, **changes: Any
+) -> Scene:
+    config = Config(data="photos", unseen="site_c", backbone="tiny", image_size=size, method=method, **changes)
     chosen = make_method(config)
-    model = build_model(config, chosen, 3)
+    model = build_on(backbone, config, chosen, 3) if backbone else build_model(config, chosen, 3)
     torch.manual_seed(0)
     chosen.sources = sources
     chosen.setup(model)
-    image = torch.randn(len(LABEL), 3, 28, 28, generator=torch.Generator().manual_seed(1))
+    image = torch.randn(len(LABEL), 3, size, size, generator=torch.Generator().manual_seed(1))
     batch = Batch(image, torch.tensor(LABEL), torch.tensor(DOMAIN), torch.arange(len(LABEL)))
     return Scene(chosen, model, batch)
 
@@ -73,6 +83,12 @@ def make_scene(method: str, sources: tuple[int, ...] = (), **changes: Any) -> Sc
 def scene() -> Callable[..., Scene]:
     """`scene(method, **settings)`; with `sources=(0, 2)` the method knows the domains of the batch."""
     return make_scene
+
+
+@pytest.fixture
+def resnet_scene() -> Callable[..., Scene]:
+    """The same on a small ResNet, and images of 64 pixels."""
+    return lambda method, **changes: make_scene(method, backbone=small_resnet(), size=64, **changes)
 
 
 # run by each of two processes, and by the test itself

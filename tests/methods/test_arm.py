@@ -10,113 +10,88 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.config import Config
-from patchgen.data.loaders import Batch
-from patchgen.methods import Method, make_method
-from patchgen.methods.arm import Context, MapContext, VectorContext
-from patchgen.methods.build import build_on
-from patchgen.model.backbone import Backbone, Origin, load_backbone
-from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.model.convert import Loaded, build
+from patchgen.model.classifier import trained_tensors
 from patchgen.predict.predictor import Prediction, load_run
 from patchgen.train.loop import plain_step
 
-CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
-DOMAIN = torch.tensor([4, 1, 1, 4, 4])  # groups in no order
+Scenes = Callable[..., Any]
 
 
-def backbone_of(kind: str) -> Backbone:
-    if kind == "tiny":
-        return load_backbone("tiny")
-    torch.manual_seed(3)
-    return Backbone(Loaded(build("resnet", CONV)), Origin("small", "small"))
-
-
-def made(kind: str, method: str = "arm", **changes: Any) -> tuple[Method, Classifier, Batch]:
-    size = 28 if kind == "tiny" else 64
-    config = Config("photos", "site_c", image_size=size, method=method, **changes)
-    chosen = make_method(config)
-    model = build_on(backbone_of(kind), config, chosen, 3)
-    chosen.setup(model)
-    images = torch.randn(5, 3, size, size, generator=torch.Generator().manual_seed(1))
-    return chosen, model, Batch(images, torch.tensor([0, 1, 2, 0, 1]), DOMAIN, torch.arange(5))
-
-
-def speak_up(model: Classifier) -> Context:
-    """Let the context have an effect, as it has behind some steps."""
-    context: Any = model.backbone.context
+def speak_up(s: Any) -> Any:
+    """The context, with an effect, as it has after some steps."""
+    context = s.model.backbone.context
     with torch.no_grad():
         context.into.weight.copy_(torch.randn(context.into.weight.shape, generator=torch.Generator().manual_seed(2)))
     return context
 
 
-def test_an_image_gets_the_mean_of_its_support() -> None:
+@pytest.fixture(params=["scene", "resnet_scene"])
+def either(request: pytest.FixtureRequest) -> Scenes:
+    """With a vector as context (a ViT), and with a map."""
+    made: Scenes = request.getfixturevalue(request.param)
+    return made
+
+
+def test_an_image_gets_the_mean_of_its_support(scene: Scenes) -> None:
     said = torch.tensor([[1.0], [10.0], [20.0], [2.0], [6.0]])
-    context = Context()
+    context = scene("arm").model.backbone.context
     assert context.average(said).flatten().tolist() == pytest.approx([7.8] * 5)
     context.groups = [torch.tensor([1, 2]), torch.tensor([0, 3, 4])]
     assert context.average(said).flatten().tolist() == [3.0, 15.0, 15.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize(("kind", "context"), [("tiny", VectorContext), ("resnet", MapContext)])
-def test_the_first_step_starts_from_the_pretrained_network(kind: str, context: type) -> None:
-    _, plain, batch = made(kind, "lp-ln")
-    _, model, _ = made(kind)
-    assert isinstance(model.backbone.context, context)
-    torch.testing.assert_close(model.read(batch.image), plain.read(batch.image))
-    speak_up(model)
-    assert not torch.allclose(model.read(batch.image), plain.read(batch.image), atol=1e-3)
+def test_the_first_step_starts_from_the_pretrained_network(either: Scenes) -> None:
+    plain, s = either("lp-ln"), either("arm")
+    torch.testing.assert_close(s.model.read(s.batch.image), plain.model.read(s.batch.image))
+    assert s.model.backbone.digest() == plain.model.backbone.digest()
+    speak_up(s)
+    assert not torch.allclose(s.model.read(s.batch.image), plain.model.read(s.batch.image), atol=1e-3)
 
 
-def test_the_map_is_added_to_the_image() -> None:
-    _, plain, batch = made("resnet", "lp-ln")
-    _, model, _ = made("resnet")
-    context: Any = speak_up(model)
-    said = context.look(batch.image).mean(0)  # (1, H, W): the whole batch is the support
-    changed = batch.image + context.into.weight.view(3, 1, 1) * said
-    torch.testing.assert_close(model.read(batch.image), plain.read(changed), atol=1e-5, rtol=1e-4)
+def test_the_map_is_added_to_the_image(resnet_scene: Scenes) -> None:
+    plain, s = resnet_scene("lp-ln"), resnet_scene("arm")
+    context, image = speak_up(s), s.batch.image
+    said = context.look(image).mean(0)  # (1, H, W): the whole batch is the support
+    changed = image + context.into.weight.view(3, 1, 1) * said
+    torch.testing.assert_close(s.model.read(image), plain.model.read(changed), atol=1e-5, rtol=1e-4)
 
 
-def test_the_vector_is_added_to_every_patch_embedding() -> None:
-    _, model, batch = made("tiny")
-    context: Any = speak_up(model)
-    stem = next(module for module in model.backbone.model.modules() if isinstance(module, nn.Conv2d))
-    found = stem(batch.image)
-    plain = nn.functional.conv2d(batch.image, stem.weight, stem.bias, stride=stem.stride)
-    vector = context.into(context.look(batch.image).mean((0, 2, 3)))  # (D,)
-    torch.testing.assert_close(found, plain + vector.view(1, -1, 1, 1), atol=1e-5, rtol=1e-5)
+def test_the_vector_is_added_to_every_patch_embedding(scene: Scenes) -> None:
+    s = scene("arm")
+    context, image = speak_up(s), s.batch.image
+    stem = next(module for module in s.model.backbone.model.modules() if isinstance(module, nn.Conv2d))
+    plain = nn.functional.conv2d(image, stem.weight, stem.bias, stride=stem.stride)
+    vector = context.into(context.look(image).mean((0, 2, 3)))  # (D,)
+    torch.testing.assert_close(stem(image), plain + vector.view(1, -1, 1, 1), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["tiny", "resnet"])
-def test_a_single_image_is_its_own_support_and_others_change_it(kind: str) -> None:
-    _, model, batch = made(kind)
-    context = speak_up(model)
-    alone = torch.cat([model(image[None]).logits for image in batch.image])
-    assert not torch.allclose(model(batch.image).logits, alone, atol=1e-3)
-    context.groups = [torch.tensor([i]) for i in range(5)]
-    torch.testing.assert_close(model(batch.image).logits, alone, atol=1e-5, rtol=1e-4)
+def test_a_single_image_is_its_own_support_and_others_change_it(either: Scenes) -> None:
+    s = either("arm")
+    context = speak_up(s)
+    alone = torch.cat([s.model(image[None]).logits for image in s.batch.image])
+    assert not torch.allclose(s.forward().logits, alone, atol=1e-3)
+    context.groups = [torch.tensor([i]) for i in range(6)]
+    torch.testing.assert_close(s.forward().logits, alone, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["arm", "full+arm"])
-def test_a_step_tells_the_domains(name: str) -> None:
-    method, model, batch = made("tiny", name)
-    context = speak_up(model)
+def test_a_step_tells_the_domains(name: str, scene: Scenes) -> None:
+    s = scene(name)
+    context = speak_up(s)
+    s.batch.domain[:] = torch.tensor([4, 1, 1, 4, 4, 1])  # in no order
     seen: list[Tensor] = []
-    losses = method.losses
-    method.losses = lambda out, batch: (seen.append(out.logits), losses(out, batch))[1]  # type: ignore[method-assign]
-    by_domain = {}
-    for domain in (1, 4):
-        rows = torch.nonzero(domain == DOMAIN).squeeze(1)
-        by_domain |= dict(zip(rows.tolist(), model(batch.image[rows]).logits.detach(), strict=True))
-    optimizer = torch.optim.Adam(trained_tensors(model).values())
-    plain_step(method, model, optimizer, batch)
-    expected = torch.stack([by_domain[i] for i in range(5)])
+    losses = s.method.losses
+    s.method.losses = lambda out, batch: (seen.append(out.logits), losses(out, batch))[1]
+    expected = torch.empty(6, 3)
+    for rows in ([1, 2, 5], [0, 3, 4]):
+        expected[rows] = s.model(s.batch.image[rows]).logits.detach()
+    plain_step(s.method, s.model, torch.optim.Adam(trained_tensors(s.model).values()), s.batch)
     torch.testing.assert_close(seen[0].detach(), expected, atol=1e-5, rtol=1e-4)
     assert context.groups is None
 
 
 @pytest.mark.parametrize("tune", ["head", "layernorm"])
-def test_gradients_reach_the_context_in_every_tuning_mode(tune: str, scene: Callable[..., Any]) -> None:
+def test_gradients_reach_the_context_in_every_tuning_mode(tune: str, scene: Scenes) -> None:
     s = scene("arm", tune=tune)
     assert not s.model.backbone.frozen  # so that no features are kept
     learn = set(trained_tensors(s.model))
@@ -128,14 +103,8 @@ def test_gradients_reach_the_context_in_every_tuning_mode(tune: str, scene: Call
     assert s.reached(s.method.losses(s.forward(), s.batch)["main"]) == (learn, set())
 
 
-def test_the_digest_is_that_of_the_pretrained_model() -> None:
-    _, model, _ = made("tiny")
-    assert model.backbone.digest() == load_backbone("tiny").digest()
-
-
-@pytest.mark.parametrize("name", ["arm", "patchgen+arm"])
-def test_predictions_use_the_context(name: str, tiny_run: Callable[..., Any], image_folder: Path) -> None:
-    predictor = load_run(tiny_run(name, lr=0.05).path)
+def test_predictions_use_the_context(tiny_run: Callable[..., Any], image_folder: Path) -> None:
+    predictor = load_run(tiny_run("patchgen+arm", lr=0.05).path)
     assert predictor.model.backbone.context.into.weight.any()
     paths = sorted(image_folder.rglob("studio/*/0*.png"))[::5]
     together, alone = (list(predictor.predict(paths, batch=size)) for size in (len(paths), 1))

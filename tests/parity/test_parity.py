@@ -26,8 +26,7 @@ from patchgen.config import Config
 from patchgen.data.loaders import Batch
 from patchgen.discovery import clustering_accuracy
 from patchgen.methods import make_method
-from patchgen.methods.adversarial import mean_of_classes, reverse_gradient
-from patchgen.methods.alignment import kernel_distance, moment_distance
+from patchgen.methods.alignment import kernel_distance, mean_of_classes, moment_distance, reverse_gradient
 from patchgen.methods.gmdg import explained_covariance, mean_of_domains
 from patchgen.methods.invariance import GroupDro, domain_risks, irm_penalty
 from patchgen.methods.lreg import ErrorPredictor, logical_regularisation, prediction_loss, weighted_pseudo_loss

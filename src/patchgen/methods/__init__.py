@@ -13,8 +13,7 @@ from patchgen.common import plugins
 from patchgen.common.text import did_you_mean
 from patchgen.config import Config
 from patchgen.methods.ablation import Attention, AttentionSuppressed, Channel, SelectChoices, Static
-from patchgen.methods.adversarial import Cdann, Dann
-from patchgen.methods.alignment import Coral, Mmd
+from patchgen.methods.alignment import Cdann, Coral, Dann, Mmd
 from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Gestur, Sma
 from patchgen.methods.balance import Balance, PatchGenAttend, PatchGenSelect, SelectTrueMask

@@ -37,9 +37,7 @@ class Arm(Method):
 
     def extend(self, model: Classifier) -> None:
         super().extend(model)
-        context = MapContext() if model.backbone.family.convolutional else VectorContext(model.backbone.dim)
-        model.backbone.context = context
-        context.join(model.backbone)
+        model.backbone.context = Context(model.backbone)
 
     def forward(self, network: nn.Module, batch: Batch, mask: Tensor | None = None) -> Output:
         context: Any = self.classifier.backbone.context
@@ -51,12 +49,29 @@ class Arm(Method):
 
 
 class Context(nn.Module):
-    """Base of both kinds: averages over the support of each image."""
+    """Hooked to the backbone's first layer, whose input (a map) or output (a vector) gets the context added."""
 
-    def __init__(self) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         # positions of the images that form a support; None: the whole batch
         self.groups: list[Tensor] | None = None
+        self.into: nn.Module
+        if backbone.family.convolutional:
+            self.look = nn.Sequential(
+                nn.Conv2d(3, WIDTH, 5, padding=2), nn.ReLU(),
+                nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU(),
+                nn.Conv2d(WIDTH, 1, 5, padding=2),
+            )  # fmt: skip
+            self.into = nn.Conv2d(1, 3, 1, bias=False)
+            backbone.model.get_submodule("embedder").register_forward_pre_hook(self.add_map)
+        else:
+            self.look = nn.Sequential(
+                nn.Conv2d(3, WIDTH, 5, stride=4, padding=2), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU()
+            )
+            self.into = nn.Linear(WIDTH, backbone.dim, bias=False)
+            stem = next(module for module in backbone.model.modules() if isinstance(module, nn.Conv2d))
+            stem.register_forward_hook(self.add_vector)
+        nn.init.zeros_(self.into.weight)  # type: ignore[arg-type]
 
     def average(self, said: Tensor) -> Tensor:
         """Replace each image's context (B, ...) by the mean over its support."""
@@ -65,49 +80,12 @@ class Context(nn.Module):
         means = [said[rows].mean(0, keepdim=True).expand_as(said[rows]) for rows in self.groups]
         return torch.cat(means)[torch.cat(self.groups).argsort()]
 
-    def join(self, backbone: Backbone) -> None:
-        """Register in the backbone's forward pass."""
-        raise NotImplementedError
-
-
-class MapContext(Context):
-    """A map of the image's size, added to its channels."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.look = nn.Sequential(
-            nn.Conv2d(3, WIDTH, 5, padding=2), nn.ReLU(),
-            nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU(),
-            nn.Conv2d(WIDTH, 1, 5, padding=2),
-        )  # fmt: skip
-        self.into = nn.Conv2d(1, 3, 1, bias=False)
-        nn.init.zeros_(self.into.weight)
-
-    def join(self, backbone: Backbone) -> None:
-        backbone.model.get_submodule("embedder").register_forward_pre_hook(self.add)
-
-    def add(self, stem: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def add_map(self, stem: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The stem's inputs, with the context added to the images (B, 3, H, W)."""
         images, *rest = inputs
         return (images + self.into(self.average(self.look(images))), *rest)
 
-
-class VectorContext(Context):
-    """A vector, added to every patch embedding."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.look = nn.Sequential(
-            nn.Conv2d(3, WIDTH, 5, stride=4, padding=2), nn.ReLU(), nn.Conv2d(WIDTH, WIDTH, 5, padding=2), nn.ReLU()
-        )
-        self.into = nn.Linear(WIDTH, dim, bias=False)
-        nn.init.zeros_(self.into.weight)
-
-    def join(self, backbone: Backbone) -> None:
-        stem = next(module for module in backbone.model.modules() if isinstance(module, nn.Conv2d))
-        stem.register_forward_hook(self.add)
-
-    def add(self, stem: nn.Module, inputs: tuple[Any, ...], patches: Tensor) -> Tensor:
+    def add_vector(self, stem: nn.Module, inputs: tuple[Any, ...], patches: Tensor) -> Tensor:
         """Patch embeddings (B, D, h, w) with the context of their images added."""
         said = self.look(inputs[0]).mean((2, 3))  # (B, WIDTH)
         return patches + self.into(self.average(said))[:, :, None, None]

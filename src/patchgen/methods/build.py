@@ -29,8 +29,7 @@ def build_model(
 ) -> Classifier:
     """The untrained classifier of a run; its weights depend on the seed alone, not on the random state.
 
-    Args:
-        recorded: The run's record of its backbone, if it is resumed or used.
+    ``recorded`` is the run's record of its backbone, if it is resumed or used.
     """
     backbone = load_backbone(config.backbone, image_size=config.image_size, progress=progress, recorded=recorded)
     return build_on(backbone, config, method, num_classes)
@@ -62,13 +61,7 @@ def build_on(backbone: Backbone, config: Config, method: Method, num_classes: in
 def recompute_activations(backbone: Backbone, method: str, selects_inside: bool = False) -> None:
     """Activation checkpointing: store only each block's input and recompute the block in the backward pass.
 
-    Saves memory and gives the same gradients. Call it after ``Method.setup``, because it checks for hooks.
-
-    Args:
-        selects_inside: A mask acts inside the backbone; a recomputed block would not see it.
-
-    Raises:
-        ValueError: the backbone is convolutional, or a method reads or changes its inner activations.
+    Call it after ``Method.setup``: a recomputed block would not see hooks, nor a mask inside the backbone.
     """
     if backbone.family.convolutional:
         raise ValueError(

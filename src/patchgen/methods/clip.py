@@ -39,9 +39,7 @@ class Sentences(Method):
         super().__init__(config)
         self.read: ClipHead | None = None  # a head with encoded sentences, which needs no text tower
         if config.task != "mdg":
-            raise ValueError(
-                f"method {config.method!r} reads the name of every class, and task {config.task!r} hides some"
-            )
+            raise ValueError(f"{config.method!r} reads the name of every class, and task {config.task!r} hides some")
         if self.chosen_pool != "cls":
             raise ValueError(f"method {config.method!r} reads what CLIP projects: leave out --pool, or give cls")
         if self.tune == "full" and self.chosen_tune == "head":
@@ -62,15 +60,11 @@ class Sentences(Method):
 
     def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
         """The module that turns features (B, D) into logits (B, C)."""
-        return ClipHead(text, self.sentences(text.tower, names), len(names))
+        raise NotImplementedError
 
     def restored(self, model: Classifier, saved: Mapping[str, Tensor]) -> nn.Module:
         """The same head without a text tower, with the shapes of a checkpoint; its tensors are loaded later."""
         return ClassVectors.like(saved)
-
-    def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        """A module that returns the classes' unit vectors."""
-        raise NotImplementedError
 
 
 class WithoutImages(Sentences):
@@ -98,8 +92,8 @@ class ZeroShot(WithoutImages):
     summary = "CLIP's zero-shot classifier: class names in a sentence, nothing is trained"
     reference = "Radford et al., Learning Transferable Visual Models From Natural Language Supervision, ICML 2021"
 
-    def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        return Written(tower.read(sentences(PHOTO, names)))
+    def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
+        return ClipHead(text, Written(text.tower.read(sentences(PHOTO, names))), len(names))
 
 
 class SourceFree(WithoutImages):
@@ -135,5 +129,5 @@ class CoOp(Sentences):
     defaults = {"context": 16}
     bounds = {"context": COUNT}
 
-    def sentences(self, tower: TextTower, names: list[str]) -> nn.Module:
-        return Learned(tower, names, int(self.hparams["context"]))
+    def head(self, model: Classifier, text: ClipText, names: list[str]) -> nn.Module:
+        return ClipHead(text, Learned(text.tower, names, int(self.hparams["context"])), len(names))

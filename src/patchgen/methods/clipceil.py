@@ -61,11 +61,7 @@ class ClipCeil(Sentences):
 class FusionHead(nn.Module):
     """Features (B, D) of the last tap, with the outputs of the earlier taps in the same pass -> logits (B, C).
 
-    Args:
-        backbone: CLIP's vision tower, whose blocks are tapped.
-        weight: (E, D) of CLIP's image projection; trained.
-        scale: Logarithm of the factor on the cosine.
-        vectors: (C, E) unit sentences.
+    ``weight`` (E, D) is that of CLIP's image projection, and is trained; ``vectors`` (C, E) are unit sentences.
     """
 
     def __init__(self, backbone: Backbone, weight: Tensor, scale: Tensor, vectors: Tensor) -> None:
@@ -106,8 +102,7 @@ class FusionHead(nn.Module):
     def take(self) -> Tensor:
         """z (B, E) of the last pass with gradients; can be taken once."""
         image, self._image = self._image, None
-        if image is None:
-            raise ValueError("the head has seen no training pass; run the model before its losses")
+        assert image is not None, "the model runs before its losses"
         return image
 
 

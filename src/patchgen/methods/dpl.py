@@ -53,14 +53,7 @@ class Dpl(Sentences):
 
 
 class PromptHead(nn.Module):
-    """Features (B, D) -> logits (B, C), compared with sentences generated for the image's group.
-
-    Args:
-        text: CLIP's text tower, image projection and scale, all frozen.
-        names: Class names.
-        count: Number of prompt vectors.
-        width: Hidden width of the network that generates them.
-    """
+    """Features (B, D) -> logits (B, C) by sentences with ``count`` vectors, generated for the image's group."""
 
     def __init__(self, text: ClipText, names: list[str], count: int, width: int) -> None:
         super().__init__()

@@ -17,8 +17,7 @@ before the softmax, and each layer adds to the loss
 
     balance * 1/2 (CV^2 of sum p + CV^2 of sum Phi(4 (p - p_best))),   p without noise, p_best the winner's with noise
 
-Published for OpenCLIP ViT-B/16 (`openclip-b16`): Adam at 5e-5, 32 images per domain, 5001 steps. Text is not used, and
-any ViT is supported. Difference from the released code: its unused tensors are not created.
+Published for OpenCLIP ViT-B/16; text is not used, and any ViT is supported.
 """
 
 from __future__ import annotations
@@ -193,8 +192,7 @@ class Mixture(nn.Module):
     def take_imbalance(self) -> Tensor:
         """The imbalance in the last pass with gradients; can be taken once."""
         found, self._imbalance = self._imbalance, None
-        if found is None:
-            raise ValueError("the mixture has seen no training pass; run the model before its losses")
+        assert found is not None, "the model runs before its losses"
         return found
 
 

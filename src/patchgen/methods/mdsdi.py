@@ -30,7 +30,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
-from patchgen.methods.adversarial import domain_network, positions, reverse_gradient
+from patchgen.methods.alignment import domain_network, positions, reverse_gradient
 from patchgen.methods.method import Method, by_domain, require_linear_head
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, gather_over_ranks

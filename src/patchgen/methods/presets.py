@@ -1,19 +1,14 @@
 """The settings of a preset for a method and its data, and the published settings of the host methods.
 
-    preset_settings("paper", data="domain_net")       # {..., "steps": 15001, "eval_every": 500}
-    host_settings("miro", "pacs", "resnet50")         # {"lr": 3e-5, "weight_decay": 0.0, "dropout": 0.0, "hparams": {}}
-    host_settings("gmdg", "pacs", "dinov2-large")     # {"hparams": ...}
+Sources of `published.csv`: the tables and commands in the README files of MIRO (and its authors' answers on CLIP),
+GMDG, GESTUR, CLIPood, DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. If a command leaves out the
+learning rate, weight decay or dropout, the values are the common defaults of these code bases (5e-5, 0, 0); if a
+release states only a loss weight, so does the entry. GESTUR's batch on CLIP is MIRO's, as its author requested.
+`regnety-16gf` means the SWAG weights (docs/study/mdg.md).
 
-Sources: the tables and commands in the README files of MIRO (and its authors' answers on CLIP), GMDG, GESTUR, CLIPood,
-DPL, DUPRG and MoA, the scripts of L-Reg, and PromptStyler's paper. GESTUR's table has no separate values for CLIP; the
-batch is MIRO's, as its author requested. If a command leaves out the learning rate, weight decay or dropout, the values
-are the common defaults of these code bases (5e-5, 0, 0); if a release states only a loss weight, so does the entry.
-`regnety-16gf` means the SWAG weights (docs/study/mdg.md); on DomainNet GMDG's batch with
-them is 14, MIRO's 16. On top of `pim-lreg`, L-Reg's release has a weight of 0.01 for PACS.
-
-Nothing is published for other backbones, nor for LayerNorm tuning. In these cases a method gets its loss weights
-(`hparams`) from the nearest published backbone, but no learning rate, decay, dropout or batch size: those remain the
-same for all rows, as in the paper's matched comparison.
+Nothing is published for other backbones, nor for LayerNorm tuning. There a method gets its loss weights (`hparams`)
+from the nearest published backbone, but no learning rate, decay, dropout or batch size: those remain the same for all
+rows, as in the paper's matched comparison.
 """
 
 from __future__ import annotations
@@ -72,52 +67,49 @@ def own_hparams(given: Mapping[str, float], method: str) -> dict[str, float]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def _read_published() -> dict[str, dict[str, dict[str, Settings]]]:
-    """`published.csv`: method -> benchmark -> variant -> settings; an empty cell is not published.
+def _read_published() -> dict[tuple[str, str, str], Settings]:
+    """`published.csv`: (method, benchmark, variant) -> settings; an empty cell is not published.
 
     A variant is a backbone, and "swad" or the task where they matter.
     """
     text = resources.files("patchgen.methods").joinpath("published.csv").read_text(encoding="utf-8")
-    table: dict[str, dict[str, dict[str, Settings]]] = {}
+    table: dict[tuple[str, str, str], Settings] = {}
     for row in csv.DictReader(text.splitlines()):
-        method, variant, benchmark = (row.pop(name) for name in ("method", "variant", "benchmark"))
-        values = {name: yaml.safe_load(cell) for name, cell in row.items() if cell}
-        settings = {name: value for name, value in values.items() if not name.startswith("hparams.")}
-        hparams = {name.removeprefix("hparams."): value for name, value in values.items() if name not in settings}
-        table.setdefault(method, {}).setdefault(benchmark, {})[variant] = {**settings, "hparams": hparams}
+        key = row.pop("method"), row.pop("benchmark"), row.pop("variant")
+        table[key] = {"hparams": {}}
+        for name, cell in row.items():
+            if cell:
+                group = table[key]["hparams"] if name.startswith("hparams.") else table[key]
+                group[name.removeprefix("hparams.")] = yaml.safe_load(cell)
     return table
 
 
-HOST_PRESETS: Mapping[str, Mapping[str, Mapping[str, Settings]]] = _read_published()
+HOST_PRESETS: Mapping[tuple[str, str, str], Settings] = _read_published()
 NEAREST = ("clip-b16", "regnety-16gf", "resnet50")  # in this order, for backbones without published values: a ViT first
 
 
 def host_settings(
     method: str, benchmark: str | None, backbone_kind: str, *, task: str = "mdg", swad: bool = False
 ) -> Settings:
-    """The published settings of a method for this benchmark, as fields of Config; empty if there are none.
+    """The published settings of a method (``miro``, not ``patchgen+miro``) as fields of Config; empty if none.
 
     Args:
-        method: A name of ``METHODS``; for ``patchgen+miro``, pass ``miro``.
         benchmark: A name of ``BENCHMARKS``; None for other data.
-        backbone_kind: A name of ``BACKBONES``; resnet50, regnety-16gf and clip-b16 have published settings, and any
-            other gets only the loss weights of the nearest of these.
-        task: ``mdg`` or ``mdg_gcd``.
+        backbone_kind: A name of ``BACKBONES``; one without published values gets the nearest one's loss weights.
         swad: Prefer the values published with SWAD, if they differ.
     """
-    variants = HOST_PRESETS.get(method, {}).get(benchmark or "", {})
-    exact = _variant(variants, backbone_kind, task, swad)
+
+    def of(kind: str, task: str) -> Settings:
+        variant = kind if task == "mdg" else f"{kind} {task}"
+        names = (f"{variant} swad", variant) if swad else (variant,)
+        return next((found for name in names if (found := HOST_PRESETS.get((method, benchmark or "", name)))), {})
+
+    exact = of(backbone_kind, task)
     if exact or backbone_kind in NEAREST:
         return deepcopy(exact)
-    tasks = dict.fromkeys((task, "mdg", "mdg_gcd"))
-    others = (_variant(variants, kind, other, swad) for other in tasks for kind in NEAREST)
-    found = next((settings["hparams"] for settings in others if settings), None)
-    return {"hparams": dict(found)} if found else {}
-
-
-def _variant(variants: Mapping[str, Settings], kind: str, task: str, swad: bool) -> Settings:
-    plain = kind if task == "mdg" else f"{kind} {task}"
-    return (variants.get(f"{plain} swad") if swad else None) or variants.get(plain, {})
+    others = (of(kind, other) for other in dict.fromkeys((task, "mdg", "mdg_gcd")) for kind in NEAREST)
+    nearest = next((settings for settings in others if settings), None)
+    return {"hparams": dict(nearest["hparams"])} if nearest else {}
 
 
 def published(

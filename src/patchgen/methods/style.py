@@ -92,8 +92,7 @@ class SagNet(Method):
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         x, self._seen = self._seen, None  # taken once, so that its graph can be freed
-        if x is None:
-            raise ValueError("SagNet's losses follow a training pass: call the model, with gradients, before them")
+        assert x is not None, "the model runs before its losses"
         mixed = swap_content(x, torch.randperm(len(x), device=x.device))  # (B, N, C)
         held = {name: tensor.detach() for name, tensor in self.style.named_parameters()}
         fooled: Tensor = functional_call(self.style, held, mixed)
