@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,13 @@ def local_spec(size: int, per_class: int, seed: int) -> OracleSpec:
     if not 1 <= size <= PATCHES:
         raise ValueError(f"sizes must be 1..{PATCHES} patches, got {size}")
     groups, few = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1, min(LOCAL.distractors, PATCHES - size)
-    chosen = {"predictive": size, "objects": groups, "per_class": per_class, "seed": seed, "distractors": few}
+    chosen: dict[str, Any] = {
+        "predictive": size,
+        "objects": groups,
+        "per_class": per_class,
+        "seed": seed,
+        "distractors": few,
+    }
     if size < PATCHES:
         return replace(LOCAL, local=True, **chosen)
     plain = tuple(replace(d, style=0.0, correlation=1 / LOCAL.classes) for d in LOCAL.domains)
