@@ -22,7 +22,6 @@ from patchgen.ccd.loop import make_stream_optimizer
 from patchgen.ccd.methods import Views, make_stream_method
 from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.model import StreamModel
-from patchgen.ccd.prompts import choose_prompts
 from patchgen.ccd.settings import StreamConfig
 from patchgen.diagnose.cost import device
 from patchgen.discovery import SemiSupervisedKMeans
@@ -102,7 +101,7 @@ def _prompts(source: str, image_size: int, batch: int, classes: int, repeats: in
         with torch.no_grad():
             query = model.read(images).features
         clock.append(now())
-        prompts = choose_prompts(mixture, query, config.prompts)
+        prompts = mixture.prompts(query, config.prompts)
         clock.append(now())
         losses = method.losses(model, Views(model.read(images, prompts), none, none, None, classes, 0, labelled=False))
         optimizer.zero_grad()

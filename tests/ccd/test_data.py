@@ -10,7 +10,7 @@ import pytest
 
 from patchgen.ccd.data import Stream, make_stream, read_stream
 from patchgen.ccd.settings import StreamConfig
-from patchgen.ccd.stages import Schedule, write_stages
+from patchgen.ccd.stages import Schedule
 
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 THREE = Schedule((0.6, 0.2, 0.2), ((0.8, 0.5, 1.0), (0.7, 1.0), (1.0,)))
@@ -69,13 +69,6 @@ def test_holdout_and_seed(tmp_path: Path) -> None:
             read_stream(root, THREE, holdout=share)
     with pytest.raises(ValueError, match="seed must be a non-negative whole number"):
         read_stream(root, THREE, seed=-1)
-
-
-def test_the_manifest_is_the_same_on_repeat_and_elsewhere(tmp_path: Path) -> None:
-    for name in ("here", "there"):
-        stream = read_stream(fill(tmp_path / name), "paper")
-        write_stages(tmp_path / f"{name}.csv", stream.table, stream.stages)
-    assert (tmp_path / "here.csv").read_bytes() == (tmp_path / "there.csv").read_bytes()
 
 
 def test_domains_are_ignored(tmp_path: Path) -> None:
@@ -178,16 +171,6 @@ def test_rows_without_a_label_are_not_used(tmp_path: Path) -> None:
     bare = np.flatnonzero(stream.label < 0)
     assert len(bare) == 10 and (stream.stage[bare] == -1).all() and not set(bare) & set(stream.held_out)
     assert stream.notes == ("10 images have no label and are not used",)
-
-
-def test_schedules_by_name_and_file(tmp_path: Path) -> None:
-    root = fill(tmp_path / "animals")
-    (tmp_path / "s.yaml").write_text("groups: [[eel, dog], [ant]]\nratios: [[0.5, 1], [1]]\nseed: 4\n")
-    stream = read_stream(root, tmp_path / "s.yaml")
-    check(stream)
-    assert stream.known.tolist() == [3, 4] and stream.schedule.seed == 4
-    with pytest.raises(ValueError, match="no schedule is called 'papers'; did you mean 'paper'"):
-        read_stream(root, "papers")
 
 
 def test_data_errors(tmp_path: Path) -> None:

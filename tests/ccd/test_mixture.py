@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.ccd import mixture as module
-from patchgen.ccd.mixture import SphericalMixture, vote
+from patchgen.ccd.mixture import SphericalMixture
 
 
 def blobs(
@@ -97,7 +96,7 @@ def test_responsibilities_and_likelihood_are_those_of_scikit_learn() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.06, 0.2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_likelihood_never_falls(seed: int, floor: float) -> None:
     """Nothing but the top of the climb may end it early, whether the floor is out of reach, holds some or holds all."""
     rows, _ = blobs(6, 8, 25, 0.8, seed)
@@ -118,26 +117,6 @@ def test_a_floor_climbs_where_adding_to_the_variances_falls() -> None:
     assert max(np.diff(added)) < 0  # every step
     ours = SphericalMixture.fit(rows, 12, start=start, regularisation=0.03)
     assert np.diff(ours.history).min() >= 0 and ours.history[-1] > max(added)
-
-
-def test_the_m_step_under_a_floor_is_the_best_allowed() -> None:
-    """No other variance at or above the floor explains the rows better, component by component."""
-    rows, _ = blobs(2, 16, 30, 0.5, uneven=3)
-    fitted = SphericalMixture.fit(rows, 2, regularisation=0.01).to(torch.float64)
-    best = fitted.log_likelihood(rows)
-    for component in range(2):
-        for factor in (0.7, 0.9, 1.1, 1.5):
-            variances = fitted.variances.clone()
-            variances[component] = max(factor * variances[component], 0.01)
-            other = SphericalMixture(fitted.means, variances, fitted.weights)
-            assert other.log_likelihood(rows) <= best + 1e-6
-
-
-def test_the_fit_stops_at_the_tolerance() -> None:
-    rows, _ = blobs(5, 8, 40, 1.0)
-    coarse = SphericalMixture.fit(rows, 5, start=some_rows(rows, 5), tolerance=1e-2)
-    gains = np.diff(coarse.history)
-    assert gains[-1] < 1e-2 and (gains[:-1] >= 1e-2).all() and len(gains) < 100
 
 
 def test_a_fit_without_a_start_finds_the_blobs_and_repeats_itself() -> None:
@@ -182,12 +161,6 @@ def test_a_component_without_rows_stays_finite() -> None:
     assert not (fitted.nearest(rows, 1) == 3).any()
 
 
-def test_rows_that_are_all_the_same_have_a_mixture_too() -> None:
-    fitted = SphericalMixture.fit(torch.ones(6, 4), 2, regularisation=0)
-    assert math.isfinite(fitted.history[-1]) and (fitted.variances > 0).all()
-    torch.testing.assert_close(fitted.means, torch.full((2, 4), 0.5))
-
-
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = blobs(4, 8, 25, 0.8)
     whole = SphericalMixture.fit(rows, 4, start=some_rows(rows, 4))
@@ -198,16 +171,6 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # queries
-
-
-def test_the_length_of_features_changes_nothing() -> None:
-    rows, _ = blobs(6, 16, 20, 1.0)
-    one, long = SphericalMixture.fit(rows, 6), SphericalMixture.fit(45 * rows, 6)
-    torch.testing.assert_close(one.means, long.means)
-    torch.testing.assert_close(
-        one.log_responsibilities(rows), one.log_responsibilities(45 * rows), atol=1e-4, rtol=1e-4
-    )
-    assert one.means.norm(dim=1).max() < 1
 
 
 def test_distinct_images_get_distinct_prompt_sets() -> None:
@@ -224,31 +187,6 @@ def test_distinct_images_get_distinct_prompt_sets() -> None:
     assert sets(fitted.nearest(45 * rows.float(), 5)) == pytest.approx(plain, abs=2)  # two may tie in float32
     unnormalised = fitted._log_joint(45 * rows)  # what a query without `unit` would rank by
     assert sets(unnormalised.topk(5, dim=1).indices) < plain / 20
-
-
-def test_nearest_is_ordered_by_responsibility() -> None:
-    rows, _ = blobs(6, 16, 10, 1.0)
-    fitted = SphericalMixture.fit(rows, 6)
-    shares = fitted.log_responsibilities(rows).gather(1, fitted.nearest(rows, 6))
-    assert (shares.diff(dim=1) <= 0).all()
-    torch.testing.assert_close(shares.exp().sum(1), torch.ones(len(rows)))
-
-
-def test_views_vote_with_their_log_responsibilities() -> None:
-    """Two views that disagree: the surer one wins, whichever comes first."""
-    means = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    pool = SphericalMixture(means, torch.full((2,), 0.1), torch.full((2,), 0.5))
-    sure, unsure = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.69, 0.72]])
-    assert pool.nearest(sure, 1).item() == 0 and pool.nearest(unsure, 1).item() == 1
-    first, second = (pool.log_responsibilities(view) for view in (sure, unsure))
-    assert vote([first, second]).tolist() == [0] == vote([second, first]).tolist()
-    assert vote([second]).tolist() == [1]
-
-
-def test_queries_carry_no_gradient() -> None:
-    rows = torch.randn(20, 6, requires_grad=True)
-    fitted = SphericalMixture.fit(rows, 3)
-    assert not fitted.means.requires_grad and not fitted.log_responsibilities(rows).requires_grad
 
 
 # replay
@@ -273,45 +211,20 @@ def test_samples_are_as_long_as_features() -> None:
     torch.testing.assert_close(lengths.mean(1), torch.ones(5), atol=0.02, rtol=0)
 
 
-def test_a_checkpoint_gives_the_mixture_back(tmp_path: Path) -> None:
-    rows, _ = blobs(5, 16, 20, 1.0)
-    fitted = SphericalMixture.fit(rows, 5)
-    save_file(fitted.tensors(), tmp_path / "mixture.safetensors")
-    back = SphericalMixture.from_tensors(load_file(tmp_path / "mixture.safetensors"))
-    assert torch.equal(back.log_responsibilities(rows), fitted.log_responsibilities(rows))
-    first, second = (pool.sample(3, torch.Generator().manual_seed(1)) for pool in (fitted, back))
-    assert torch.equal(first, second)
-
-
-# errors
-
-
 def test_errors_say_the_rule_and_the_value() -> None:
     rows = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="between 1 and the number of rows, 10; got 11"):
-        SphericalMixture.fit(rows, 11)
-    with pytest.raises(ValueError, match="got 0"):
-        SphericalMixture.fit(rows, 0)
-    with pytest.raises(ValueError, match=r"start has 3 dimensions, the features 4"):
-        SphericalMixture.fit(rows, 2, start=torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="start has 3 means for 2 components"):
-        SphericalMixture.fit(rows, 2, start=rows[:3])
-    with pytest.raises(ValueError, match="features have 5 dimensions, but 4 were expected"):
-        SphericalMixture.fit(rows, 2, replay=torch.ones(2, 3, 5))
-    broken = rows.clone()
+    broken, fitted = rows.clone(), SphericalMixture.fit(rows, 3)
     broken[6, 1] = math.nan
-    with pytest.raises(ValueError, match="features must be finite.*row 6"):
-        SphericalMixture.fit(broken, 2)
-    with pytest.raises(ValueError, match="start must be finite"):
-        SphericalMixture.fit(rows, 2, start=broken[6:8])
-
-
-def test_errors_of_queries_and_of_stored_tensors() -> None:
-    rows = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    fitted = SphericalMixture.fit(rows, 3)
-    with pytest.raises(ValueError, match="features have 5 dimensions, but 4 were expected"):
-        fitted.nearest(torch.ones(2, 5), 1)
-    with pytest.raises(ValueError, match="features must be finite"):
-        fitted.log_likelihood(rows / 0)
-    with pytest.raises(ValueError, match="number of components, 3; got 5"):
-        fitted.nearest(rows, 5)
+    cases: list[tuple[str, Callable[[], object]]] = [
+        ("between 1 and the number of rows, 10; got 11", lambda: SphericalMixture.fit(rows, 11)),
+        ("start has 3 dimensions, the features 4", lambda: SphericalMixture.fit(rows, 2, start=torch.zeros(2, 3))),
+        ("start has 3 means for 2 components", lambda: SphericalMixture.fit(rows, 2, start=rows[:3])),
+        ("have 5 dimensions, but 4", lambda: SphericalMixture.fit(rows, 2, replay=torch.ones(2, 3, 5))),
+        ("features must be finite.*row 6", lambda: SphericalMixture.fit(broken, 2)),
+        ("start must be finite", lambda: SphericalMixture.fit(rows, 2, start=broken[6:8])),
+        ("have 5 dimensions, but 4", lambda: fitted.nearest(torch.ones(2, 5), 1)),
+        ("number of components, 3; got 5", lambda: fitted.nearest(rows, 5)),
+    ]
+    for message, call in cases:
+        with pytest.raises(ValueError, match=message):
+            call()

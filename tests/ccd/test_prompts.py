@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from patchgen.ccd.mixture import SphericalMixture
-from patchgen.ccd.prompts import check_promptable, choose_prompts, prompted
+from patchgen.ccd.model import check_promptable, prompted
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.convert import FAMILIES, Loaded, build
 from patchgen.model.generic import build_generic
@@ -47,10 +47,10 @@ def drawn(settings: dict[str, Any], family: str) -> Backbone:
 def test_the_prompts_of_an_image_are_the_means_of_its_likeliest_components() -> None:
     mixture = SphericalMixture(torch.eye(4) * 0.9, torch.full((4,), 0.1), torch.full((4,), 0.25))
     query = torch.tensor([[30.0, 20.0, 10.0, 0.0], [0.0, 1.0, 0.0, 2.0]])  # far from unit length
-    prompts = choose_prompts(mixture, query.to(torch.bfloat16), k=2)
+    prompts = mixture.prompts(query.to(torch.bfloat16), k=2)
     assert prompts.dtype == torch.bfloat16 and not prompts.requires_grad
     torch.testing.assert_close(prompts.float(), 0.9 * torch.eye(4)[torch.tensor([[0, 1], [3, 1]])], atol=1e-2, rtol=0)
-    again = choose_prompts(mixture, query.to(torch.bfloat16), 2, mixture.log_responsibilities(query))
+    again = mixture.prompts(query.to(torch.bfloat16), 2, mixture.log_responsibilities(query))
     assert torch.equal(again, prompts)
 
 
@@ -96,22 +96,19 @@ def test_dinov3_turns_its_patches_as_without_prompts() -> None:
 
 
 @pytest.mark.parametrize("family", list(SMALL))
-def test_every_transformer_takes_prompts_and_forgets_them(family: str) -> None:
-    backbone, images, prompts = small(family), draw(3, 3, 16, 16), draw(3, 5, 32, seed=1)
+def test_every_transformer_takes_a_set_of_prompts_and_keeps_no_trace_of_it(family: str) -> None:
+    backbone, state = small(family), torch.get_rng_state()
+    images, prompts = draw(3, 3, 16, 16), draw(3, 5, 32, seed=1)
     before = backbone(images)
-    during = prompted(backbone, images, prompts)
-    after = backbone(images)
+    check_promptable(backbone)
+    during, flipped = prompted(backbone, images, prompts), prompted(backbone, images, prompts.flip(1))
     assert during.patches.shape == before.patches.shape == (3, 16, 32) and during.grid == (4, 4)
     assert not torch.allclose(during.cls, before.cls, atol=1e-4)
+    torch.testing.assert_close(during.patches, flipped.patches)  # all share one position, so they are a set
+    torch.testing.assert_close(prompted(backbone, images, prompts[:, :0]).cls, before.cls)
+    after = backbone(images)
     assert torch.equal(after.cls, before.cls) and torch.equal(after.patches, before.patches)
-
-
-@pytest.mark.parametrize("family", list(SMALL))
-def test_no_prompts_are_the_plain_sequence_and_the_order_of_prompts_is_nothing(family: str) -> None:
-    backbone, images, prompts = small(family), draw(2, 3, 16, 16), draw(2, 3, 32, seed=1)
-    torch.testing.assert_close(prompted(backbone, images, prompts[:, :0]).cls, backbone(images).cls)
-    one, other = prompted(backbone, images, prompts), prompted(backbone, images, prompts.flip(1))
-    torch.testing.assert_close(one.patches, other.patches)  # all share one position, so they are a set
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_each_image_sees_its_own_prompts() -> None:
@@ -129,31 +126,12 @@ def test_a_failed_forward_leaves_no_hook_behind() -> None:
     assert not backbone.model.embeddings._forward_hooks
 
 
-def test_errors_say_the_rule_and_the_value() -> None:
-    images = draw(2, 3, 16, 16)
-    with pytest.raises(ValueError, match=r"prompts must be \(2, k, 32\), one set for each image, got \(1, 5, 32\)"):
-        prompted(small("dinov2"), images, draw(1, 5, 32))
-    with pytest.raises(ValueError, match=r"got \(2, 5, 31\)"):
-        prompted(small("dinov2"), images, draw(2, 5, 31))
-    conv = build("resnet", {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]})
-    with pytest.raises(ValueError, match="convolutional: use a vision transformer"):
-        prompted(Backbone(Loaded(conv), Origin("small", "small")), images, draw(2, 5, 16))
-
-
-@pytest.mark.parametrize("family", list(SMALL))
-def test_what_takes_prompts_passes_the_check_and_keeps_no_trace_of_it(family: str) -> None:
-    backbone, state = small(family), torch.get_rng_state()
-    before = backbone(draw(2, 3, 16, 16)).patches
-    check_promptable(backbone)
-    assert torch.equal(backbone(draw(2, 3, 16, 16)).patches, before) and torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize("family", ["beit", "data2vec-vision"])
 def test_relative_positions_are_refused_at_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backbone = drawn(RELATIVE, family)
     with pytest.raises(ValueError, match=rf"'small' \({family}\) takes none \(its attention has relative positions"):
         check_promptable(backbone)
-    monkeypatch.setattr("patchgen.ccd.prompts._relative", lambda backbone: False)  # under another name, perhaps
+    monkeypatch.setattr("patchgen.ccd.model._relative", lambda backbone: False)  # under another name, perhaps
     with pytest.raises(ValueError, match=r"they are a set\); choose another --backbone, .* or --method gcd\+patchgen"):
         check_promptable(backbone)
 

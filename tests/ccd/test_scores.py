@@ -11,7 +11,6 @@ import torch
 
 from patchgen.ccd.data import Stream, read_stream
 from patchgen.ccd.scores import (
-    class_means,
     discover,
     entered,
     forgetting,
@@ -55,16 +54,6 @@ def test_errors_are_binomial_and_missing_sides_are_left_out() -> None:
     assert found["nmi"] == pytest.approx(entropy[0] / (sum(entropy) / 2))  # the clusters determine the class
 
 
-def test_the_paper_s_table_is_a_weighted_mean_of_its_sides() -> None:
-    """CUB, session 1: A = w K + (1 - w) U with w = 280 / 700, as in all cells of the published table."""
-    truth = np.repeat([0, 2], [280, 420])
-    clusters = np.repeat([0, 9, 1, 8], [213, 67, 182, 238])  # 213 of 280 right; the larger cluster wins
-    found = score(truth, clusters, ENTRY, stage=1)
-    assert round(100 * found["hard"]["known"]["accuracy"], 1) == 76.1
-    k, u = (found["hard"][side]["accuracy"] for side in ("known", "unknown"))
-    assert found["all"]["accuracy"] == pytest.approx(0.4 * k + 0.6 * u)
-
-
 def test_clusters_keep_their_ids_from_stage_to_stage() -> None:
     first, second, third = np.repeat([0, 1], 6), np.repeat([1, 2, 3], 5), np.repeat([0, 2, 3, 4], 4)
     one = discover(blobs(second), blobs(first, 1), first, clusters=4, first_new=2)
@@ -76,12 +65,6 @@ def test_clusters_keep_their_ids_from_stage_to_stage() -> None:
     then = dict(zip(second.tolist(), one.assignment.tolist(), strict=True))
     assert ids == {0: 0, 2: then[2], 3: then[3], 4: 4}
     assert (two.predict(blobs(third, 5)) == two.assignment).all()
-
-
-def test_fewer_clusters_than_labels_are_raised_to_them() -> None:
-    label = np.repeat([0, 1, 2], 4)
-    found = discover(blobs(label), blobs(label, 1), label, clusters=2, first_new=3)
-    assert found.ids.tolist() == [0, 1, 2] and (found.assignment == label).all()
 
 
 def test_forgetting_is_the_fall_from_the_best_stage() -> None:
@@ -98,11 +81,6 @@ def test_validation_reads_no_label_of_a_new_class() -> None:
     assert found == 0.75
     other = np.array([0, 0, 1, 1, 3, 2, 2])
     assert validation_score(other, clusters, known=np.array([0, 1])) == found
-
-
-def test_class_means() -> None:
-    x = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]])
-    assert class_means(x, np.array([0, 0, 1]), 2).tolist() == [[2, 0], [0, 2]]
 
 
 @pytest.fixture

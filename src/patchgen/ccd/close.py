@@ -6,8 +6,6 @@ Everything here depends only on the state after the last epoch, so a run killed 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,8 @@ from patchgen.model.losses import mask_health
 from patchgen.runs.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from patchgen.ccd.loop import StreamTrainer, UnitFeatures
 
 SHOWN = 24  # images on a sheet
@@ -129,79 +129,37 @@ class _Scorer:
         """Write the stage's folder: the cluster of each image, and a contact sheet of each new class."""
         if not self.stage:
             return
-        trainer, known = self.trainer, len(self.trainer.stream.known)
+        trainer, clusters = self.trainer, self.clusters
         folder = trainer.run.path / f"stage-{self.stage}"
         folder.mkdir(exist_ok=True)
-        names = [trainer.stream.table.classes[c] for c in trainer.stream.known]
-        distance = (self.features.unit.cpu() - self.clusters.centres[self._positions()]).norm(dim=1).numpy()
-        images = StageImages(
-            [trainer.stream.table.paths[row] for row in self.now], self.clusters.assignment, distance, tuple(names)
-        )
-        write_assignments(folder / "assignments.csv", images)
-        new = sorted(set(self.clusters.assignment.tolist()) - set(trainer.chain.values()) - set(range(known)))
-        write_sheets(folder, images, new, self._pixels, self._masks())
-        record["found"] = {images.name(cluster): int((self.clusters.assignment == cluster).sum()) for cluster in new}
+        table, known = trainer.stream.table, trainer.stream.known
+        names = {i: table.classes[c] for i, c in enumerate(known)}
+        names |= {i: f"new-{i - len(known) + 1}" for i in clusters.ids.tolist() if i >= len(known)}
+        place = {cluster: i for i, cluster in enumerate(clusters.ids.tolist())}
+        centres = clusters.centres[[place[cluster] for cluster in clusters.assignment.tolist()]]
+        distance = (self.features.unit.cpu() - centres).norm(dim=1).numpy()
+        paths = [table.paths[row] for row in self.now]
+        rows = [(path, names[cluster], "yes" if cluster < len(known) else "no", f"{gap:.4f}")
+                for path, cluster, gap in zip(paths, clusters.assignment.tolist(), distance, strict=True)]  # fmt: skip
+        write_csv(folder / "assignments.csv", COLUMNS, rows, people=True)
+        record["found"] = {}
+        old = {*range(len(known)), *trainer.chain.values()}
+        for cluster in sorted(set(clusters.assignment.tolist()) - old):
+            members = np.flatnonzero(clusters.assignment == cluster)
+            members = members[np.argsort(distance[members], kind="stable")]
+            sheet = self._sheet(names[cluster], members, distance)
+            write_sheet(folder / f"{names[cluster]}.png", sheet)
+            record["found"][names[cluster]] = len(members)
 
-    def _positions(self) -> np.ndarray:
-        place = {int(cluster): i for i, cluster in enumerate(self.clusters.ids)}
-        return np.array([place[int(cluster)] for cluster in self.clusters.assignment])
-
-    def _pixels(self, position: int) -> np.ndarray:
-        """(S, S, 3) uint8 of an image of the stage."""
-        return self.trainer.images.centre(self.now[position : position + 1])[0].permute(1, 2, 0).numpy()
-
-    def _masks(self) -> np.ndarray | None:
-        """(N, h, w)."""
-        mask = self.features.mask
-        return None if mask is None else mask.unflatten(1, self.trainer.model.grid).cpu().numpy()
-
-
-@dataclass(frozen=True, eq=False)
-class StageImages:
-    """The images of a stage with their clusters."""
-
-    paths: Sequence[str]
-    cluster: np.ndarray  # (N,) ids; those below the number of known classes are known classes
-    distance: np.ndarray  # (N,) to the cluster's centre, between unit features
-    known: tuple[str, ...]
-
-    def name(self, cluster: int) -> str:
-        """The displayed name of a cluster."""
-        return self.known[cluster] if cluster < len(self.known) else f"new-{cluster - len(self.known) + 1}"
-
-
-def write_assignments(path: Path, images: StageImages) -> None:
-    """One line per image: its cluster, whether that is a labelled class, and its distance from the centre."""
-    rows = (
-        (images.paths[i], images.name(cluster), "yes" if cluster < len(images.known) else "no", f"{distance:.4f}")
-        for i, (cluster, distance) in enumerate(zip(images.cluster.tolist(), images.distance.tolist(), strict=True))
-    )
-    write_csv(path, COLUMNS, rows, people=True)
-
-
-def write_sheets(
-    folder: Path,
-    images: StageImages,
-    clusters: Sequence[int],
-    pixels: Callable[[int], np.ndarray],
-    masks: np.ndarray | None = None,
-) -> None:
-    """`new-1.png`, ...: the most central images of each of the clusters first.
-
-    Args:
-        clusters: ids of those to draw.
-        pixels: the image (S, S, 3) at a position.
-        masks: (N, h, w), if the method has masks.
-    """
-    for cluster in clusters:
-        members = np.flatnonzero(images.cluster == cluster)
-        nearest = members[np.argsort(images.distance[members], kind="stable")][:SHOWN]
-        tiles = [
-            Tile(pixels(i), Path(images.paths[i]).name, f"distance {images.distance[i]:.2f}",
-                 None if masks is None else masks[i])
-            for i in nearest
-        ]  # fmt: skip
-        shown = f", the {len(nearest)} most central first" if len(members) > len(nearest) else ", central ones first"
+    def _sheet(self, name: str, members: np.ndarray, distance: np.ndarray) -> Image:
+        """The images of a cluster, whose positions in the stage are ordered by their distance from its centre."""
+        trainer, mask = self.trainer, self.features.mask
+        masks = None if mask is None else mask.unflatten(1, trainer.model.grid).cpu().numpy()  # (N, h, w)
+        tiles = []
+        for i in members[:SHOWN]:
+            pixels = trainer.images.centre(self.now[i : i + 1])[0].permute(1, 2, 0).numpy()
+            file = Path(trainer.stream.table.paths[self.now[i]]).name
+            tiles.append(Tile(pixels, file, f"distance {distance[i]:.2f}", None if masks is None else masks[i]))
+        shown = f", the {SHOWN} most central first" if len(members) > SHOWN else ", central ones first"
         number = "1 image" if len(members) == 1 else f"{len(members)} images"
-        sheet = contact_sheet(images.name(cluster), tiles, subtitle=f"{number}{shown}")
-        write_sheet(folder / f"{images.name(cluster)}.png", sheet)
+        return contact_sheet(name, tiles, subtitle=f"{number}{shown}")

@@ -21,9 +21,8 @@ from torch.nn import functional as F
 from patchgen.ccd.data import Stream
 from patchgen.ccd.images import StreamImages, epoch_parts, num_steps
 from patchgen.ccd.methods import Gcd, Views, make_stream_method
-from patchgen.ccd.model import StreamModel, build_stream_model
+from patchgen.ccd.model import StreamModel, build_stream_model, check_promptable
 from patchgen.ccd.pool import MixturePool
-from patchgen.ccd.prompts import check_promptable
 from patchgen.ccd.scores import class_means, entered, halve_held_out, validation_score
 from patchgen.ccd.settings import StreamConfig
 from patchgen.ccd.summary import epoch_line

@@ -2,8 +2,6 @@
 
     mixture = SphericalMixture.fit(features, components=80, start=last.means, replay=last.sample(100, generator))
     mixture.nearest(features, 5)               # (N, 5): whose means become the prompts of an image
-    likely = mixture.log_responsibilities(features)
-    vote([likely, of_the_other_views])         # (N,): one pseudo-label for both views of an image
 
 Features are L2-normalised in one place (`unit`), for the fit and for every query alike. A query that skips it compares
 a vector of norm 45 with means of norm 1: the widest components then win for every image, and all get the same prompts.
@@ -12,7 +10,7 @@ a vector of norm 45 with means of norm 1: the widest components then win for eve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -106,6 +104,15 @@ class SphericalMixture:
             raise ValueError(f"k must be between 1 and the number of components, {self.components}; got {k}")
         return self.log_responsibilities(features).topk(k, dim=1).indices
 
+    def prompts(self, query: Tensor, k: int, likely: Tensor | None = None) -> Tensor:
+        """The means (B, k, D) of the k components most responsible for each query (B, D), the first one first.
+
+        Args:
+            likely: (B, K) log-responsibilities of the query, where they are known.
+        """
+        ids = self.nearest(query, k) if likely is None else likely.topk(k, dim=1).indices
+        return self.means[ids].to(query.dtype)
+
     def sample(self, per_component: int, generator: torch.Generator) -> Tensor:
         """Replay: (K, per_component, D) draws, the same number from every component however small its weight.
 
@@ -120,29 +127,18 @@ class SphericalMixture:
         return self.means[:, None] + spread * noise.to(self.means)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint (without the history)."""
+        """The tensors of a checkpoint, from which `SphericalMixture(**tensors)` makes it again."""
         return {name: getattr(self, name).contiguous() for name in ("means", "variances", "weights")}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SphericalMixture:
-        """The mixture whose `tensors` these are."""
-        return cls(tensors["means"], tensors["variances"], tensors["weights"])
 
     def to(self, target: torch.device | torch.dtype | str) -> SphericalMixture:
         """The same mixture on another device or in another precision."""
-        means, variances, weights = (part.to(target) for part in (self.means, self.variances, self.weights))
-        return replace(self, means=means, variances=variances, weights=weights)
+        return replace(self, **{name: tensor.to(target) for name, tensor in self.tensors().items()})
 
     def _log_joint(self, x: Tensor) -> Tensor:
         """log w_k + log N(x; m_k, v_k I): (n, K), for rows (n, D) that are already unit and precise."""
         means, variances, weights = (part.to(x.dtype) for part in (self.means, self.variances, self.weights))
         normaliser = weights.clamp(min=TINY).log() - 0.5 * x.shape[1] * (2 * math.pi * variances).log()  # (K,)
         return normaliser - squared_distances(x, means) / (2 * variances)
-
-
-def vote(views: list[Tensor]) -> Tensor:
-    """One component id per image, (N,): its views vote with their log-responsibilities, each (N, K)."""
-    return torch.stack(views).mean(0).argmax(1)
 
 
 def unit(features: Tensor, dim: int | None = None, *, check: bool = True) -> Tensor:
@@ -250,10 +246,10 @@ def _starting_means(rows: Tensor, components: int, start: Tensor | None, seed: i
     kmeans = SemiSupervisedKMeans(components, seed=seed)
     if start is None:
         return kmeans.fit(rows).centres.double()
-    given = start.to(rows.device, torch.float64)
-    if len(given) == components:
-        return given
+    means = start.to(rows.device, torch.float64)
+    if len(means) == components:
+        return means
     # pinned with the weight of all rows: a lighter mean wanders off to a new blob and hands its own to a new id
-    copies = math.ceil(len(rows) / len(given))
-    pinned, ids = given.to(rows).repeat(copies, 1), torch.arange(len(given)).repeat(copies)
-    return torch.cat([given, kmeans.fit(rows, pinned, ids).centres[len(given) :].double()])
+    copies = math.ceil(len(rows) / len(means))
+    pinned, ids = means.to(rows).repeat(copies, 1), torch.arange(len(means)).repeat(copies)
+    return torch.cat([means, kmeans.fit(rows, pinned, ids).centres[len(means) :].double()])

@@ -3,6 +3,11 @@
 seen = model.read(images, prompts)      # seen.features (B, D): CLS, the mean token, or z+ of PatchGen
 model.project(seen.features)            # (B, E), unit vectors, only for the contrastive losses
 model.classify(seen.features, 80)       # (B, 80) cosines with the first 80 learned prototypes (SimGCD)
+
+Prompts are means of an image's likeliest mixture components, added to its input tokens: [CLS, prompts, registers if
+any, patches]. A prompt carries the position of CLS, as in PromptCCD (ECCV 2024), and has no separate norm or
+projection; without prompts the backbone sees its plain sequence. If CLS has no position (DINOv3 rotates only its
+patches) or there is no CLS (SigLIP, I-JEPA), a prompt has none either.
 """
 
 from __future__ import annotations
@@ -14,14 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from patchgen.ccd.prompts import prompted
 from patchgen.ccd.settings import StreamConfig
 from patchgen.model.backbone import Backbone, Tokens, load_backbone
 from patchgen.model.classifier import Output
+from patchgen.model.generic import on_tensor
 from patchgen.model.patchgen import PatchGen
 from patchgen.model.selector import Selector
 from patchgen.model.tuning import set_tuning
 
+SIDE = 4  # patches, of the image that tries prompts
 START = 0.9  # initial standard deviation of a layer times the square root of its inputs: DINO's 0.02 at 2048
 
 
@@ -98,8 +104,8 @@ class StreamModel(nn.Module):
     def _pooled(self, tokens: Tokens) -> Output:
         """One vector per image from its tokens."""
         if isinstance(self.select, PatchGen):
-            chosen = self.select(tokens.patches)
-            return _output(chosen.selected, chosen.mask, chosen.complementary)
+            selection = self.select(tokens.patches)
+            return _output(selection.selected, selection.mask, selection.complementary)
         return _output(tokens.cls if self.pool == "cls" else tokens.patches.mean(1))
 
     def project(self, features: Tensor) -> Tensor:
@@ -136,3 +142,84 @@ def build_stream_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return StreamModel(backbone, config, pool, prototypes)
+
+
+# Prompts
+
+
+def prompted(
+    backbone: Backbone, images: Tensor, prompts: Tensor, early: Callable[[Tensor], None] | None = None
+) -> Tokens:
+    """The backbone's tokens in the presence of prompts (B, k, D); the prompts' own outputs are dropped.
+
+    Args:
+        early: As in `Backbone.forward`.
+    """
+    embeddings = _embeddings(backbone)
+    has_cls = min(backbone.num_prefix_tokens, 1)
+    position = _cls_position(embeddings) if has_cls else 0.0  # (D,)
+
+    def insert(sequence: Tensor) -> Tensor:  # (B, prefix + P, D)
+        placed = (prompts + position).to(sequence.dtype)
+        return torch.cat([sequence[:, :has_cls], placed, sequence[:, has_cls:]], dim=1)
+
+    with on_tensor(embeddings, insert):
+        tokens = backbone(images, early)
+    # the backbone drops as many leading tokens as it has prefix tokens of its own; the patches are the last P
+    patches = tokens.patches[:, prompts.shape[1] :]
+    return Tokens(patches, tokens.cls if has_cls else patches.mean(1), tokens.grid)
+
+
+def check_promptable(backbone: Backbone) -> None:
+    """ValueError unless this backbone supports prompts, tested with one black image."""
+    fix = "choose another --backbone, such as DINOv2, ViT or CLIP, or --method gcd+patchgen, which has no prompts"
+    _embeddings(backbone, fix)
+    relative = "its attention has relative positions, which a prompt has none of"
+    if reason := relative if _relative(backbone) else _try(backbone):
+        name = f"{backbone.source!r} ({backbone.model_type})"
+        raise ValueError(
+            f"prompts are inserted between a backbone's own tokens, and {name} takes none ({reason}); {fix}"
+        )
+
+
+def _relative(backbone: Backbone) -> bool:
+    """BEiT and similar models would stretch their table over the longer sequence, and shift every patch's position."""
+    return any("relative_position" in name for name, _ in backbone.model.named_parameters())
+
+
+@torch.no_grad()
+def _try(backbone: Backbone) -> str:
+    """The problem with two prompts and one image; empty if there is none."""
+    weight, side = next(backbone.parameters()), SIDE * backbone.patch_size
+    images, prompts = weight.new_zeros(1, 3, side, side), weight.new_zeros(1, 2, backbone.dim)
+    prompts[:, 0] = torch.arange(backbone.dim, device=weight.device).sin()  # moves no random generator
+    try:
+        patches, flipped = (prompted(backbone, images, order).patches for order in (prompts, prompts.flip(1)))
+    except Exception as error:  # models raise many types on unexpected numbers of tokens
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    if patches.shape[1] != SIDE**2:
+        return f"of {SIDE**2} patches {patches.shape[1]} remain after it"
+    same = torch.allclose(patches, flipped, rtol=1e-3, atol=1e-3)
+    return "" if same else "it gives them places, but they are a set"
+
+
+def _embeddings(backbone: Backbone, fix: str = "use a vision transformer of transformers") -> nn.Module:
+    """The module that makes the sequence of tokens."""
+    if backbone.family.convolutional:
+        raise ValueError(f"prompts are tokens, and {backbone.source!r} is convolutional: {fix}")
+    module = getattr(backbone.model, "embeddings", None)
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"prompts are added to the tokens after a model's module `embeddings`, which {backbone.source!r} "
+            f"({backbone.model_type}) lacks: {fix}"
+        )
+    return module
+
+
+def _cls_position(embeddings: nn.Module) -> Tensor | float:
+    """The position vector (D,) that the backbone adds to its CLS token; 0 where it adds none."""
+    learned = getattr(embeddings, "position_embeddings", None)  # (1, 1 + P, D)
+    if isinstance(learned, Tensor):
+        return learned[0, 0]
+    table = getattr(embeddings, "position_embedding", None)  # CLIP
+    return table.weight[0] if isinstance(table, nn.Embedding) else 0.0

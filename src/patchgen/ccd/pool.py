@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from patchgen.ccd.grow import grow
-from patchgen.ccd.mixture import SphericalMixture, vote
-from patchgen.ccd.prompts import choose_prompts
+from patchgen.ccd.mixture import SphericalMixture
 from patchgen.ccd.settings import StreamConfig
 from patchgen.runs.tensors import under
 
@@ -45,20 +44,17 @@ class MixturePool:
 
     def refit(self, features: Tensor, stage: int, classes: int) -> dict[str, Any]:
         """Fit the mixture to the features (N, D) of a stage; the facts go into the record."""
-        count, c = self.size(stage, classes), self.config
-        replay = self._replay(stage)
-        start = self._start(count)
-        mixture = SphericalMixture.fit(
-            features, count, start=start, replay=replay, seed=c.seed, tolerance=c.em_tolerance
-        )
+        count, c, replay = self.size(stage, classes), self.config, self._replay(stage)
+        common: dict[str, Any] = {"replay": replay, "seed": c.seed}
+        mixture = SphericalMixture.fit(features, count, start=self._start(count), tolerance=c.em_tolerance, **common)
         if c.components == "grow" and stage:
-            mixture = grow(features, mixture, known=self.known, replay=replay, seed=c.seed)
+            mixture = grow(features, mixture, known=self.known, **common)
         self.mixture = mixture.to(features.device)
-        chosen = self.mixture.nearest(features, self._prompts()).sort(1).values
+        prompt_sets = self.mixture.nearest(features, self._prompts()).sort(1).values.unique(dim=0)
         return {
             "components": self.mixture.components,
             "log_likelihood": round(self.mixture.log_likelihood(features), 4),
-            "prompt_sets": len(chosen.unique(dim=0)),  # 1 would mean that all images get the same prompts
+            "prompt_sets": len(prompt_sets),  # 1 would mean that all images get the same prompts
         }
 
     def _start(self, count: int) -> Tensor | None:
@@ -97,14 +93,15 @@ class MixturePool:
         likely = self.likely(query) if likely is None else likely
         if self.mixture is None or likely is None:
             return None
-        return choose_prompts(self.mixture, query, self._prompts(), likely)
+        return self.mixture.prompts(query, self._prompts(), likely)
 
     def labels(self, query: Tensor, likely: Tensor | None = None) -> Tensor:
         """Pseudo-labels (2B,) of two views (2B, D): one per image, -1 before the mixture is active."""
         likely = self.likely(query) if likely is None else likely
         if likely is None or self.config.pseudo_labels == "none":
             return torch.full((len(query),), -1, device=query.device)
-        return vote(list(likely.chunk(2))).repeat(2)
+        first, second = likely.chunk(2)  # both views of an image have one label
+        return ((first + second) / 2).argmax(1).repeat(2)
 
     def centres(self, stage: int) -> Tensor | None:
         """The centres (K, D) that labels and pseudo-labels refer to."""
@@ -115,13 +112,12 @@ class MixturePool:
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a saved state."""
         mixtures = {"mixture": self.mixture, "last": self.last}
-        kept = {f"{name}.{k}": v for name, m in mixtures.items() if m is not None for k, v in m.tensors().items()}
-        return kept | ({"class_means": self.class_means} if self.class_means is not None else {})
+        tensors = {f"{name}.{k}": v for name, m in mixtures.items() if m is not None for k, v in m.tensors().items()}
+        return tensors | ({"class_means": self.class_means} if self.class_means is not None else {})
 
     def load(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore the result of `tensors`."""
-        saved = {name: under(tensors, f"{name}.") for name in ("mixture", "last")}
-        made = {name: SphericalMixture.from_tensors(t).to(device) if t else None for name, t in saved.items()}
-        self.mixture, self.last = made["mixture"], made["last"]
-        means = tensors.get("class_means")
-        self.class_means = None if means is None else means.to(device)
+        for name in ("mixture", "last"):
+            saved = under(tensors, f"{name}.")
+            setattr(self, name, SphericalMixture(**saved).to(device) if saved else None)
+        self.class_means = tensors["class_means"].to(device) if "class_means" in tensors else None

@@ -100,11 +100,9 @@ def _sites(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     head += ["macro F1", "AUROC", "calibration error", "unlike training"]
     rows = []
     for name, site in evaluation["sites"].items():
-        patients = [f"{site['units']:,}"] if unit == "patients" else []
-        first = [name + " *" * site["in_training"], f"{site['images']:,}", *patients]
-        rows.append(
-            [*first, shown(site["accuracy"]), span(site["accuracy_interval"]), *(shown(site[n]) for n in names)]
-        )
+        counts = [f"{site['images']:,}", *([f"{site['units']:,}"] if unit == "patients" else [])]
+        accuracy = shown(site["accuracy"]), span(site["accuracy_interval"])
+        rows.append([name + " *" * site["in_training"], *counts, *accuracy, *(shown(site[n]) for n in names)])
     starred = any(site["in_training"] for site in evaluation["sites"].values())
     return {"unit": unit, "head": head, "rows": rows, "starred": starred}
 

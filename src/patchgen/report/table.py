@@ -169,14 +169,15 @@ def _leader(entries: Sequence[Entry]) -> Entry | None:
     return best if all(is_beyond_error(number, other) for entry, other in rivals if entry is not best) else None
 
 
-def is_beyond_error(one: Number, other: Number) -> bool:
-    """Whether `one` is higher than `other` by more than the 95 % interval of the difference, paired over seeds.
+def is_beyond_error(higher: Number, lower: Number) -> bool:
+    """Whether one number is higher than another by more than the 95 % interval of the difference, paired over seeds.
 
     Needs at least two common seeds.
     """
     from scipy.stats import t
 
-    gaps = Number({seed: one.values[seed] - other.values[seed] for seed in one.values.keys() & other.values.keys()})
+    seeds = higher.values.keys() & lower.values.keys()
+    gaps = Number({seed: higher.values[seed] - lower.values[seed] for seed in seeds})
     return len(gaps.values) > 1 and gaps.mean > t.ppf(0.975, len(gaps.values) - 1) * (gaps.error or 0)
 
 

@@ -7,6 +7,7 @@ figures/NAME.png  .svg  .csv             one figure per table, with its data
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -58,8 +59,8 @@ class Report:
 
     def summary(self) -> str:
         left = f"{len(self.skipped)} folder{'s' * (len(self.skipped) != 1)} left out"
-        lines = [f"{len(self.grids)} tables from {self.runs} runs; {left}"]
-        return "\n".join([*lines, *(f"  {one.path}: {one.reason}" for one in self.skipped[:20])])
+        reasons = [f"  {folder.path}: {folder.reason}" for folder in self.skipped[:20]]
+        return "\n".join([f"{len(self.grids)} tables from {self.runs} runs; {left}", *reasons])
 
 
 def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
@@ -68,13 +69,12 @@ def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
         *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
         *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs),
     ]  # fmt: skip
-    counts: dict[str, int] = {}
-    named = []
-    for grid in grids:
-        counts[grid.name] = counts.get(grid.name, 0) + 1
-        again = counts[grid.name]
-        named.append(replace(grid, name=f"{grid.name}-{again}") if again > 1 else grid)
-    return named
+    names: Counter[str] = Counter()
+    for i, grid in enumerate(grids):
+        names[grid.name] += 1
+        if names[grid.name] > 1:
+            grids[i] = replace(grid, name=f"{grid.name}-{names[grid.name]}")
+    return grids
 
 
 def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report:
@@ -105,12 +105,9 @@ def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
     """(description, commands) of the tables without runs; any of the commands makes them."""
     missing = []
     for start, (what, paper, small) in RECIPES.items():
-        own = (grid.name for grid in grids)
-        if start == "mdg":
-            own = (name for name in own if not name.startswith("mdg-gcd"))
-        if not any(name.startswith(start) for name in own):
-            ways = [f"patchgen sweep {recipe}" for recipe in (small, paper) if recipe]
-            missing.append((what, ways))
+        names = [grid.name for grid in grids if start != "mdg" or not grid.name.startswith("mdg-gcd")]
+        if not any(name.startswith(start) for name in names):
+            missing.append((what, [f"patchgen sweep {recipe}" for recipe in (small, paper) if recipe]))
     return missing
 
 
@@ -131,7 +128,8 @@ def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[R
     if missing:
         parts += ["## Tables without runs\n", "These recipes train the runs that are missing.\n", *missing, ""]
     if skipped:
-        parts += ["## Folders left out\n", *(f"- `{escape(str(one.path))}`: {escape(one.reason)}" for one in skipped)]
+        parts.append("## Folders left out\n")
+        parts += [f"- `{escape(str(folder.path))}`: {escape(folder.reason)}" for folder in skipped]
     return "\n".join(parts) + "\n"
 
 
