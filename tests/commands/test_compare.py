@@ -11,7 +11,6 @@ import pytest
 
 from patchgen.cli import main
 from patchgen.commands.compare import parsed, planned_runs
-from patchgen.methods.presets import method_settings
 from patchgen.runs.folder import RunFolder
 from patchgen.train import fold, lifecycle
 
@@ -153,19 +152,6 @@ def test_missing_seeds_are_seen_in_the_cells(
 
 
 @pytest.mark.parametrize(
-    ("label", "settings"),
-    [
-        ("lp", {"method": "lp"}),
-        ("lp-ln@mean", {"method": "lp-ln", "pool": "mean"}),
-        ("patchgen@full", {"method": "patchgen", "tune": "full"}),
-        ("lp-ln@mean@last_block", {"method": "lp-ln", "pool": "mean", "tune": "last_block"}),
-    ],
-)
-def test_method_labels(label: str, settings: dict[str, str]) -> None:
-    assert method_settings(label) == settings
-
-
-@pytest.mark.parametrize(
     ("method", "message"),
     [
         ("lp-ln@maen", "'maen' is neither a pool nor a tuning mode (cls, mean,"),
@@ -200,16 +186,6 @@ def test_a_wrong_option_is_one_sentence(
     said = capsys.readouterr().err
     assert said.startswith("patchgen compare: ") and message in said and said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_unseen_is_another_word_for_folds(runs: Path, image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(image_folder, runs, "--table-only", "--json", "--unseen", "field")) == 0
-    assert {cell["unseen"] for cell in json.loads(capsys.readouterr().out)} == {"field"}
-
-
-def test_a_wrong_fold_is_refused(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(image_folder, tmp_path, "--folds", "studoi")) == 2
-    assert "did you mean 'studio'" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
 
 
 def test_jobs_are_fold_by_fold_under_identical_settings() -> None:

@@ -93,19 +93,11 @@ def test_json_says_it_all(run: str, photos: Path, tmp_path: Path, planted: None,
     found = json.loads(capsys.readouterr().out)
     number = found["estimate"]["new_classes"]
     assert 0 <= number <= 4 and str(number) in found["estimate"]["known_accuracy"]
+    assert re.search(r"new classes: \d+ \(an estimate", (tmp_path / "out" / "index.html").read_text())
     assert sum(row["images"] for row in found["groups"]) == 10
     assert all((row["sheet"] is None) == row["fits_known"] for row in found["groups"])
     assert [Path(one["path"]).name for one in found["unreadable"]] == ["broken.jpg"]
     assert Path(found["page"]).is_file() and Path(found["assignments"]).is_file()
-
-
-def test_the_estimate_is_said_with_its_curve(
-    run: str, photos: Path, tmp_path: Path, planted: None, capsys: Captured
-) -> None:
-    assert main(["discover", run, str(photos), "--out", str(tmp_path / "out"), "--quiet"]) == 0
-    printed = capsys.readouterr().out
-    assert re.match(r"new classes: \d+ \(an estimate.*\n  known images in the right cluster .*: 0?", printed)
-    assert re.search(r"new classes: \d+ \(an estimate", (tmp_path / "out" / "index.html").read_text())
 
 
 @pytest.mark.parametrize(

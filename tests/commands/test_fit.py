@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import shlex
 import shutil
-import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from patchgen.cli import main
-from patchgen.commands import fit as commands_fit
 from patchgen.config import Config
 from patchgen.fit import BEST, procedure
 from patchgen.fit.budget import Rate, estimate, within
 from patchgen.fit.left_out import predictions_at, right, rows_of
 from patchgen.fit.plan import Plan
-from patchgen.fit.procedure import Clock
-from patchgen.model.backbone import load_backbone
 from patchgen.predict.model_folder import FILES
 from patchgen.predict.predictor import load_predictor, load_run
 from patchgen.runs.folder import RunFolder
@@ -220,11 +214,6 @@ def test_a_long_fit_offers_its_quick_model(
     assert len(list(tmp_path.glob("*/done"))) == (4 if stops else 7)
 
 
-def test_nobody_is_asked_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    assert not commands_fit._stops("quick model")
-
-
 def make_plan(image_folder: Path, **changes: object) -> Plan:
     names = ("lp-ln", "patchgen", BEST)
     usual = {"backbone": "tiny", "image_size": 112, "steps": 150, "batch_per_domain": 12, "val_images": 4, **changes}
@@ -259,21 +248,6 @@ def test_minutes_are_said(image_folder: Path, tmp_path: Path, capsys: Captured) 
     assert main([*words, "--minutes", "0.001"]) == 0
     assert f"to end within 0.001 min: {BEST} alone, nothing is compared" in capsys.readouterr().err
     assert main([*words, "--minutes", "0"]) == 2 and "--minutes must be" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_estimate_is_the_time_that_it_takes(
-    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
-    said: list[float] = []
-    monkeypatch.setattr(procedure, "duration", lambda seconds: said.append(seconds) or "x")
-    config = Config(str(image_folder), "none", method=BEST, backbone="dinov2-small", image_size=112, steps=20,
-                    batch_per_domain=6, eval_every=10)  # fmt: skip
-    monkeypatch.setattr("patchgen.methods.build.load_backbone", partial(load_backbone, pretrained=False))
-    start = time.monotonic()
-    procedure.fit(config, tmp_path / "runs")
-    assert said[0] / 1.5 < time.monotonic() - start < said[0] * 1.5
 
 
 # One site, and folders that are none
@@ -397,16 +371,6 @@ def test_all_unreadable_images_are_listed_before_any_training(
     assert "training 1" not in err and not (tmp_path / "runs").exists() and not (tmp_path / "m").exists()
 
 
-def test_the_clock_counts_sites_and_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, said = [0.0], list[str]()
-    monkeypatch.setattr("patchgen.fit.procedure.time.monotonic", lambda: now[0])
-    clock = Clock([2, 2, 3], said.append)
-    for seconds in (0.1, 120.0, 0.0):  # the first was made earlier
-        with clock.training("x"):
-            now[0] += seconds
-    assert said == ["training 1 of 3: x", "training 2 of 3: x", "training 3 of 3: x; about 3 min left"]
-
-
 # A model folder in the other commands
 
 
@@ -426,14 +390,6 @@ def test_predictions_of_a_model_say_what_is_unlike(
     assert main(["predict", str(model), known, str(tmp_path / "noise.png")]) == 0
     assert [line.endswith("unlike the training images") for line in capsys.readouterr().out.splitlines()] == [
         False, False, True]  # fmt: skip
-
-
-def test_a_model_folder_is_explained(model: Path, image_folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    image = image_folder / "field/cross/00.png"
-    assert main(["explain", str(model), str(image), "--out", str(tmp_path / "maps")]) == 0
-    index = json.loads((tmp_path / "maps/index.json").read_text())
-    [expected] = load_predictor(model).predict([image])
-    assert index["images"][0]["confidence"] == pytest.approx(expected.confidence, abs=1e-5)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("words", [["diagnose", "{model}"], ["discover", "{model}", "{images}"]])
@@ -459,13 +415,6 @@ def test_a_run_on_all_domains_scores_nothing(model: Path, home: Path) -> None:
     [chosen] = [r for r in run.records("evaluation") if f"at step {r['step']}:" in text]
     for name, found in chosen["validation"].items():
         assert f"| {name} | {found['accuracy']:.4f} | {found['images']} |" in text
-
-
-def test_its_fold_trains_on_every_domain(image_folder: Path) -> None:
-    whole, part = (make_fold(Config(str(image_folder), unseen)) for unseen in ("none", "studio"))
-    assert set(whole.validation) == {"clinic", "field", "studio"} and whole.test == {} and whole.uncovered == []
-    for number, rows in part.train.items():  # the same split, whatever is left out
-        np.testing.assert_array_equal(rows, whole.train[number])
 
 
 def test_a_domain_called_none_can_still_be_left_out(image_folder: Path, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,15 +96,3 @@ def test_mistakes_name_the_nearest() -> None:
         main(["write", "oracle-tny", "--out", "x"])
     with pytest.raises(ValueError, match="did you mean 'write'"):
         main(["wirte"])
-
-
-def test_the_bare_command_tells_its_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert "usage: patchgen oracle {list,write,compose}" in capsys.readouterr().out
-
-
-def test_list_imports_neither_torch_nor_sklearn() -> None:
-    code = "import sys\nfrom patchgen.commands import run\nrun('oracle', ['list'])\n"
-    code += "print('HEAVY', sorted({'torch', 'transformers', 'pandas', 'sklearn', 'matplotlib'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "HEAVY []"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +123,6 @@ def test_splits_round_trip(image_folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert not list(out.parent.glob("*.tmp"))
 
 
-def test_splits_takes_the_option_of_train(
-    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", str(image_folder), "--splits", str(tmp_path / "s.csv"), "--split", "group"]) == 2
-    assert "needs groups" in capsys.readouterr().err
-
-
 def test_splits_json(image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, "doctor", image_folder, "--splits", tmp_path / "s.csv")
     assert found["counts"] == {name: {"in": 24, "out": 6} for name in ("clinic", "field", "studio")}
@@ -238,19 +228,3 @@ def test_wrong_names(words: list[str], text: str, capsys: pytest.CaptureFixture[
 def test_a_bare_command_lists_its_words(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command]) == 0
     assert f"usage: patchgen {command}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("words", [["doctor"], ["weights", "list"], ["datasets"], ["oracle", "write"]])
-def test_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main([*words, "--help"])
-    assert stop.value.code == 0 and f"patchgen {' '.join(words)}" in capsys.readouterr().out
-
-
-def test_help_needs_no_torch() -> None:
-    """The command modules are imported for their help alone: heavy packages must wait."""
-    names = ", ".join(
-        f"patchgen.commands.{name}" for name in ("doctor", "weights", "datasets", "train", "fit", "predict")
-    )
-    code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0

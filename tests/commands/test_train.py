@@ -87,19 +87,6 @@ def test_the_published_settings_do_not_depend_on_the_order_of_the_words(
     assert vars(parsed(["runs", *sum(options[:-1], [])])[1])["hparams"] == {}
 
 
-def test_the_last_of_two_methods_has_its_own_rates() -> None:
-    twice = parsed(["photos", "--unseen", "a", "--method", "lp", "--method", "patchgen"])[1]
-    assert twice == parsed(["photos", "--unseen", "a", "--method", "patchgen"])[1] and twice.lr_module == 1e-3
-
-
-def test_help_shows_words_that_a_person_would_give(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "--help"])
-    shown = capsys.readouterr().out
-    assert shown.splitlines()[0].endswith(" [DATA]")
-    assert "None" not in shown and "--steps INT" in shown
-
-
 @pytest.mark.parametrize(
     ("option", "value", "rule"), [("--steps", "many", "a whole number"), ("--lr", "fast", "a number")]
 )
@@ -117,7 +104,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return re.sub(r"[\s│]+", " ", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("method", ["lp-ln", "patchgen", "patchgen-select", "patchgen-attend", "miro"])
+@pytest.mark.parametrize("method", ["lp-ln", "patchgen", "miro"])
 @pytest.mark.parametrize("preset", ["small", "paper"])
 def test_help_shows_the_values_that_the_command_would_use(
     method: str, preset: str, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ Pages are made by the commands themselves, from tiny runs; names of a class and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
+from patchgen.data.oracle import SUITE, Oracle
 from tests.browser import Browser, needs_chromium
 
 pytestmark = needs_chromium
@@ -26,17 +28,18 @@ def pages(
     tiny_run: Callable[..., Any], image_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     out = tmp_path_factory.mktemp("pages")
-    methods = ("patchgen", "patchgen-cls", "lp-ln", "lp", "patchgen-select")
-    known = {m: tiny_run(m, data="oracle-tiny", unseen="mist", augment=False) for m in methods}
-    run, select = str(tiny_run("lp-ln").path), str(tiny_run("patchgen-select").path)
+    data = Oracle(replace(SUITE["oracle-tiny"], per_class=4)).write(out / "small") / "images"
+    methods = ("patchgen", "patchgen-cls", "lp-ln", "lp")
+    known = {m: tiny_run(m, data=str(data), unseen="mist", augment=False, image_size=84) for m in methods}
+    run, masked = str(tiny_run("lp-ln").path), str(tiny_run("patchgen").path)
     photo = out / f"{LONG}<b>.png"
     photo.write_bytes(next(image_folder.glob("studio/*/*.png")).read_bytes())
     (out / "broken.png").write_bytes(b"nothing")
     words = [
-        ["explain", select, str(photo), str(out / "broken.png"), "--out", str(out / "explain")],
-        ["evaluate", select, str(image_folder), "--out", str(out / "evaluate"), "--resamples", "0"],
+        ["explain", masked, str(photo), str(out / "broken.png"), "--out", str(out / "explain")],
+        ["evaluate", masked, str(image_folder), "--out", str(out / "evaluate"), "--resamples", "0"],
         ["discover", run, str(image_folder / "studio"), "--out", str(out / "discover"), "--new-classes", "2"],
-        ["diagnose", str(known["patchgen-select"].path), "--against", str(known["lp-ln"].path), "--images", "4",
+        ["diagnose", str(known["patchgen"].path), "--against", str(known["lp-ln"].path), "--images", "4",
          "--operators", "mean", "--projection", "pca", "--out", str(out / "diagnose")],
         ["report", str(Path(run).parent), "--out", str(out / "report"), "--quiet"],
     ]  # fmt: skip

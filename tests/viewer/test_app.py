@@ -86,13 +86,6 @@ def test_a_bad_file_is_one_sentence(client: Any, name: str) -> None:
     assert reason in found["error"] and "BytesIO" not in found["error"] and "\n" not in found["error"]
 
 
-def test_a_bad_file_leaves_nothing_behind(make_client: Callable[..., Any]) -> None:
-    client = make_client()
-    uploads = client.app.app.routes[-1].endpoint.__self__.uploads
-    upload(client, *((name, data) for name, (data, _) in BAD_FILES.items()))
-    assert len(uploads) == 0
-
-
 def test_names_come_back_harmless(client: Any) -> None:
     names = {
         "../../etc/passwd.png": "passwd.png",
@@ -194,19 +187,13 @@ def test_a_wrong_question_is_one_sentence(client: Any, change: dict[str, Any], w
     assert answer.status_code == 422 and words in answer.json()["error"]
 
 
-def test_a_picture_that_was_given_up_says_so(make_client: Callable[..., Any]) -> None:
-    client = make_client(kept_images=2)
-    first, *_, last = [opened(client, seed)["image"] for seed in range(3)]
-    assert client.get(f"/api/images/{last}").status_code == 200
-    gone = client.get(f"/api/images/{first}")
-    assert gone.status_code == 404 and "open it again" in gone.json()["error"]
-
-
-def test_the_uploads_are_bounded_in_bytes(make_client: Callable[..., Any]) -> None:
-    size = len(png())
-    client = make_client(kept_bytes=2 * size + size // 2)
+@pytest.mark.parametrize("limits", [{"kept_images": 2}, {"kept_bytes": 2 * len(png()) + len(png()) // 2}])
+def test_the_uploads_are_bounded(limits: dict[str, int], make_client: Callable[..., Any]) -> None:
+    client = make_client(**limits)
     ids = [opened(client, seed)["image"] for seed in range(4)]
-    assert [client.get(f"/api/images/{one}").status_code for one in ids] == [404, 404, 200, 200]
+    answers = [client.get(f"/api/images/{image}") for image in ids]
+    assert [answer.status_code for answer in answers] == [404, 404, 200, 200]
+    assert "open it again" in answers[0].json()["error"]
 
 
 # Examples and runs
@@ -340,7 +327,7 @@ def test_calibration_and_strangeness_reach_the_answer(
 # Many at once
 
 
-def test_fifty_parallel_requests_are_all_answered_and_health_stays(run_folders: list[Path]) -> None:
+def test_parallel_requests_are_all_answered_and_health_stays(run_folders: list[Path]) -> None:
     from patchgen.viewer.app import create_app
     from patchgen.viewer.library import Library, find_items
 
@@ -362,12 +349,12 @@ def test_fifty_parallel_requests_are_all_answered_and_health_stays(run_folders: 
     async def all_at_once() -> tuple[list[Any], int]:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=300) as client:
-            *found, status = await asyncio.gather(*(predict(client, seed) for seed in range(50)), health(client))
+            *found, status = await asyncio.gather(*(predict(client, seed) for seed in range(20)), health(client))
         return found, status
 
     found, status = asyncio.run(all_at_once())
     assert status == 200 and answered.index("health") < answered.index("predict")  # it waits for no model
-    assert [row["name"] for row in found] == [f"{seed}.png" for seed in range(50)]
+    assert [row["name"] for row in found] == [f"{seed}.png" for seed in range(20)]
     for first in range(10):  # the same picture and model gave the same answer, whoever asked at the same time
         assert len({json.dumps(row["classes"]) for row in found[first::10]}) == 1
 
@@ -378,8 +365,8 @@ def test_a_full_queue_is_refused(make_client: Callable[..., Any]) -> None:
 
 
 def test_a_slow_model_is_given_up_and_the_next_question_answered() -> None:
+    from patchgen.viewer.app import ModelThread
     from patchgen.viewer.guard import RefusedRequest
-    from patchgen.viewer.worker import ModelThread
 
     async def ask() -> tuple[str, int, int]:
         worker, gate = ModelThread(seconds=0.1, waiting=2), threading.Event()

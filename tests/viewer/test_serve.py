@@ -30,13 +30,6 @@ def test_a_folder_of_runs_and_single_runs_are_each_taken_once(run_folders: list[
     assert [item.id for item in items] == [str(i + 1) for i in range(len(items))]
 
 
-def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    for parent in ("x", "y"):
-        (tmp_path / parent / "run").mkdir(parents=True)
-        (tmp_path / parent / "run" / "config.yaml").write_text("")
-    assert [item.name for item in find_items([tmp_path / "x", tmp_path / "y"])] == ["x/run", "y/run"]
-
-
 @pytest.mark.parametrize("word", ["", "no/such", "empty"])
 def test_a_word_that_leads_nowhere_is_one_sentence(
     word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -63,9 +56,8 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
         serve.listen("203.0.113.9", 0)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> None:
-    command = [sys.executable, "-m", "patchgen", "serve", str(run_folders[0]), "--port", "0", "--host", host]
+def test_the_command_serves_and_stops(run_folders: list[Path]) -> None:
+    command = [sys.executable, "-m", "patchgen", "serve", str(run_folders[0]), "--port", "0", "--host", "0.0.0.0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # where the tests run in the background
@@ -79,8 +71,7 @@ def test_the_command_serves_and_stops(run_folders: list[Path], host: str) -> Non
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert ("WARNING" in errors) == (host != "127.0.0.1")
+    assert process.returncode == 130 and "Traceback" not in errors and "WARNING" in errors
 
 
 @pytest.fixture

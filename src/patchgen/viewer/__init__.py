@@ -5,6 +5,5 @@ uploads    uploaded images: checked, kept in memory, least recently used removed
 library    models and runs, which requests name by id
 answers    predictions, rankings of patches, and predictions with patches removed, as JSON
 runs       settings, scores and curves from run folders
-worker     one thread for all model work, with a bounded queue
-app        the routes; static/ is the page: no build step, nothing from the network
+app        the routes, and one thread for all model work; static/ is the page, which loads nothing from the network
 """

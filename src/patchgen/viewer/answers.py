@@ -81,8 +81,8 @@ def perturbed(predictor: Predictor, pixels: np.ndarray, off: Sequence[int], oper
         return predictor.confidence.probabilities(out.logits)
 
     answer = pixel_answers(probabilities, images, replacement, predictor.model.grid)
-    found = answer(torch.zeros(1, dtype=torch.long, device=predictor.device), keep)[0].cpu().numpy()
-    return {**_classes(predictor, found), "unlike_training": unlike[0], "off": len(set(off))}
+    perturbed = answer(torch.zeros(1, dtype=torch.long, device=predictor.device), keep)[0].cpu().numpy()
+    return {**_classes(predictor, perturbed), "unlike_training": unlike[0], "off": len(set(off))}
 
 
 def _classes(predictor: Predictor, probabilities: np.ndarray) -> dict[str, Any]:

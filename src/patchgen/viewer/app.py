@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -30,16 +31,10 @@ from patchgen.viewer import answers, runs
 from patchgen.viewer.guard import Guard, Hosts, Limits, RefusedRequest
 from patchgen.viewer.library import Library, hide_paths
 from patchgen.viewer.uploads import Upload, UploadStore, clean_name
-from patchgen.viewer.worker import ModelThread
 
-SCRIPTS = ("tools", "maps", "values", "methods", "look", "written", "runs", "page")
-PAGE = {
-    "/": ("page.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
-    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
-}
+MEDIA = {"html": "text/html", "css": "text/css", "svg": "image/svg+xml", "js": "text/javascript"}
 Id = Field(max_length=64)
+T = TypeVar("T")
 log = logging.getLogger("patchgen.viewer")
 QUIET = 10.0  # seconds
 
@@ -84,13 +79,14 @@ def create_app(library: Library, hosts: Hosts | None = None, limits: Limits | No
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     _add_page(app)
     _add_errors(app)
-    for method, path, handler in viewer.addresses():
+    for route, handler in viewer.routes().items():
+        method, path = route.split()
         app.add_api_route(path, handler, methods=[method], response_model=None)
     return Guard(app, hosts or Hosts(), limits)
 
 
 class _OneLine:
-    """Logs errors outside of requests, such as a lack of file descriptors for new connections.
+    """Logs errors outside of requests, such as a lack of file descriptors for new connections, in one line.
 
     The loop retries thousands of times a second; the same line is logged once in `QUIET` seconds.
     """
@@ -107,6 +103,40 @@ class _OneLine:
             log.warning("%s", line)
 
 
+class ModelThread:
+    """Runs jobs one at a time, in order of arrival.
+
+    Args:
+        seconds: Time limit of a request, waiting included.
+        waiting: Maximum jobs in the queue.
+    """
+
+    def __init__(self, seconds: float, waiting: int) -> None:
+        self.seconds, self.waiting = seconds, waiting
+        self.queued = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """The job's result.
+
+        Raises:
+            RefusedRequest: the queue is full, or the time is up (a job that has not started is then cancelled).
+        """
+        if self.queued >= self.waiting:
+            raise RefusedRequest(503, f"{self.queued} requests are waiting for the model; try again in a moment")
+        self.queued += 1
+        try:
+            async with asyncio.timeout(self.seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+        except TimeoutError:
+            raise RefusedRequest(503, f"no answer within {self.seconds:g} s: the model is busy or too slow") from None
+        finally:
+            self.queued -= 1
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 class Viewer:
     """The handlers of the routes."""
 
@@ -115,21 +145,21 @@ class Viewer:
         self.uploads = UploadStore(limits)
         self.worker = ModelThread(limits.answer_seconds, limits.waiting)
 
-    def addresses(self) -> list[tuple[str, str, Callable[..., Any]]]:
-        return [
-            ("GET", "/api/health", self.health),
-            ("GET", "/api/models", self.models),
-            ("GET", "/api/models/{model}", self.model),
-            ("GET", "/api/models/{model}/examples", self.examples),
-            ("GET", "/api/runs", self.runs),
-            ("GET", "/api/runs/{run}", self.run),
-            ("GET", "/api/images/{image}", self.image),
-            ("POST", "/api/predict", self.predict),
-            ("POST", "/api/score", self.score),
-            ("POST", "/api/example", self.example),
-            ("POST", "/api/rankings", self.rankings),
-            ("POST", "/api/perturb", self.perturb),
-        ]
+    def routes(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "GET /api/health": self.health,
+            "GET /api/models": self.models,
+            "GET /api/models/{model}": self.model,
+            "GET /api/models/{model}/examples": self.examples,
+            "GET /api/runs": self.runs,
+            "GET /api/runs/{run}": self.run,
+            "GET /api/images/{image}": self.image,
+            "POST /api/predict": self.predict,
+            "POST /api/score": self.score,
+            "POST /api/example": self.example,
+            "POST /api/rankings": self.rankings,
+            "POST /api/perturb": self.perturb,
+        }
 
     async def health(self) -> dict[str, Any]:
         return {"status": "ok", "waiting": self.worker.queued}
@@ -138,20 +168,19 @@ class Viewer:
 
     def models(self) -> dict[str, Any]:
         """The models that can be chosen; loads none of them."""
-        rows = [runs.overview(item) for item in self.library.items.values()]
         names = ("id", "name", "kind", "method", "unseen", "seed", "task", "done", "error")
         limits = {name: getattr(self.limits, name) for name in ("file_bytes", "pixels", "images")}
-        models = [{name: row[name] for name in names if name in row} for row in rows]
+        models = [{name: row[name] for name in names if name in row} for row in self.runs()["runs"]]
         return {"models": models, "limits": limits, "notice": NOTICE}
 
     async def model(self, model: str) -> dict[str, Any]:
         item = self.library.item(model)
-        found = await self.worker.run(lambda: answers.describe(self.library.predictor(model)))
-        return {"id": item.id, "name": item.name, "kind": item.kind, **found}
+        facts = await self.worker.run(lambda: answers.describe(self.library.predictor(model)))
+        return {"id": item.id, "name": item.name, "kind": item.kind, **facts}
 
     async def examples(self, model: str) -> dict[str, Any]:
-        found = await self.worker.run(lambda: self.library.examples(model))
-        rows = [{"example": i, "name": one.name, "label": one.label} for i, one in enumerate(found)]
+        examples = await self.worker.run(lambda: self.library.examples(model))
+        rows = [{"example": i, "name": example.name, "label": example.label} for i, example in enumerate(examples)]
         return {"examples": rows}
 
     def runs(self) -> dict[str, Any]:
@@ -184,18 +213,17 @@ class Viewer:
             self.uploads.drop(picture)
             return {"name": picture.name, "error": error.reason}
 
-    def _answer(self, model: str, picture: Upload, found: dict[str, Any]) -> dict[str, Any]:
-        return {"model": model, "image": picture.id, "name": picture.name, "truth": picture.truth, **found}
+    def _answer(self, model: str, picture: Upload, scores: dict[str, Any]) -> dict[str, Any]:
+        return {"model": model, "image": picture.id, "name": picture.name, "truth": picture.truth, **scores}
 
     async def _form(self, request: Request) -> tuple[str, list[tuple[str, bytes]]]:
+        most = self.limits.images
         try:
-            parser = InMemory(request.headers, request.stream(), max_files=self.limits.images, max_fields=4)
-            form = await parser.parse()
+            form = await InMemory(request.headers, request.stream(), max_files=most, max_fields=4).parse()
         except MultiPartException as error:
-            raise RefusedRequest(
-                400, f"{error.message.rstrip('.')}; at most {self.limits.images} images per request"
-            ) from error
-        model, files = form.get("model"), await _files(form)
+            raise RefusedRequest(400, f"{error.message.rstrip('.')}; at most {most} images per request") from error
+        uploads = [upload for upload in form.getlist("image") if isinstance(upload, UploadFile)]
+        model, files = form.get("model"), [(upload.filename or "", await upload.read()) for upload in uploads]
         if not isinstance(model, str) or not files:
             raise RefusedRequest(400, "the form needs the field `model` and at least one file `image`")
         return model, files
@@ -203,20 +231,18 @@ class Viewer:
     async def score(self, ask: ImageRequest) -> dict[str, Any]:
         """An uploaded image with another model."""
         picture = self.uploads.get(ask.image)
-        found = await self.worker.run(lambda: self._with(ask, answers.scored))
-        return self._answer(ask.model, picture, found)
+        scores = await self.worker.run(lambda: self._with(ask, answers.scored))
+        return self._answer(ask.model, picture, scores)
 
     async def example(self, ask: ChooseExample) -> dict[str, Any]:
         examples = await self.worker.run(lambda: self.library.examples(ask.model))
         if not 0 <= ask.example < len(examples):
             raise RefusedRequest(404, "there is no such example; reload the page")
-        chosen = examples[ask.example]
+        name, label, file = examples[ask.example]
         try:
-            return await self.worker.run(
-                lambda: self._predict(ask.model, chosen.name, chosen.file.read_bytes(), chosen.label)
-            )
+            return await self.worker.run(lambda: self._predict(ask.model, name, file.read_bytes(), label))
         except OSError as error:
-            raise RefusedRequest(404, f"{chosen.name} cannot be read ({error.strerror})") from error
+            raise RefusedRequest(404, f"{name} cannot be read ({error.strerror})") from error
 
     async def rankings(self, ask: Rankings) -> dict[str, Any]:
         return await self.worker.run(lambda: self._with(ask, answers.ranked, ask.names))
@@ -233,16 +259,11 @@ def _pixels(picture: Upload, predictor: Predictor) -> np.ndarray:
     return picture.pixels(predictor.config.image_size, predictor.interpolation)
 
 
-async def _files(form: FormData) -> list[tuple[str, bytes]]:
-    files = [one for one in form.getlist("image") if isinstance(one, UploadFile)]
-    return [(file.filename or "", await file.read()) for file in files]
-
-
 def _add_page(app: FastAPI) -> None:
-    """Files with fixed names: no part of a URL is ever looked up on disk."""
-    for path, (name, kind) in PAGE.items():
-        text = resources.files("patchgen.viewer").joinpath("static", name).read_text(encoding="utf-8")
-        app.add_route(path, _constant(text, kind), methods=["GET"])
+    """The files of static/ under fixed names: no part of a URL is ever looked up on disk."""
+    for file in resources.files("patchgen.viewer").joinpath("static").iterdir():
+        path = "/" if file.name == "page.html" else f"/{file.name}"
+        app.add_route(path, _constant(file.read_text(encoding="utf-8"), MEDIA[file.name.rpartition(".")[2]]))
 
 
 def _constant(text: str, kind: str) -> Callable[[Request], Any]:
@@ -255,28 +276,26 @@ def _constant(text: str, kind: str) -> Callable[[Request], Any]:
 def _add_errors(app: FastAPI) -> None:
     """Errors are JSON objects with one sentence; unexpected exceptions are logged, and their details not shown."""
 
-    def error(status: int, message: str) -> JSONResponse:
-        return JSONResponse({"error": message}, status)
-
-    @app.exception_handler(RefusedRequest)
-    async def refused(request: Request, found: RefusedRequest) -> JSONResponse:
-        return error(found.status, found.message)
-
-    @app.exception_handler(ValueError)
-    async def mistake(request: Request, found: ValueError) -> JSONResponse:
-        return error(422, hide_paths(str(found))[:500])
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, found: RequestValidationError) -> JSONResponse:
-        first = found.errors()[0]
+    def invalid(error: RequestValidationError) -> tuple[int, str]:
+        first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"] if part != "body")
-        return error(422, f"{place or 'the body'}: {first['msg']}")
+        return 422, f"{place or 'the body'}: {first['msg']}"
 
-    @app.exception_handler(HTTPException)
-    async def no_address(request: Request, found: HTTPException) -> JSONResponse:
-        return error(found.status_code, str(found.detail))
+    sentences: dict[type[Exception], Callable[[Any], tuple[int, str]]] = {
+        RefusedRequest: lambda error: (error.status, error.message),
+        ValueError: lambda error: (422, hide_paths(str(error))[:500]),
+        RequestValidationError: invalid,
+        HTTPException: lambda error: (error.status_code, str(error.detail)),
+        Exception: lambda error: (500, "the viewer failed at this request; its terminal says more"),
+    }
 
-    @app.exception_handler(Exception)
-    async def defect(request: Request, found: Exception) -> JSONResponse:
-        log.error("%s failed", request.url.path, exc_info=found)
-        return error(500, "the viewer failed at this request; its terminal says more")
+    def add(kind: type[Exception], sentence: Callable[[Any], tuple[int, str]]) -> None:
+        @app.exception_handler(kind)
+        async def answer(request: Request, error: Exception) -> JSONResponse:
+            status, message = sentence(error)
+            if status == 500:
+                log.error("%s failed", request.url.path, exc_info=error)
+            return JSONResponse({"error": message}, status)
+
+    for kind, sentence in sentences.items():
+        add(kind, sentence)

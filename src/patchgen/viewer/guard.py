@@ -1,9 +1,9 @@
 """Checks of every request before the application reads it, and security headers of every response.
 
 A page of another site can make a browser send requests to 127.0.0.1. Two checks refuse them: `Host` must be a name of
-the viewer (one that DNS rebinds to this machine is not), and `Origin`, which browsers send with every POST, must be the
-viewer's own. Bodies are read here: completely, in memory, within limits of size and time. Starlette's
-`TrustedHostMiddleware` checks neither ports nor IPv6 addresses nor `Origin`, and answers in plain text.
+the viewer (against DNS rebinding), and `Origin`, which browsers send with every POST, must be the viewer's own. Bodies
+are read completely, in memory, within limits of size and time. Starlette's `TrustedHostMiddleware` checks neither
+ports nor IPv6 addresses nor `Origin`.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def _is_address(name: str) -> bool:
 
 def host_name(netloc: str) -> str:
     """`LOCALHOST:8000` -> `localhost`, `[::1]:8000` -> `::1`; empty if invalid."""
-    found = NETLOC.fullmatch(netloc.lower())
-    if found is None or int(found["port"] or 0) > 65535:
+    parts = NETLOC.fullmatch(netloc.lower())
+    if parts is None or int(parts["port"] or 0) > 65535:
         return ""
-    return found["name"] or (found["address"] if _is_address(found["address"]) else "")
+    return parts["name"] or (parts["address"] if _is_address(parts["address"]) else "")
 
 
 def _origin_host(origin: str) -> str:
@@ -158,24 +158,20 @@ class Guard:
     def _check_size(self, size: int, path: str) -> None:
         most = self.limits.request_bytes if path == MULTIPART else self.limits.json_bytes
         if size > most:
-            raise RefusedRequest(
-                413, f"too much at once: at most {megabytes(most)} per request; send fewer or smaller files"
-            )
+            words = f"too much at once: at most {megabytes(most)} per request; send fewer or smaller files"
+            raise RefusedRequest(413, words)
 
     async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = bytearray()
+        body, seconds = bytearray(), self.limits.upload_seconds
         try:
-            await self._read_in_time(body, scope["path"], receive)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._read(body, scope["path"], receive)
+            except TimeoutError:
+                raise RefusedRequest(408, f"the upload took longer than {seconds:g} seconds") from None
             await self.app(scope, _replay(bytes(body), receive), send)
         finally:
             self.arriving -= len(body)
-
-    async def _read_in_time(self, body: bytearray, path: str, receive: Receive) -> None:
-        try:
-            async with asyncio.timeout(self.limits.upload_seconds):
-                await self._read(body, path, receive)
-        except TimeoutError:
-            raise RefusedRequest(408, f"the upload took longer than {self.limits.upload_seconds:g} seconds") from None
 
     async def _read(self, body: bytearray, path: str, receive: Receive) -> None:
         more = True
@@ -222,25 +218,21 @@ def megabytes(count: int) -> str:
 
 def _headers(scope: Scope) -> dict[str, str]:
     """Headers by name; duplicates of critical ones are refused, because two readers could use different ones."""
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
-        if key in found and key in ("host", "origin", "content-type", "content-length"):
+        if key in headers and key in ("host", "origin", "content-type", "content-length"):
             raise RefusedRequest(400, f"the header {key} appears twice")
-        found[key] = value.decode("latin-1")
-    return found
+        headers[key] = value.decode("latin-1")
+    return headers
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """The body in one piece, then further messages (such as a disconnect)."""
-    sent = False
+    pieces: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return pieces.pop() if pieces else await receive()
 
     return next_message
 
@@ -261,7 +253,7 @@ def _in_time(send: Send, seconds: float) -> Send:
             if transport is not None:
                 transport.abort()
             raise _Gone from None
-        if transport is not None and not message.get("more_body", False):  # what is left lies in the server's buffer
+        if transport is not None and not message.get("more_body", False):  # the rest is in the server's buffer
             asyncio.get_running_loop().call_later(seconds, cut)
 
     return answer

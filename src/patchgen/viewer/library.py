@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from patchgen.common.files import expanded
 from patchgen.predict.predictor import Predictor, load_predictor
@@ -38,8 +39,7 @@ class Item:
     kind: Literal["run", "model"]
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """An image of the run's unseen domain."""
 
     name: str
@@ -68,27 +68,31 @@ def find_items(words: Sequence[str | Path]) -> list[Item]:
     Raises:
         ValueError: a path without any.
     """
-    found: dict[Path, Literal["run", "model"]] = {}
+    kinds: dict[Path, Literal["run", "model"]] = {}
     for word in words:
-        here = _below(expanded(word)) if str(word).strip() else {}
-        if not here:
+        path = expanded(word)
+        is_folder = bool(str(word).strip()) and path.is_dir()
+        folders = [path] if is_folder and _kind(path) else sorted(path.iterdir()) if is_folder else []
+        inside = {folder.resolve(): kind for folder in folders if (kind := _kind(folder))}
+        if not inside:
             raise ValueError(
                 f"{str(word)!r} is no run folder, no model folder, and holds none; `patchgen train` prints the first, "
                 "`patchgen fit` writes the second"
             )
-        found.update({path.resolve(): kind for path, kind in here.items()})
-    if not found:
+        kinds.update(inside)
+    if not kinds:
         raise ValueError("name at least one model folder, run folder, or folder of runs")
-    return _with_ids([Item("", clean_name(path.name), path, kind) for path, kind in found.items()])
-
-
-def _below(path: Path) -> dict[Path, Literal["run", "model"]]:
-    kind = _kind(path)
-    if kind:
-        return {path: kind}
-    if not path.is_dir():
-        return {}
-    return {one: kind for one in sorted(path.iterdir()) if (kind := _kind(one))}
+    # numbers as ids, which reveal no path; equal names get their parent folder's name, then a number
+    names = [clean_name(path.name) for path in kinds]
+    longer = [
+        name if names.count(name) == 1 else f"{clean_name(path.parent.name)}/{name}"
+        for name, path in zip(names, kinds, strict=True)
+    ]
+    items = []
+    for i, (name, (path, kind)) in enumerate(zip(longer, kinds.items(), strict=True), 1):
+        again = longer[:i].count(name)
+        items.append(Item(str(i), f"{name} ({again})" if again > 1 else name, path, kind))
+    return items
 
 
 def _kind(path: Path) -> Literal["run", "model"] | None:
@@ -97,19 +101,6 @@ def _kind(path: Path) -> Literal["run", "model"] | None:
     if is_model_folder(path):
         return "model"
     return "run" if (path / "config.yaml").is_file() else None
-
-
-def _with_ids(items: Sequence[Item]) -> list[Item]:
-    """Items with numbers as ids, which reveal no path; equal names get their parent folder's name, then a number."""
-    names = Counter(item.name for item in items)
-    longer = [
-        item.name if names[item.name] == 1 else f"{clean_name(item.path.parent.name)}/{item.name}" for item in items
-    ]
-    named = []
-    for i, (item, name) in enumerate(zip(items, longer, strict=True), 1):
-        again = longer[:i].count(name)
-        named.append(replace(item, id=str(i), name=f"{name} ({again})" if again > 1 else name))
-    return named
 
 
 class Library:
@@ -133,13 +124,13 @@ class Library:
             RefusedRequest: no such item.
             ValueError: it cannot be loaded, with the reason.
         """
-        item = self.item(name)
+        item, say = self.item(name), partial(print, file=sys.stderr, flush=True)
         with self._lock:
             if name not in self._loaded:
                 while len(self._loaded) >= LOADED:  # before the next one, which needs the room
                     self._loaded.popitem(last=False)
                 try:
-                    self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=_say)
+                    self._loaded[name] = load_predictor(item.path, **self.device).use(self.runtime, say=say)
                 except UNREADABLE as error:
                     raise ValueError(without_paths(error, item.path)) from error
             self._loaded.move_to_end(name)
@@ -151,10 +142,6 @@ class Library:
         if name not in self._examples:
             self._examples[name] = _examples_of(item) if item.kind == "run" else []
         return self._examples[name]
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _examples_of(item: Item) -> list[Example]:

@@ -53,12 +53,11 @@ def curves(records: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]
     """Name -> [[step, value], ...] of the curves with values, with at most about `POINTS` points."""
     records = list(records)
     records = records[:: max(1, math.ceil(len(records) / POINTS))]
-    found = {}
-    for name, where in CURVES.items():
-        points = [[r["step"], value] for r in records if "step" in r and (value := _at(r, where)) is not None]
-        if points:
-            found[name] = points
-    return found
+    points = {
+        name: [[r["step"], value] for r in records if "step" in r and (value := _at(r, where)) is not None]
+        for name, where in CURVES.items()
+    }
+    return {name: curve for name, curve in points.items() if curve}
 
 
 def _at(record: Any, where: tuple[str, ...]) -> float | None:
@@ -74,8 +73,7 @@ def _at(record: Any, where: tuple[str, ...]) -> float | None:
 
 
 def _run_row(run: RunFolder) -> dict[str, Any]:
-    settings = run.settings
-    values = _without_place(settings.deciding())
+    values = _without_place(run.settings.deciding())
     return {
         "done": run.done,
         "method": values.get("method"),
@@ -89,41 +87,36 @@ def _run_row(run: RunFolder) -> dict[str, Any]:
 
 def _scores(run: RunFolder) -> dict[str, float]:
     """Accuracies from 0 to 1 by name; none for an unfinished run, those of the kept epochs for a run of stages."""
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for record in run.records("test"):
         name = {"selected": "unseen accuracy", "swad": "unseen accuracy, SWAD"}.get(record.get("checkpoint", ""))
         if name:
-            found[name] = _at(record, ("all", "accuracy"))
-            found |= {f"{name}, {part} classes": _at(record, ("all", part)) for part in ("known", "unknown")}
+            scores[name] = _at(record, ("all", "accuracy"))
+            scores |= {f"{name}, {part} classes": _at(record, ("all", part)) for part in ("known", "unknown")}
         if record.get("checkpoint") == "selected":
-            chosen = next((r for r in run.records("evaluation") if r.get("step") == record.get("step")), {})
-            found["source accuracy"] = _at(chosen, ("validation", "*", "accuracy"))
-            found |= {f"mask {part}": _at(record, ("mask", part)) for part in ("mean", "spread")}
+            evaluation = next((r for r in run.records("evaluation") if r.get("step") == record.get("step")), {})
+            scores["source accuracy"] = _at(evaluation, ("validation", "*", "accuracy"))
+            scores |= {f"mask {part}": _at(record, ("mask", part)) for part in ("mean", "spread")}
     for record in run.records("average"):
         if record.get("checkpoint") == "kept":
-            found |= {f"stages: {part}": _at(record, ("transductive", part)) for part in ("all", "known", "unknown")}
-    return {name: value for name, value in found.items() if value is not None}
+            scores |= {f"stages: {part}": _at(record, ("transductive", part)) for part in ("all", "known", "unknown")}
+    return {name: value for name, value in scores.items() if value is not None}
 
 
 def _model_row(path: Path) -> dict[str, Any]:
     refuse_links(path)
     facts = read_json(path / "config.json")
-    settings = facts["settings"]
-    expected = _at(facts, ("expected", "mean"))
+    settings, data = facts["settings"], facts.get("data")
+    expected, unseen = _at(facts, ("expected", "mean")), data.get("unseen") if isinstance(data, Mapping) else None
+    defaults = Config(data="data", unseen="none").deciding()  # an earlier release did not have all settings
     return {
         "done": True,
         "method": settings.get("method"),
-        "unseen": _at_text(facts, "data", "unseen"),
+        "unseen": unseen if isinstance(unseen, str) else None,
         "seed": settings.get("seed"),
-        "settings": _without_place(_deciding(settings)),
+        "settings": _without_place({name: settings.get(name, value) for name, value in defaults.items()}),
         "scores": {} if expected is None else {"expected at a new site": expected},
     }
-
-
-def _deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a model's numbers depend on; defaults for those that an earlier release did not have."""
-    usual = Config(data="data", unseen="none").deciding()
-    return {name: settings.get(name, value) for name, value in usual.items()}
 
 
 def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
@@ -132,12 +125,6 @@ def _without_place(settings: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(backbone, str) or not (backbone.startswith(("/", "~", ".", "\\")) or local_path(backbone)):
         return settings
     return {**settings, "backbone": re.split(r"[/\\]", backbone.rstrip("/\\"))[-1]}
-
-
-def _at_text(facts: Mapping[str, Any], part: str, name: str) -> str | None:
-    found = facts.get(part, {})
-    value = found.get(name) if isinstance(found, Mapping) else None
-    return value if isinstance(value, str) else None
 
 
 def _text(path: Path) -> str:
@@ -154,9 +141,9 @@ def _text(path: Path) -> str:
 def plain(value: Any) -> Any:
     """A value that JSON can hold: numbers that are not finite become null, other objects their text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
+        return [plain(inner) for inner in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, (str, bool, int)) else str(value)

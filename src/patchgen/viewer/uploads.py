@@ -106,9 +106,8 @@ def check_image(name: str, data: bytes, limits: Limits) -> None:
         with open_header(io.BytesIO(data)) as image:
             width, height = image.size
     except UnidentifiedImageError:
-        raise UnreadableImage(
-            name, f"not an image of a known format ({', '.join(readable_formats())}), or damaged"
-        ) from None
+        known = ", ".join(readable_formats())
+        raise UnreadableImage(name, f"not an image of a known format ({known}), or damaged") from None
     except ValueError as error:  # a format whose decoder is not installed
         raise UnreadableImage(name, str(error), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes
