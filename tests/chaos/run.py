@@ -17,7 +17,7 @@ from pathlib import Path
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[variable] = "1"  # before torch is imported: a pool of threads would not survive a fork
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # pyarrow, where installed: its allocator starts one
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "src")]
+sys.path[:0] = [str(Path(__file__).parents[level] / name) for level, name in ((0, ""), (1, ""), (2, "src"))]
 
 
 def prepare(ground: Path) -> None:

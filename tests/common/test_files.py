@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from patchgen.common.files import replacing, write_text
 
@@ -46,24 +44,3 @@ def test_text_is_utf8_as_given(tmp_path: Path) -> None:
         write_text(tmp_path / "b", "\udcff")
     write_text(tmp_path / "c", "\udcff", "backslashreplace")
     assert (tmp_path / "c").read_text() == "\\udcff" and not (tmp_path / "b").exists()
-
-
-def test_figures_and_sheets_that_cannot_be_written_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from matplotlib.figure import Figure
-
-    from patchgen.draw.plots import Drawn, new_figure
-    from patchgen.draw.sheet import write_sheet
-
-    def full(self: object, place: Path, *words: object, **options: object) -> None:
-        Path(place).write_bytes(b"half")
-        raise OSError("no space left")
-
-    monkeypatch.setattr(Figure, "savefig", full)
-    monkeypatch.setattr(Image.Image, "save", full)
-    with pytest.raises(OSError, match="no space"):
-        Drawn("a", "nothing", new_figure(1, 1), ["x"], []).save(tmp_path)
-    with pytest.raises(OSError, match="no space"):
-        write_sheet(tmp_path / "b.png", Image.fromarray(np.zeros((2, 2, 3), np.uint8)))
-    assert not list(tmp_path.iterdir())

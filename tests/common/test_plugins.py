@@ -90,6 +90,7 @@ def test_elsewhere_the_missing_file_is_named_and_its_own_code_is_never_run(
     assert patchgen(*words, "--plugin=center.py", cache="other").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_hands_it_to_its_workers(patchgen: Run, place: Path, image_folder: Path) -> None:
     settings: dict[str, Any] = {"data": str(image_folder), "unseen": "studio", "backbone": "tiny", "image_size": 56}
     settings |= {"steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4, "grid": {"method": ["center"]}}
@@ -132,6 +133,7 @@ def test_a_backbone_and_another_hash(tmp_path: Path, forgotten: None) -> None:
     (tmp_path / "mine.py").write_text(source)
     before = run_name(Config("photos", "a"), "x")
     plugins.load(tmp_path / "mine.py")
+    assert os.environ[plugins.VARIABLE] == str(tmp_path / "mine.py")  # child processes load it too
     assert load_backbone("mine").licence == "MIT" and "mine" in BACKBONES
     first = run_name(Config("photos", "a", backbone="mine"), "x")
     assert run_name(Config("photos", "a"), "x") == before  # a run that does not use it keeps its name
@@ -142,17 +144,15 @@ def test_a_backbone_and_another_hash(tmp_path: Path, forgotten: None) -> None:
     assert run_name(Config("photos", "a", backbone="mine"), "x") != first
 
 
-def test_an_installed_package_is_found(tmp_path: Path, image_folder: Path) -> None:
+def test_an_installed_package_is_found(tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package as pip leaves it: a module and its metadata on the path."""
     (tmp_path / "own_losses.py").write_text(EXAMPLE.replace('METHODS["center"] = CenterLoss', ""))
     info = tmp_path / "own_losses-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-losses\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[patchgen.methods]\ncenter = own_losses:CenterLoss\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    words = ["train", str(image_folder), "--unseen", "studio", "--method", "center", *SMALL, "--out", str(tmp_path)]
-    command = [sys.executable, "-P", "-m", "patchgen", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    used = json.loads((Path(done.stdout.strip()) / "env.json").read_text())["plugins"]
-    assert used == [{"name": "own-losses", "version": "1.2"}]
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.load_all.__wrapped__()
+    assert "center" in METHODS
+    assert plugins.used_by(Config("d", "u", method="lp+center")) == [{"name": "own-losses", "version": "1.2"}]
+    assert plugins.used_by(Config("d", "u", method="lp")) == []

@@ -14,17 +14,11 @@ K19 = ("ADI", "BACK", "DEB", "LYM", "MUC", "MUS", "NORM", "STR", "TUM")
 CRCTP = ("Benign", "Complex Stroma", "Debris", "Inflammatory", "Muscle", "Stroma", "Tumor")
 # the ten-class merge, written out once more: class -> folder in (CRC-TP, K-16, K-19)
 MERGE = {
-    "ADI": ("", "07_ADIPOSE", "ADI"),
-    "BACK": ("", "08_EMPTY", "BACK"),
-    "DEB": ("Debris", "05_DEBRIS", "DEB"),
-    "LYM": ("Inflammatory", "04_LYMPHO", "LYM"),
-    "MUC": ("", "", "MUC"),
-    "MUS": ("Muscle", "", "MUS"),
-    "NORM": ("Benign", "06_MUCOSA", "NORM"),
-    "STR": ("Stroma", "02_STROMA", "STR"),
-    "TUM": ("Tumor", "01_TUMOR", "TUM"),
+    "ADI": ("", "07_ADIPOSE", "ADI"), "BACK": ("", "08_EMPTY", "BACK"), "DEB": ("Debris", "05_DEBRIS", "DEB"),
+    "LYM": ("Inflammatory", "04_LYMPHO", "LYM"), "MUC": ("", "", "MUC"), "MUS": ("Muscle", "", "MUS"),
+    "NORM": ("Benign", "06_MUCOSA", "NORM"), "STR": ("Stroma", "02_STROMA", "STR"), "TUM": ("Tumor", "01_TUMOR", "TUM"),
     "CSTR": ("Complex Stroma", "03_COMPLEX", ""),
-}
+}  # fmt: skip
 
 
 def fill(root: Path, *files: str) -> Path:
@@ -68,13 +62,6 @@ def test_entries_are_consistent(name: str) -> None:
     assert all(set(known) <= set(entry.domains) for known in entry.counts.values())
 
 
-def test_protocol_figures() -> None:
-    assert {name: b.swad_ratio for name, b in BENCHMARKS.items() if b.swad_ratio != 1.3} == {"vlcs": 1.2}
-    assert {name: b.steps for name, b in BENCHMARKS.items() if b.steps != 5001} == {"domainnet": 15001}
-    assert (BENCHMARKS["vlcs"].checkpoint_every, BENCHMARKS["domainnet"].checkpoint_every) == (50, 500)
-    assert [name for name, b in BENCHMARKS.items() if b.metric == "f1"] == ["histopantum"]
-
-
 def test_names_are_found_and_suggested() -> None:
     assert get_benchmark("Office-Home").name == "officehome" and get_benchmark("kfold").name == "pacs"
     with pytest.raises(ValueError, match="Unknown benchmark 'domanet'.*did you mean 'domainnet'"):
@@ -102,11 +89,8 @@ def test_same_name_other_data_is_no_benchmark(tmp_path: Path) -> None:
     assert read_table(root).classes == ("cat", "dog")
     with pytest.raises(ValueError, match="does not hold pacs"):
         read_table(root, benchmark="pacs")
-
-
-def test_parent_folder_is_accepted_for_a_named_benchmark(tmp_path: Path) -> None:
     fill(tmp_path / "data" / "kfold", "photo/dog/1.jpg", "sketch/horse/1.png")
-    assert read_table(tmp_path / "data", benchmark="PACS").root == tmp_path / "data" / "kfold"
+    assert read_table(tmp_path / "data", benchmark="PACS").root == tmp_path / "data" / "kfold"  # the parent
 
 
 @pytest.mark.parametrize("spelling", ["Real World", "Real_World", "RealWorld"])
@@ -194,14 +178,6 @@ def test_histocolon_direct_folders_and_two_sources(tmp_path: Path) -> None:
     assert again.paths == table.paths and again.options == table.options
     with pytest.raises(ValueError, match="holds no 'CRC-VAL-HE-7K'"):
         read_table(root, options={"k19_part": "CRC-VAL-HE-7K"})
-
-
-def test_histocolon_archive_folders_as_domains(tmp_path: Path) -> None:
-    root = fill(
-        tmp_path / "HISTOCOLON", *tiles("Kather_texture_2016_image_tiles_5000", K16), *tiles("NCT-CRC-HE-100K", K19)
-    )
-    table = read_table(root)
-    assert table.domains == ("K-16", "K-19") and table.options == {"k19_part": "NCT-CRC-HE-100K"}
 
 
 def test_manifest_keeps_benchmark_order_and_options(tmp_path: Path) -> None:

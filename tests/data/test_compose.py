@@ -107,7 +107,10 @@ def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain(s
 # the law
 
 
-def test_backgrounds_have_exact_shares(composition: Composition) -> None:
+def test_backgrounds_have_exact_shares_and_no_photograph_is_used_twice(composition: Composition) -> None:
+    used = [p.photograph for p in composition.pictures]
+    assert len(set(used)) == len(used) == 4 * 4 * PER_CLASS
+    assert all(p.photograph.split("/")[0] == p.name.split("/")[1] for p in composition.pictures)
     counts = Counter((*p.key[:2], p.background) for p in composition.pictures)
     for domain, share in enumerate((0.99, 0.97, 0.95, 0.25)):
         for label in range(4):
@@ -115,12 +118,6 @@ def test_backgrounds_have_exact_shares(composition: Composition) -> None:
             own = of_kind.pop(label)
             assert own + sum(of_kind) == PER_CLASS and abs(own - share * PER_CLASS) <= 0.5
             assert max(of_kind) - min(of_kind) <= 1
-
-
-def test_no_photograph_is_used_twice(composition: Composition) -> None:
-    used = [p.photograph for p in composition.pictures]
-    assert len(set(used)) == len(used) == 4 * 4 * PER_CLASS
-    assert all(p.photograph.split("/")[0] == p.name.split("/")[1] for p in composition.pictures)
 
 
 def test_copies_of_a_photograph_count_once(few: Path) -> None:
@@ -141,24 +138,11 @@ def test_labels_domains_and_mask_of_a_square(composition: Composition, samples: 
     assert corners.min() <= 2 and corners.max() >= 62  # anywhere in 0..64
 
 
-def test_equal_arguments_give_equal_pixels(photographs: Path, samples: list[Sample]) -> None:
-    again = compose(photographs, per_class=PER_CLASS)
-    for i in (0, 101, len(samples) - 1):
-        assert np.array_equal(again.sample(i).image, samples[i].image)
-        assert np.array_equal(again.sample(i).mask, samples[i].mask)
-
-
-def test_another_seed_is_another_set(photographs: Path, composition: Composition, samples: list[Sample]) -> None:
-    other = compose(photographs, per_class=PER_CLASS, seed=2)
-    assert other.digest() != composition.digest()
-    assert [p.photograph for p in other.pictures] != [p.photograph for p in composition.pictures]
-    assert not np.array_equal(other.sample(0).image, samples[0].image)
-
-
 def test_the_digest_is_of_spec_and_contents(few: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(few, tmp_path / "moved"))
     first, same = (compose(root, num_classes=2, per_class=1).digest() for root in (few, moved))
     assert first == same != compose(few, num_classes=2, per_class=1, object_size=40).digest()
+    assert first != compose(few, num_classes=2, per_class=1, seed=2).digest()
     Image.new("RGB", (50, 50), MAGENTA).save(moved / "plain" / "003.png")
     assert compose(moved, num_classes=2, per_class=1).digest() != first
 
@@ -198,15 +182,6 @@ def test_an_object_keeps_its_shape(tmp_path: Path) -> None:
     Image.fromarray(image).save(tmp_path / "x.png")
     pixels, shape = cut_out(tmp_path / "x.png", 48)
     assert shape.shape == (48, 24) and shape.all() and (pixels == MAGENTA).all()
-
-
-def test_palette_transparency_is_used(tmp_path: Path) -> None:
-    image = Image.new("P", (60, 60), 0)
-    image.putpalette([0, 0, 0, *MAGENTA])
-    image.paste(1, (10, 10, 50, 50))
-    image.save(tmp_path / "x.png", transparency=0)
-    pixels, shape = cut_out(tmp_path / "x.png", 40)
-    assert shape.shape == (40, 40) and shape.all() and (pixels == MAGENTA).all()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
@@ -294,13 +269,6 @@ def test_one_domain_of_several(image_folder: Path) -> None:
         compose(image_folder, domain="fild", num_classes=3, per_class=2)
 
 
-def test_a_single_domain_needs_no_name(few: Path, tmp_path: Path) -> None:
-    (tmp_path / "outer").mkdir()
-    few.rename(tmp_path / "outer" / "photo")
-    pictures = compose(tmp_path / "outer", num_classes=2, per_class=1).pictures
-    assert all(p.photograph.startswith("photo/") for p in pictures)
-
-
 def write_cub(root: Path) -> Path:
     species = ["001.Herring_Gull", "002.Ivory_Gull", "003.Blue_Jay", "004.Green_Jay", "005.Raven"]
     rng, paths = np.random.default_rng(1), []
@@ -330,40 +298,25 @@ def test_cub_species_are_merged_by_pattern(tmp_path: Path) -> None:
     assert {p.photograph.split("/")[1] for p in several.pictures if p.key[1] == 1} == {"003.Blue_Jay", "005.Raven"}
 
 
-def test_classes_are_named_or_the_first(photographs: Path) -> None:
-    assert compose(photographs, num_classes=2, per_class=1).spec.class_names == ("bars", "checks")
-    assert compose(photographs, classes=["plain", "bars"], per_class=1).spec.class_names == ("bars", "plain")
-
-
 # mistakes
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (
-            {"per_class": 21},
-            r"--per-class 21 needs 84 different photographs per class \(4 domains\), and 'bars' has 83",
-        ),
+        ({"per_class": 21}, r"needs 84 different photographs per class \(4 domains\), and 'bars' has 83"),
         ({"per_class": 30}, "'plain' has 83; use --per-class 20, or choose other --classes"),
         ({"per_class": 0}, r"--per-class must be 1\.\.9999, got 0"),
         ({"classes": ["bars", "plian"]}, "no class is called 'plian'; did you mean 'plain'.*known: bars, checks"),
-        ({"classes": ["bars", "a=x*"]}, r"no class is called 'x\*'"),
         ({"classes": ["bars", "bars"]}, "a unique name.*got 'bars'"),
         ({"classes": ["bars", "../x=plain"]}, "can name a folder, got '../x=plain'"),
         ({"classes": ["bars", "b=ba*"]}, "'bars' belongs to both 'bars' and 'b'"),
-        ({"classes": ["bars"]}, r"2\.\.4 classes, with a background each, got 1"),
         ({"num_classes": 5}, r"2\.\.4 classes, with a background each, got 5 \(known: bars, checks, pillars, plain\)"),
-        ({"num_classes": -1}, "got -1"),
         ({"domain": "photo"}, "it has no domains; leave out --domain, got photo"),
         ({"correlation": (0.9, 0.9)}, r"three shares in \[0,1\], of amber, dusk and jade, got \[0.9, 0.9\]"),
-        ({"correlation": (0.9, 0.9, 1.5)}, "got .*1.5"),
         ({"correlation": (0.9, 0.9, float("nan"))}, "got .*nan"),
         ({"object_size": 31}, r"--object must be 32\.\.84 px, two patches or more .* in 112 px, got 31"),
-        ({"object_size": 85}, r"room for the background in 112 px, got 85"),
-        ({"object_size": 48, "image_size": 448}, r"--object must be 64\.\.336 px"),
         ({"image_size": 40}, r"--image-size must be 56\.\.1024, got 40"),
-        ({"seed": -1}, "--seed must not be negative, got -1"),
     ],
 )
 def test_a_mistake_says_the_rule(photographs: Path, change: dict[str, object], text: str) -> None:

@@ -12,9 +12,11 @@ import pytest
 from PIL import Image
 
 from patchgen.cli import main
+from patchgen.common.reading import process_cache
 from patchgen.data import content
-from patchgen.data.content import digests
-from patchgen.data.table import read_table
+from patchgen.data.content import digests, shared_store, shared_table
+from patchgen.data.images import ImageStore
+from patchgen.data.table import read_table, write_csv
 
 WORDS = "--unseen b --method lp --backbone tiny --image-size 28 --steps 2 --batch-per-domain 2 --val-images 2 --quiet"
 
@@ -85,13 +87,6 @@ def test_a_finished_run_of_other_pixels_is_not_taken_for_this_one(
     assert main([command, str(folder), *words]) == 0
 
 
-def test_a_copy_is_the_same_data(folder: Path, tmp_path: Path) -> None:
-    assert main(["train", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]) == 0
-    shutil.copytree(folder, tmp_path / "copy")
-    assert main(["train", str(tmp_path / "copy"), *WORDS.split(), "--out", str(tmp_path / "runs")]) == 0
-    assert len(list((tmp_path / "runs").glob("*/done"))) == 1
-
-
 def test_a_folder_of_an_earlier_version_has_nothing_to_compare(folder: Path, tmp_path: Path) -> None:
     words = ["train", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
     assert main(words) == 0
@@ -121,3 +116,62 @@ def test_a_plan_over_runs_that_are_there_reads_the_data_once(
     monkeypatch.setattr(plan, "digests", lambda table: compared.append(table) or digests(table))
     assert main([*words, "--table-only"]) == 0
     assert len(read) == len(compared) == 1
+
+
+# A table and a store that runs share
+
+
+@pytest.fixture
+def photos(image_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(image_folder, tmp_path / "photos"))
+
+
+def later(path: Path) -> None:
+    """A time that no clock gives twice."""
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000_000))
+
+
+def test_a_folder_is_read_once_until_something_is_added(photos: Path) -> None:
+    with process_cache():
+        first = shared_table(str(photos), None, {})
+        assert shared_table(str(photos), None, {}) is first
+        shutil.copy(photos / "field" / "cross" / "00.png", photos / "field" / "cross" / "99.png")
+        later(photos / "field" / "cross")
+        second = shared_table(str(photos), None, {})
+    assert len(second) == len(first) + 1
+    assert shared_table(str(photos), None, {}) is not shared_table(str(photos), None, {})
+
+
+def test_a_manifest_is_read_again_when_it_changes(photos: Path) -> None:
+    lines = [
+        (f"{domain}/{kind}/0{i}.png", domain, kind)
+        for domain in ("field", "studio") for kind in ("cross", "circle") for i in range(3)
+    ]  # fmt: skip
+    manifest = photos / "some.csv"
+    write_csv(manifest, ("path", "domain", "label"), lines)
+    with process_cache():
+        assert len(shared_table(str(manifest), None, {})) == 12
+        write_csv(manifest, ("path", "domain", "label"), lines[:-1])
+        later(manifest)
+        assert len(shared_table(str(manifest), None, {})) == 11
+
+
+def test_a_store_is_shared_until_a_file_changes(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    digest = ImageStore._digest
+    monkeypatch.setattr(ImageStore, "_digest", lambda self, row: hashed.append(row) or digest(self, row))
+    rows, cache = np.arange(4), tmp_path / "cache"
+    with process_cache():
+        table = shared_table(str(photos), None, {})
+        store = shared_store(table, 28, cache, "bilinear")
+        before = store.load(rows).numpy()
+        hashed.clear()
+        store.stain = lambda image: image
+        assert shared_store(table, 28, cache, "bilinear") is store and store.stain is None
+        store.load(rows)
+        assert not hashed
+        Image.new("RGB", (40, 40), "red").save(table.file(2))
+        later(table.file(2))
+        again = shared_store(table, 28, cache, "bilinear").load(rows).numpy()
+        assert shared_store(table, 56, cache, "bilinear") is not store
+    assert (again[2].reshape(3, -1).T == (255, 0, 0)).all() and (again[[0, 1, 3]] == before[[0, 1, 3]]).all()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from patchgen.data.augment import Augment, normalize
+from patchgen.data.augment import Augment, normalize, send
 from patchgen.data.loaders import Batch, DomainBatches, prepare
 from patchgen.data.stain import Histology
 
@@ -71,11 +74,6 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert not torch.equal(make(seed=2).at(0).index, wanted[0].index)
 
 
-def test_another_domain_does_not_change_the_draws_of_the_first() -> None:
-    fewer = DomainBatches(Store(), LABEL, {0: ROWS[0]}, PER_DOMAIN, 1, None)  # type: ignore[arg-type]
-    assert fewer.at(4).index.tolist() == make().at(4).index[:PER_DOMAIN].tolist()
-
-
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 def test_parts_partition_the_batch_and_each_is_balanced(parts: int) -> None:
     batches = make(augment=Augment())
@@ -113,13 +111,6 @@ def test_a_failure_while_reading_ahead_is_raised_where_the_batch_is_used() -> No
         batches.at(0)
 
 
-def test_pixels_can_be_left_out() -> None:
-    batches = make()
-    batch = batches.at(2, images=False)
-    assert batch.image.numel() == 0 and batches.store.read == []  # type: ignore[attr-defined]
-    assert torch.equal(batch.index, make().at(2).index)
-
-
 @pytest.mark.parametrize("augment", [None, Augment(), Histology()])
 def test_prepare_is_scaling_augmenting_and_normalising(augment: Augment | Histology | None) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -130,3 +121,40 @@ def test_prepare_is_scaling_augmenting_and_normalising(augment: Augment | Histol
     found = prepare(pixels, draw, 12, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert torch.equal(pixels, before)
+
+
+# Nothing of a training step's input waits for the device: every copy to it is asked for without blocking
+
+
+class Copies(TorchDispatchMode):
+    """Notes for each copy from the host to the device `meta`, which stands for an accelerator, whether it waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].device.type == "cpu":
+            device = kwargs.get("device")
+            if device is not None and torch.device(device).type == "meta":
+                self.waits.append(not kwargs.get("non_blocking", False))
+        return func(*args, **kwargs)
+
+
+@pytest.mark.parametrize("augment", [Augment(), Histology()])
+def test_the_input_of_a_step_waits_for_nothing(augment: Augment | Histology, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # there is none for `meta`
+    draw = augment.draw(4, torch.Generator().manual_seed(1))
+    pixels = torch.zeros(4, 3, 28, 28, dtype=torch.uint8, device="meta")
+    with Copies() as copies:
+        image = prepare(pixels, draw.to("meta"), 28, (0.5,) * 3, (0.2,) * 3)
+    assert image.device.type == "meta" and image.shape == (4, 3, 28, 28)
+    assert len(copies.waits) >= 6 and not any(copies.waits)
+
+
+def test_a_plain_copy_would_be_noticed() -> None:
+    with Copies() as copies:
+        torch.zeros(3).to("meta")
+        send(torch.zeros(3), "meta")
+    assert copies.waits == [True, False]

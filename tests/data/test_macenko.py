@@ -77,10 +77,6 @@ def test_a_reference_survives_json_and_a_damaged_one_is_refused() -> None:
             read_macenko(wrong, "x")
 
 
-def test_the_default_names_no_run() -> None:
-    assert "stain" not in Config("d", "u").hashed() and Config("d", "u", stain="macenko").hashed()["stain"] == "macenko"
-
-
 @pytest.fixture(scope="module")
 def stained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two laboratories and a third that is left out; the class is the strength of haematoxylin."""

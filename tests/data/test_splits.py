@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -106,34 +107,19 @@ def test_group_rule_keeps_classes_on_both_sides() -> None:
 
 
 def test_group_rule_depends_on_the_seed_not_on_row_order() -> None:
-    group = tuple(f"p{i % 20}" for i in range(100))
-    table = table_of((100, 100), group * 2)
+    group, order = tuple(f"p{i % 20}" for i in range(100)) * 2, np.random.RandomState(0).permutation(200)
+    table = table_of((100, 100), group)
+    paths, groups = (tuple(column[i] for i in order) for column in (table.paths, group))
+    mixed = replace(table, paths=paths, domain=table.domain[order], label=table.label[order], group=groups)
 
     def held(t: Table, seed: int) -> set[str]:
         part = make_splits(t, rule="group", seed=seed).part
         return {p for p, out in zip(t.paths, part, strict=True) if out}
 
-    order = np.random.RandomState(0).permutation(200)
-    mixed = Table(
-        table.root,
-        tuple(table.paths[i] for i in order),
-        table.domains,
-        table.classes,
-        table.domain[order],
-        table.label[order],
-        tuple((group * 2)[i] for i in order),
-    )
-    assert held(table, 1) == held(mixed, 1)
-    assert held(table, 1) != held(table, 2)
+    assert held(table, 1) == held(mixed, 1) != held(table, 2)
 
 
-def test_unlabelled_rows_are_split_as_well() -> None:
-    table = table_of((40, 40), tuple(f"p{i % 8}" for i in range(80)), np.full(80, -1))
-    for rule in SPLIT_RULES:
-        assert 0 < make_splits(table, rule=rule).part.sum() < 80
-
-
-@pytest.mark.parametrize("holdout", [0, 1, -0.2, 1.5, float("nan")])
+@pytest.mark.parametrize("holdout", [0, 1, float("nan")])
 def test_holdout_range(holdout: float) -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         make_splits(table_of((5, 5)), holdout=holdout)
@@ -179,8 +165,3 @@ def test_read_splits_refuses_other_data(tmp_path: Path) -> None:
         read_splits(path, table)
     with pytest.raises(FileNotFoundError):
         read_splits(tmp_path / "none.csv", table)
-
-
-def test_write_splits_of_another_table(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cover 10 rows and the table has 12"):
-        write_splits(tmp_path / "s.csv", table_of((6, 6)), make_splits(table_of((5, 5))))

@@ -16,21 +16,8 @@ from patchgen.sweep.launch import Launcher, Watch, launch
 from patchgen.sweep.local import LocalLauncher
 
 # those that a worker, pip, submitit, Ray or spawn imports early
-MODULES = (
-    "json",
-    "pip",
-    "patchgen",
-    "multiprocessing",
-    "submitit",
-    "ray",
-    "torch",
-    "queue",
-    "logging",
-    "sitecustomize",
-    "numpy",
-    "PIL",
-    "openslide",
-)
+MODULES = ("json", "pip", "patchgen", "multiprocessing", "submitit", "ray", "torch", "queue", "logging",
+           "sitecustomize", "numpy", "PIL", "openslide")  # fmt: skip
 
 
 @pytest.fixture

@@ -79,13 +79,7 @@ def test_only_declared_fields_with_plain_values_are_allowed() -> None:
 
 @pytest.mark.parametrize(
     "recorded",
-    [
-        ["os"],
-        [1, None],
-        [{"name": "x.py", "version": "../../x"}],
-        [{}],
-        [{"name": "evil; curl x | sh", "version": "1"}],
-    ],
+    [["os"], [{"name": "x.py", "version": "../../x"}], [{}], [{"name": "evil; curl x | sh", "version": "1"}]],
 )
 def test_a_folder_brings_no_plugin(recorded: list[object]) -> None:
     from patchgen.common.plugins import require

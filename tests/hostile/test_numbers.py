@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from forged import forge, write_empty_slide, write_slide
 
-from patchgen.common.child_process import child_environment, python
 from patchgen.predict.model_folder import read_model
 
 NUMBERS: dict[str, Any] = {
@@ -33,48 +30,15 @@ def test_numbers_that_make_nonsense_are_refused(name: str, value: Any, model_fol
         read_model(model_folder)
 
 
-def forge(path: Path, side: int) -> None:
-    """Claim a tile size in every directory of a TIFF."""
-    data = bytearray(path.read_bytes())
-    offset = struct.unpack_from("<I", data, 4)[0]
-    while offset:
-        count = struct.unpack_from("<H", data, offset)[0]
-        for entry in range(offset + 2, offset + 2 + 12 * count, 12):
-            if struct.unpack_from("<H", data, entry)[0] in (322, 323):  # TileWidth, TileLength
-                struct.pack_into("<I", data, entry + 8, side)
-        offset = struct.unpack_from("<I", data, offset + 2 + 12 * count)[0]
-    path.write_bytes(data)
-
-
-def write_slide(path: Path) -> Path:
-    from patchgen.slides.pyramid import write_pyramid
-
-    pixels = np.full((600, 600, 3), 244, np.uint8)
-    pixels[100:500, 100:500] = np.random.default_rng(0).integers(90, 190, (400, 400, 3))
-    write_pyramid(path, pixels, (0.5, 0.5))
-    return path
+def wide(path: Path, side: int) -> Path:
+    """A slide that claims a tile size in every directory."""
+    return forge(write_slide(path), (322, 323), lambda: side)
 
 
 @pytest.fixture
 def slides(tmp_path: Path) -> list[str]:
     pytest.importorskip("openslide")
     return [str(write_slide(tmp_path / f"{name}.tif")) for name in ("forged", "good")]
-
-
-def write_empty_slide(path: Path, side: int, tile: int = 8192) -> Path:
-    """A TIFF of `side` x `side` pixels at 0.5 microns, none of whose tiles has any bytes."""
-    across = -(-side // tile)
-    count = across * across
-    tags = [(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1),
-            (282, 5, 1, 8), (283, 5, 1, 8), (296, 3, 1, 3), (322, 4, 1, tile), (323, 4, 1, tile),
-            (324, 4, count, 16), (325, 4, count, 16 + 4 * count)]  # fmt: skip
-    start = 16 + 8 * count  # resolution, the offsets and lengths of the tiles, the directory
-    rows = b"".join(struct.pack("<HHLL", *tag) for tag in tags)
-    path.write_bytes(
-        struct.pack("<2sHLLL", b"II", 42, start, 20_000, 1) + bytes(8 * count) + struct.pack("<H", len(tags)) + rows
-        + bytes(4)
-    )  # fmt: skip
-    return path
 
 
 def test_forged_slides_cost_a_sentence_each(
@@ -86,8 +50,8 @@ def test_forged_slides_cost_a_sentence_each(
 
     monkeypatch.setattr(child, "SLIDE_SECONDS", 2.0)
     forged = [write_empty_slide(tmp_path / "endless.tif", 1_000_000), write_empty_slide(tmp_path / "slow.tif", 60_000)]
-    forge(write_slide(tmp_path / "wide.tif"), 1 << 20)
-    words = [*map(str, [*forged, tmp_path / "wide.tif", write_slide(tmp_path / "good.tif")])]
+    forged.append(wide(tmp_path / "wide.tif", 1 << 20))
+    words = [*map(str, [*forged, write_slide(tmp_path / "good.tif")])]
     assert forged[0].stat().st_size < 125_000
     words = [*words, "--tile", "64", "--mpp", "0.5"]
     assert main(["slide", str(fitted_model), *words, "--out", f"{tmp_path}/out"]) == 0
@@ -98,26 +62,6 @@ def test_forged_slides_cost_a_sentence_each(
     assert "wide.tif: openslide.level[0].tile-" in said and (tmp_path / "out" / "good" / "tiles.csv").is_file()
 
 
-@pytest.mark.slow
-def test_twenty_slides_with_three_forged_ones(fitted_model: Path, tmp_path: Path) -> None:
-    """In processes of their own, as a user starts them: 17 results and 3 sentences."""
-    pytest.importorskip("openslide")
-    folder = tmp_path / "slides"
-    folder.mkdir()
-    for number in range(17):
-        write_slide(folder / f"{number:02d}.tif")
-    write_empty_slide(folder / "05-forged.tif", 1_000_000)
-    write_empty_slide(folder / "10-forged.tif", 4_000_000)
-    forge(write_slide(folder / "15-forged.tif"), 1 << 24)
-    words = ["slide", str(fitted_model), str(folder), "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]
-    command = python("-m", "patchgen", *words, "--workers", "2")
-    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.split()) == 17 == len(list((tmp_path / "out").glob("*/tiles.csv")))
-    assert sum("-forged.tif: " in line for line in done.stderr.splitlines()) >= 3
-    assert "3 of 20 slides could not be read" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_crash_inside_openslide_costs_one_slide(
     slides: list[str], fitted_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
@@ -126,7 +70,7 @@ def test_a_crash_inside_openslide_costs_one_slide(
     from patchgen.slides import slide
 
     monkeypatch.setattr(slide, "_check_tiles", lambda path, handle: None)
-    forge(Path(slides[0]), 1 << 20)
+    wide(Path(slides[0]), 1 << 20)
     assert (
         main(["slide", str(fitted_model), *slides, "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]) == 0
     )

@@ -40,7 +40,7 @@ def test_every_output_goes_through_the_same_helpers() -> None:
     import patchgen
 
     source = Path(str(patchgen.__file__)).parent
-    writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'][wax]\+?b?["']""")
+    writes = re.compile(r"""\.write_(text|bytes)\(|open\(.*["'][wax]\+?b?["']""")
     lines = [(file.relative_to(source).as_posix(), line.strip()) for file in source.rglob("*.py")
              for line in file.read_text(encoding="utf-8").splitlines() if writes.search(line)]  # fmt: skip
     direct = {name for name, line in lines if "temporary" not in line and "not_through_links" not in line}
@@ -65,11 +65,6 @@ def test_a_link_to_a_file_is_followed_and_stays(tmp_path: Path) -> None:
     assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "real" / "a.csv").read_text() == "new"
     assert (tmp_path / "new.csv").is_symlink() and (tmp_path / "real" / "b.csv").read_text() == "made"
     assert sorted(os.listdir(tmp_path / "real")) == ["a.csv", "b.csv"]
-
-
-def test_long_names_have_temporary_ones(tmp_path: Path) -> None:
-    write_text(tmp_path / ("x" * 250), "content")
-    assert (tmp_path / ("x" * 250)).read_text() == "content"
 
 
 def test_predict_writes_into_pipes_and_through_links(tmp_path: Path, tiny_run: Any, image_folder: Path) -> None:
@@ -181,11 +176,3 @@ def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     end.set()
     process.join(30)
     assert (tmp_path / "a").read_text() == "x" and sorted(os.listdir(tmp_path)) == [".mine.tmp", "a"]
-
-
-def test_a_fit_replaces_its_model_beside_the_leftovers_of_a_dead_one(tmp_path: Path) -> None:
-    stale = tmp_path / f".model.{'0' * 12}.tmp"
-    stale.mkdir()
-    (stale / "model.safetensors").write_bytes(b"half")
-    write_folder(tmp_path / "model", "whole")
-    assert os.listdir(tmp_path) == ["model"]

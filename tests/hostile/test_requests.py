@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,13 +31,8 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return attempt
 
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
-    for owner, name in (
-        (socket, "getaddrinfo"),
-        (socket.socket, "connect"),
-        (subprocess, "run"),
-        (subprocess, "Popen"),
-    ):
-        monkeypatch.setattr(owner, name, refuse(name))
+    for owner in ("socket.getaddrinfo", "socket.socket.connect", "subprocess.run", "subprocess.Popen"):
+        monkeypatch.setattr(owner, refuse(owner))
     return attempts
 
 

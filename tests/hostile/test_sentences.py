@@ -172,18 +172,6 @@ def test_a_broken_run_puts_no_html_into_the_report(tmp_path: Path, tiny_run: Any
         assert "<img src=x>" not in text and "<script>alert" not in text and "&lt;script&gt;" in text
 
 
-def test_doctor_notices_classes_that_read_alike(tmp_path: Path) -> None:
-    names = ["caf\u00e9", "cafe\u0301", "dog", "Dog", "cat"]
-    for domain in ("a", "b"):
-        for name in names:
-            (tmp_path / domain / name).mkdir(parents=True)
-            Image.new("RGB", (16, 16), (len(name), ord(name[-1]) % 256, ord(domain))).save(
-                tmp_path / domain / name / "0.png"
-            )
-    [check] = [check for check in examine(tmp_path) if check.name == "class spelling"]
-    assert check.status == "warn" and "caf\u00e9" in check.detail and "Dog and dog" in check.detail
-
-
 @pytest.mark.parametrize(("domains", "classes"), [(100_000, 2), (900, 50_000)])
 def test_a_column_of_names_is_no_column_of_domains(domains: int, classes: int, tmp_path: Path) -> None:
     for i in range(2):

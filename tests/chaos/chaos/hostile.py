@@ -6,21 +6,18 @@ given folders is written.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
 import shutil
-import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import forged
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from PIL import Image
 
 from chaos.faults import damage
 from chaos.ground import RUN, words_of
@@ -37,69 +34,33 @@ def _with_seed(**choices: tuple[str, ...]) -> SearchStrategy[dict[str, Any]]:
 # Bombs
 
 
-def repeated_scans(side: int, scans: int) -> bytes:
-    """A progressive JPEG of one colour, whose last scan is repeated."""
-    target = io.BytesIO()
-    Image.new("L", (side, side), 77).save(target, "JPEG", progressive=True)
-    data = target.getvalue()
-    return data[:-2] + data[data.rindex(b"\xff\xda") : -2] * scans + data[-2:]
-
-
-def one_part_tiff(part: bytes, side: int, compression: int, tile: int) -> bytes:
-    """A gray TIFF of one strip, or of one tile of that side."""
-    place = (
-        [(322, tile), (323, tile), (324, 8), (325, len(part))] if tile else [(273, 8), (278, side), (279, len(part))]
-    )
-    tags = [(256, side), (257, side), (258, 8), (259, compression), (262, 1), (277, 1), *place]
-    part += b"\0" * (len(part) % 2)
-    rows = b"".join(struct.pack("<HHLL", tag, 4, 1, number) for tag, number in sorted(tags))
-    return struct.pack("<2sHL", b"II", 42, 8 + len(part)) + part + struct.pack("<H", len(tags)) + rows + bytes(4)
-
-
-def long_png(rng: random.Random) -> bytes:
-    """A PNG of one colour, long or large."""
-    width, height = rng.choice([(1, 89_000_000), (89_000_000, 1), (60_000, 1_400), (1, 65_536), (30_000, 30_000)])
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, rng.choice([0, 2, 6]), 0, 0, 0)
-    body = zlib.compress(bytes(rng.choice([10, 10**6, 10**8])), 1)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
-
-
 def _scans(rng: random.Random) -> bytes:
-    return repeated_scans(rng.choice([64, 500, 3000, 6000]), rng.choice([3, 60, 99, 3000]))
+    return forged.progressive(rng.choice([3, 60, 99, 3000]), rng.choice([64, 500, 3000, 6000]))
 
 
 def _scans_in_tiff(rng: random.Random) -> bytes:
-    side = rng.choice([64, 500, 3000, 8000])
-    return one_part_tiff(repeated_scans(side, rng.choice([3, 60, 99, 3000])), side, 7, rng.choice([0, side]))
+    side, tile = rng.choice([64, 500, 3000, 8000]), rng.random() < 0.5
+    part = forged.progressive(rng.choice([3, 60, 99, 3000]), side)
+    return forged.tiff(part, side, 7, *([(322, side), (323, side)] if tile else []))
 
 
 def _tile(rng: random.Random) -> bytes:
-    part = zlib.compress(bytes(rng.choice([10, 10**8])), 1)
-    return one_part_tiff(part, rng.choice([10, 4000]), 8, rng.choice([16, 4096, 1 << 15, 1 << 20, (1 << 31) - 16]))
+    part, side = zlib.compress(bytes(rng.choice([10, 10**8])), 1), rng.choice([10, 4000])
+    tile = rng.choice([16, 4096, 1 << 15, 1 << 20, (1 << 31) - 16])
+    return forged.tiff(part, side, 8, (322, tile), (323, tile))
 
 
-def _parts(rng: random.Random) -> bytes:
-    """A TIFF of many JPEGs that begin at one place and have no length."""
-    count, part = rng.choice([1, 2, 1000, 100_000]), repeated_scans(8, 0)
-    end = 8 + len(part) + len(part) % 2
-    tags = [(256, 1, 8), (257, 1, 8), (258, 1, 8), (259, 1, 7), (262, 1, 1), (273, count, end if count > 1 else 8),
-            (277, 1, 1), (278, 1, 8), (279, count, end + 4 * count if count > 1 else 0)]  # fmt: skip
-    rows = b"".join(struct.pack("<HHLL", tag, 4, length, number) for tag, length, number in tags)
-    head = struct.pack("<2sHL", b"II", 42, end + 8 * count) + part
-    places = struct.pack(f"<{count}L", *[8] * count) + bytes(4 * count)
-    return head.ljust(end, b"\0") + places + struct.pack("<H", len(tags)) + rows + bytes(4)
+def _long_png(rng: random.Random) -> bytes:
+    size = rng.choice([(1, 89_000_000), (89_000_000, 1), (60_000, 1_400), (1, 65_536), (30_000, 30_000)])
+    return forged.png(*size, rng.choice([10, 10**6, 10**8]), rng.choice([0, 2, 6]))
 
 
 BOMBS: dict[str, Callable[[random.Random], bytes]] = {
     "scans.jpg": _scans,
     "scans.tif": _scans_in_tiff,
     "tile.tif": _tile,
-    "parts.tif": _parts,
-    "long.png": long_png,
+    "parts.tif": lambda rng: forged.parts(rng.choice([1, 2, 1000, 100_000])),
+    "long.png": _long_png,
 }
 bombs = _with_seed(base=tuple(BOMBS))
 
@@ -265,33 +226,18 @@ def _model_folder(place: Path, drawn: dict[str, Any]) -> str:
 slides = _with_seed(change=("tile", "side", "flip", "cut", "scale", "offsets", "none"))
 
 
-def _forge(data: bytearray, change: str, rng: random.Random) -> bytes:
-    """A pyramid TIFF whose directories lie, or whose bytes are damaged."""
-    tags = {"tile": (322, 323), "side": (256, 257), "offsets": (324, 325), "scale": (282, 283)}
-    offset = struct.unpack_from("<I", data, 4)[0]
-    while offset and change in tags:
-        count = struct.unpack_from("<H", data, offset)[0]
-        for entry in range(offset + 2, offset + 2 + 12 * count, 12):
-            if struct.unpack_from("<H", data, entry)[0] in tags[change] and rng.random() < 0.7:
-                struct.pack_into("<I", data, entry + 8, rng.choice([0, 1, 16, 8192, 1 << 15, 1 << 24, (1 << 32) - 16]))
-        offset = struct.unpack_from("<I", data, offset + 2 + 12 * count)[0]
-    if change == "flip":
-        for _ in range(rng.randint(1, 40)):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return bytes(data[: rng.randrange(len(data))] if change == "cut" else data)
-
-
 def _slide(place: Path, drawn: dict[str, Any]) -> str:
-    """Before a good slide, which must be predicted whatever the first one is."""
-    from patchgen.slides.pyramid import write_pyramid
-
-    pixels = np.full((600, 600, 3), 244, np.uint8)
-    pixels[100:500, 100:500] = np.random.default_rng(0).integers(90, 190, (400, 400, 3))
-    for name in ("bad", "good"):
-        write_pyramid(place / f"{name}.tif", pixels, (0.5, 0.5))
-    content = bytearray((place / "bad.tif").read_bytes())
-    (place / "bad.tif").write_bytes(_forge(content, drawn["change"], random.Random(drawn["seed"])))
-    code, out, errors = _command("slide", _model(), "bad.tif", "good.tif", "--tile", "64", "--out", "out")
+    """Before a good slide, which must be predicted whatever the first one is: its directories lie, or it is damaged."""
+    bad, good = (forged.write_slide(place / f"{name}.tif") for name in ("bad", "good"))
+    rng, change = random.Random(drawn["seed"]), drawn["change"]
+    tags = {"tile": (322, 323), "side": (256, 257), "offsets": (324, 325), "scale": (282, 283)}
+    lies = (0, 1, 16, 8192, 1 << 15, 1 << 24, (1 << 32) - 16)
+    forged.forge(bad, tags.get(change, ()), lambda: rng.choice(lies) if rng.random() < 0.7 else None)
+    data = bytearray(bad.read_bytes())
+    for _ in range(rng.randint(1, 40) if change == "flip" else 0):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    bad.write_bytes(data[: rng.randrange(len(data))] if change == "cut" else data)
+    code, out, errors = _command("slide", _model(), bad.name, good.name, "--tile", "64", "--out", "out")
     if not (place / "out" / "good" / "tiles.csv").is_file():
         return f"{drawn!r:.300}: the good slide is lost: {errors[-200:]}"
     return _judged(drawn, code, out, errors) or (REFUSED if "could not be" in errors else "")

@@ -203,14 +203,14 @@ def _manifest(place: Path, content: bytes) -> str:
     return _judged(content, code, out, errors)
 
 
-def _settings(place: Path, text: str) -> str:
-    (place / "c.yaml").write_text(text, encoding="utf-8", errors="replace")
-    return _judged(text, *_command("train", "--config", "c.yaml", "--quiet"))
+def _yaml(words: str) -> Try:
+    """A command with a file of that text."""
 
+    def attempt(place: Path, text: str) -> str:
+        (place / "c.yaml").write_text(text, encoding="utf-8", errors="replace")
+        return _judged(text, *_command(*words.split(), "c.yaml"))
 
-def _recipe(place: Path, text: str) -> str:
-    (place / "r.yaml").write_text(text, encoding="utf-8", errors="replace")
-    return _judged(text, *_command("sweep", "r.yaml", "--dry-run"))
+    return attempt
 
 
 def _schedule(place: Path, text: str) -> str:
@@ -267,49 +267,15 @@ def _known(place: Path, names: str) -> str:
                                     f"--known={names}", "--quiet"))  # fmt: skip
 
 
-def _labels(place: Path, drawn: dict[str, Any]) -> str:
-    from patchgen.discovery.assignment import class_mean_accuracy, clustering_accuracy, two_match_accuracy
-
-    true, pred = drawn["y_true"], drawn["y_pred"]
-    if drawn["same_length"]:
-        true, pred = true[: len(pred)], pred[: len(true)]
-    for score in (clustering_accuracy, class_mean_accuracy, two_match_accuracy):
-        if said := _called(drawn, lambda score=score: score(true, pred, drawn["known"])):  # type: ignore[misc]
-            return said
-    return ""
-
-
-def _tensors(place: Path, drawn: dict[str, Any]) -> str:
-    import torch
-
-    from patchgen.model import losses
-
-    rows, columns = drawn["rows"], max(1, drawn["columns"])
-    mask = torch.tensor(drawn["values"])[: rows * columns].reshape(rows, columns)
-    target = torch.tensor(drawn["target"], dtype=torch.int64)[:rows].clamp(max=columns - 1)
-
-    def call() -> None:
-        found = [losses.mask_suppression(mask, drawn["tau"]), losses.selected_confidence(mask, target)]
-        found.append(losses.class_similarity(mask, target))
-        losses.mask_health(mask)
-        for value in found if bool((mask.abs() < 1e15).all()) else ():  # squares of more do not fit
-            if not value.isfinite():
-                raise ArithmeticError(f"a finite mask gives {value}")
-
-    return _called(drawn, call)
-
-
 KINDS: dict[str, Kind] = {
     "images to predict": (pictures.pictures, _picture, 20),
     "images before the doctor": (pictures.pictures, _doctor, 5),
     "images as true masks": (pictures.pictures, _mask, 4),
     "backbone folders": (texts.backbones, _backbone, 4),
-    "manifests": (texts.manifests(), _manifest, 10),
-    "settings files": (texts.setting_files, _settings, 10),
+    "manifests": (texts.manifests(), _manifest, 13),
+    "settings files": (texts.setting_files, _yaml("train --quiet --config"), 14),
     "command lines": (texts.command_lines(), _words, 9),
-    "recipes": (texts.recipes, _recipe, 5),
+    "recipes": (texts.recipes, _yaml("sweep --dry-run"), 5),
     "schedules": (texts.schedules, _schedule, 4),
     "known classes": (texts.known_names, _known, 2),
-    "label sets": (texts.label_sets, _labels, 5),
-    "mask and feature values": (texts.masks, _tensors, 2),
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.children import Work, command, count_file_events, problem, run
-from chaos.ground import FIT, RUN, STREAM, broken_files, files_result, run_result, words_of
+from chaos.ground import FIT, RUN, STREAM, broken_files, result, words_of
 from chaos.ledger import Ledger, Line
 
 MOST_KILLS = 4  # in a life
@@ -27,30 +27,27 @@ class Scenario:
     """A command that works in a folder of its own, and what it leaves there."""
 
     work: Callable[[Path], Work]
+    share: int  # of every hundred kills
     result: Callable[[Path], Result]
     broken: Callable[[Path, Result], list[str]]  # after a kill: what stands half under a real name
-    share: int  # of every hundred kills
     forks: bool = True  # False: its work is done in other processes, whose file operations are not seen
 
 
-def _visible(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
-
-
 def _runs(place: Path) -> Result:
-    found: Result = {}
-    for path in _visible(place / "runs"):
-        if path.is_dir():
-            found |= {f"{path.name}/{name}": digest for name, digest in run_result(path).items()}
-    return {name: digest for name, digest in found.items() if not name.endswith("failed.json")}
+    return {name: digest for name, digest in result(place / "runs").items() if not name.endswith("failed.json")}
 
 
 def _broken_runs(place: Path, _: Result) -> list[str]:
-    return [text for path in _visible(place / "runs") if path.is_dir() for text in broken_files(path)]
+    return [text for run in (place / "runs").glob("[!.]*/") for text in broken_files(run)]
 
 
 def _files(place: Path) -> Result:
-    return files_result(place / "made")
+    return result(place / "made")
+
+
+def _broken_files(place: Path, unbroken: Result) -> list[str]:
+    """A file under its own name is whole at any moment."""
+    return [name for name, digest in _files(place).items() if unbroken.get(name) != digest]
 
 
 def _hidden(place: Path) -> set[str]:
@@ -59,8 +56,11 @@ def _hidden(place: Path) -> set[str]:
     return {path.as_posix() for path in found if any(part.startswith(".") for part in path.parts)} - {".result"}
 
 
-def _fit(ground: Path) -> Callable[[Path], Work]:
-    """`fit` whose runs are finished: what is left to do is to replace an older model folder."""
+def _fit(ground: Path) -> Scenario:
+    """`fit` whose runs are finished: what is left to do is to replace an older model folder.
+
+    There is a whole model at any moment: the older one or the new one, and nothing of both.
+    """
     words = ["fit", str(ground / "photos"), *words_of(FIT), "--quiet", "--no-expect", "--runs"]
 
     def work_in(place: Path) -> Work:
@@ -69,26 +69,17 @@ def _fit(ground: Path) -> Callable[[Path], Work]:
             shutil.copytree(ground / "fitted" / "older", place / "made" / "model")
         return command(*words, str(place / "runs"), "--out", str(place / "made" / "model"))
 
-    return work_in
-
-
-def _broken_model(ground: Path) -> Callable[[Path, Result], list[str]]:
-    """There is a whole model at any moment: the older one or the new one, and nothing of both."""
-
     def broken(place: Path, unbroken: Result) -> list[str]:
         found = _files(place)
-        whole = found in (unbroken, files_result(ground / "fitted" / "before"))
+        whole = found in (unbroken, result(ground / "fitted" / "before"))
         return [] if whole else [f"the model folder holds {', '.join(found) or 'nothing'}"]
 
-    return broken
+    return Scenario(work_in, 16, _files, broken)
 
 
-def _broken_files(place: Path, unbroken: Result) -> list[str]:
-    """A file under its own name is whole at any moment."""
-    return [name for name, digest in _files(place).items() if unbroken.get(name) != digest]
+def _cache(photos: Path) -> Scenario:
+    """The images that the cache gives are those in the files, whatever a kill left in it."""
 
-
-def _cache(photos: Path) -> Callable[[Path], Work]:
     def work_in(place: Path) -> Work:
         def work() -> None:
             from patchgen.data.images import ImageStore
@@ -98,55 +89,46 @@ def _cache(photos: Path) -> Callable[[Path], Work]:
 
         return work
 
-    return work_in
-
-
-def _pixels(photos: Path) -> Callable[[Path], Result]:
-    """The images that the cache gives are those in the files, whatever a kill left in it."""
-
-    def result(place: Path) -> Result:
+    def right(place: Path) -> Result:
         import numpy as np
 
         from patchgen.data.images import ImageStore, decode
 
         files = sorted(photos.rglob("*.png"))
-        found = [ImageStore(files, SIDE, place / "cache", threads=1)._image(row) for row in range(len(files))]
-        right = [np.array_equal(image.transpose(1, 2, 0), decode(file, SIDE)) for image, file in zip(found, files)]  # noqa: B905
-        return {"images": str(sum(right))}
+        found = ImageStore(files, SIDE, place / "cache", threads=1).images(range(len(files)))
+        same = (np.array_equal(image.transpose(1, 2, 0), decode(file, SIDE)) for image, file in zip(found, files))  # noqa: B905
+        return {"images": str(sum(same))}
 
-    return result
+    return Scenario(work_in, 8, right, lambda place, _: [])
 
 
 def scenarios(ground: Path) -> dict[str, Scenario]:
     """`ground` holds `photos`, `shapes`, `stages.yaml`, `recipe.yaml` and a finished run below `model`."""
-    photos, model = ground / "photos", next((ground / "model").glob("*"), ground / "model")
+    photos, model = ground / "photos", str(next((ground / "model").glob("*"), ground / "model"))
     train = ["train", str(photos), *words_of(RUN), "--quiet", "--out"]
     stream = ["train", str(ground / "shapes"), "--schedule", str(ground / "stages.yaml"), *words_of(STREAM), "--quiet"]
     sweep = ["sweep", str(ground / "recipe.yaml"), "--workers", "1", "--retries", "9", "--quiet", "--out"]
-    made = ("predict", str(model), str(photos), "--batch", "2")
 
-    def into(words: list[str], *more: str) -> Callable[[Path], Work]:
-        return lambda place: command(*words, str(place / "runs"), *more)
+    def runs(words: list[str], share: int, forks: bool = True) -> Scenario:
+        return Scenario(lambda place: command(*words, str(place / "runs")), share, _runs, _broken_runs, forks)
 
-    def making(*words: str, name: str) -> Callable[[Path], Work]:
+    def files(words: list[str], name: str, share: int) -> Scenario:
         def work_in(place: Path) -> Work:
             (place / "made").mkdir(exist_ok=True)
-            return command(*words, str(place / "made" / name) if name else str(place / "made"))
+            return command(*words, str(place / "made" / name))
 
-        return work_in
+        return Scenario(work_in, share, _files, _broken_files)
 
     return {
-        "train with SWAD": Scenario(into(train), _runs, _broken_runs, 40),
-        "train a stream of stages": Scenario(into([*stream, "--out"]), _runs, _broken_runs, 10),
-        "fill the image cache": Scenario(_cache(photos), _pixels(photos), lambda place, _: [], 8),
-        "predict to CSV": Scenario(making(*made, "--csv", name="found.csv"), _files, _broken_files, 8),
-        "replace a model folder": Scenario(_fit(ground), _files, _broken_model(ground), 16),
-        "report": Scenario(making("report", str(ground / "model"), "--out", name=""), _files, _broken_files, 8),
-        "sweep, launcher and worker": Scenario(into(sweep), _runs, _broken_runs, 6, forks=False),
-        "export to ONNX": Scenario(
-            making("export", str(model), "--count", "2", "--out", name="model.onnx"), _files, _broken_files, 4
-        ),
-    }  # fmt: skip
+        "train with SWAD": runs(train, 40),
+        "train a stream of stages": runs([*stream, "--out"], 10),
+        "fill the image cache": _cache(photos),
+        "predict to CSV": files(["predict", model, str(photos), "--batch", "2", "--csv"], "found.csv", 8),
+        "replace a model folder": _fit(ground),
+        "report": files(["report", str(ground / "model"), "--out"], "", 8),
+        "sweep, launcher and worker": runs(sweep, 6, forks=False),
+        "export to ONNX": files(["export", model, "--count", "2", "--out"], "model.onnx", 4),
+    }
 
 
 def shares(kills: int, small: bool = False) -> dict[str, int]:

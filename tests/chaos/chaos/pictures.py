@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from forged import chunk
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -57,7 +58,7 @@ def _large(rng: random.Random) -> bytes:
 def _text_bomb(rng: random.Random) -> bytes:
     """A PNG whose compressed comment unpacks to 80 MB."""
     whole = _saved(_rgb(rng), "PNG")
-    return whole[:33] + _chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(80 << 20))) + whole[33:]
+    return whole[:33] + chunk(b"zTXt", b"note\0\0" + zlib.compress(bytes(80 << 20))) + whole[33:]
 
 
 BASES: dict[str, Callable[[random.Random], bytes]] = {
@@ -121,7 +122,7 @@ def _huge(content: bytes, rng: random.Random) -> bytes:
     """The header claims a size that the pixels do not have."""
     width, height = (rng.choice([0, 1, 9000, 30_000, 65_535, 2**31 - 1]) for _ in range(2))
     if content.startswith(b"\x89PNG"):
-        return content[:8] + _chunk(b"IHDR", struct.pack(">II", width, height) + content[24:29]) + content[33:]
+        return content[:8] + chunk(b"IHDR", struct.pack(">II", width, height) + content[24:29]) + content[33:]
     if content.startswith(b"BM"):
         return content[:18] + struct.pack("<ii", width, -height if rng.random() < 0.3 else height) + content[26:]
     if content.startswith(b"GIF"):
@@ -130,10 +131,6 @@ def _huge(content: bytes, rng: random.Random) -> bytes:
         frame = max(content.find(b"\xff\xc0"), content.find(b"\xff\xc2"))
         return content[: frame + 5] + struct.pack(">HH", height % 65536, width % 65536) + content[frame + 9 :]
     return content.replace(b"\n", b"\n%d %d\n" % (width, height), 1) if content.startswith(b"P") else content
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 CHANGES: dict[str, Callable[[bytes, random.Random], bytes]] = {

@@ -190,26 +190,9 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [w.replace("\x00", "") for w in words]
 
 
-# Label sets
-
-labels = st.one_of(
-    st.integers(-2, 5), st.sampled_from(["cat", "dog", "", None, float("nan"), 1.0, True]), st.text(max_size=2)
-)
-label_sets = st.fixed_dictionaries(
-    {"y_true": st.lists(labels, max_size=12), "y_pred": st.lists(labels, max_size=12),
-     "known": st.one_of(st.lists(labels, max_size=4), value), "same_length": st.booleans()}
-)  # fmt: skip
 known_names = st.lists(st.sampled_from([*CLASSES, "x", "", " ", "half", "lreg", ",", "Circle"]), max_size=3).map(
     ",".join
 )
-
-# Masks and features
-
-_float = st.one_of(st.floats(width=32), st.floats(0, 1, width=32))
-masks = st.fixed_dictionaries(
-    {"rows": st.integers(0, 4), "columns": st.integers(0, 5), "values": st.lists(_float, min_size=20, max_size=20),
-     "target": st.lists(st.integers(-1, 3), min_size=4, max_size=4), "tau": st.floats(0.0625, 0.9375, width=32)}
-)  # fmt: skip
 
 # Backbones
 

@@ -1,0 +1,81 @@
+"""Reading ahead in parts, and once for all runs of a process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from patchgen.common.reading import batches, cached, is_caching, process_cache
+
+
+@pytest.mark.parametrize("items", [np.arange(7), range(7), iter(range(7))])
+def test_parts_and_values_in_order(items: object) -> None:
+    ticks: list[int] = []
+    pairs = [(list(part), value) for part, value in batches(items, lambda part: sum(part), 3, ticks.append)]  # type: ignore[arg-type]
+    assert pairs == [([0, 1, 2], 3), ([3, 4, 5], 12), ([6], 6)] and ticks == [3, 3, 1]
+
+
+def test_each_item_is_read_on_its_own() -> None:
+    assert list(batches("abc", str.upper, 2, each=True)) == [(["a", "b"], ["A", "B"]), (["c"], ["C"])]
+    assert list(batches([], str.upper)) == []
+
+
+def test_the_next_part_is_read_while_the_caller_works() -> None:
+    second = threading.Event()
+    stream = batches(itertools.count(), lambda part: second.set() if part[0] == 2 else None, 2)
+    next(stream)
+    assert second.wait(10)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def test_an_empty_part_is_impossible() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        batches([1], str, 0)
+
+
+def test_errors_of_reading_reach_the_caller() -> None:
+    stream = batches([1, 0], lambda item: 1 // item, 1, each=True)
+    assert next(stream) == ([1], [1])
+    with pytest.raises(ZeroDivisionError):
+        next(stream)
+
+
+# What runs of one process share: made once for a key, never outside of `process_cache`
+
+
+def test_a_value_is_made_once_for_its_key_and_only_the_last_is_kept() -> None:
+    made: list[int] = []
+
+    def value(key: int) -> int:
+        return cached("kind", key, lambda: made.append(key) or 10 * key)  # type: ignore[func-returns-value]
+
+    with process_cache():
+        assert [value(1), value(1), value(2), value(1)] == [10, 10, 20, 10]
+    assert made == [1, 2, 1]
+
+
+def test_nothing_is_kept_outside_and_inner_blocks_share_the_outer_one() -> None:
+    made: list[str] = []
+
+    def value() -> None:
+        cached("kind", 0, lambda: made.append("made"))
+
+    value()
+    value()
+    assert len(made) == 2 and not is_caching()
+    with process_cache():
+        with process_cache():
+            value()
+        value()
+        assert is_caching()
+    assert len(made) == 3 and not is_caching()
+
+
+def test_a_value_that_is_out_of_date_is_made_again() -> None:
+    with process_cache():
+        assert cached("kind", 0, lambda: "old") == "old"
+        assert cached("kind", 0, lambda: "new", lambda value: value != "old") == "new"
+        assert cached("kind", 0, lambda: "newer", lambda value: True) == "new"
