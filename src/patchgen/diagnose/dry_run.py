@@ -32,6 +32,7 @@ from patchgen.methods.build import build_on, recompute_activations
 from patchgen.model.backbone import BACKBONES, load_architecture
 from patchgen.runs.precision import computes_bf16
 from patchgen.tasks import make_fold
+from patchgen.train.parts import indivisible
 
 SIZES = 3, 6  # images of the steps whose memory is counted: it grows by the same number of bytes with each image
 STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # tensors that an optimiser keeps for each trained one
@@ -47,6 +48,7 @@ class StepCost:
     fixed: float  # bytes: weights, gradients, and the optimiser's state
     per_image: float  # bytes
     flops: float  # per image
+    divisible: bool  # whether `--micro-batch` may divide it
 
     def bytes(self, images: int) -> float:
         return self.fixed + self.per_image * images
@@ -64,7 +66,7 @@ def step_cost(config: Config, compute: bool = False) -> StepCost:
     half = config.precision == "bf16-mixed" or (config.precision == "auto" and computes_bf16(config.accelerator))
     fake = nullcontext() if compute else FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
-        rival = _rival(config, compute)
+        rival = make_step(config, compute)
         try:
             with torch.autocast("cpu", torch.bfloat16, enabled=half):
                 flops = count_flops(rival, random_batch(SIZES[1], config.image_size, "cpu")) / SIZES[1]
@@ -74,10 +76,11 @@ def step_cost(config: Config, compute: bool = False) -> StepCost:
     per_image = (large - small) / (SIZES[1] - SIZES[0])
     trained = [p for part in (rival.model, rival.method) for p in part.parameters() if p.requires_grad]
     state = STATES[config.optimizer or rival.method.optimizer] * _bytes(trained)
-    return StepCost(_bytes(rival.model.parameters()) + state + large - SIZES[1] * per_image, per_image, flops)
+    fixed = _bytes(rival.model.parameters()) + state + large - SIZES[1] * per_image
+    return StepCost(fixed, per_image, flops, not indivisible(rival.method, rival.model))
 
 
-def _rival(config: Config, compute: bool) -> Rival:
+def make_step(config: Config, compute: bool = True) -> Rival:
     """The method with its model, on the CPU; its optimiser is the simplest, whose state `step_cost` adds."""
     method = make_method(config)
     method.class_names = tuple(f"thing {number}" for number in range(NUM_CLASSES))
@@ -88,12 +91,26 @@ def _rival(config: Config, compute: bool) -> Rival:
         backbone = load_architecture(config.backbone, config.image_size)
         model = build_on(backbone, config, method, NUM_CLASSES)
     if not compute:
-        model.to_empty(device="cpu")
+        _without_values(model)
     method.setup(model)
     if config.checkpoint_activations:
         recompute_activations(backbone, config.method, model.pool == "select")
     trained = [p for part in (model, method) for p in part.parameters() if p.requires_grad]
     return Rival(method, model, torch.optim.SGD(trained or [{"params": []}], lr=1.0))
+
+
+def _without_values(model: nn.Module) -> None:
+    """Replace parameters and buffers by those of the active fake mode."""
+    made: dict[int, torch.Tensor] = {}  # some modules share a parameter
+    for part in model.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and id(tensor) not in made:
+                    empty = torch.empty_like(tensor, device="cpu")
+                    learns = isinstance(tensor, nn.Parameter)
+                    made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if learns else empty
+                if tensor is not None:
+                    tensors[name] = made[id(tensor)]  # type: ignore[assignment]
 
 
 def _bytes(parameters: Iterable[nn.Parameter]) -> int:
