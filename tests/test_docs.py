@@ -30,7 +30,6 @@ WRITTEN = [
         "use/evaluate.md",
         "use/reading-masks.md",
         "use/troubleshooting.md",
-        "use/gallery.md",
         "study/tuning.md",
         "use/embed.md",
         "use/export.md",
