@@ -76,7 +76,28 @@ def contingency(y_true: Any, y_pred: Any) -> Contingency:
     return Contingency(cells.reshape(len(classes), len(clusters)), classes, clusters)
 
 
-# The same from counts: rows are classes, columns clusters, any shape (C, P)
+# The same from counts (C, P): rows are classes, columns clusters; `known` (C,) says which rows are known classes
+
+
+def accuracy_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`clustering_accuracy` of ``counts`` (C, P)."""
+    table, known = _checked(counts, known)
+    return _shares(hits_of(table), table.sum(1), known)
+
+
+def class_mean_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`class_mean_accuracy` of ``counts`` (C, P); classes without samples do not count."""
+    table, known = _checked(counts, known)
+    total = table.sum(1)
+    return _shares(hits_of(table) / np.where(total > 0, total, 1), total > 0, known)
+
+
+def two_match_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
+    """`two_match_accuracy` of ``counts`` (C, P)."""
+    table, known = _checked(counts, known)
+    hits = np.zeros(len(table))
+    hits[known], hits[~known] = hits_of(table[known]), hits_of(table[~known])
+    return _shares(hits, table.sum(1), known)
 
 
 def match(counts: Any) -> np.ndarray:
@@ -88,70 +109,38 @@ def match(counts: Any) -> np.ndarray:
 
     table = _checked(counts)
     row, column = linear_sum_assignment(table, maximize=True)
-    found = np.full(table.shape[1], -1)
-    found[column] = np.where(table[row, column] > 0, row, -1)
-    return found
-
-
-def accuracy_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
-    """`clustering_accuracy` of ``counts`` (C, P), where ``known`` (C,) says which rows are known classes."""
-    table, known = _checked(counts, known)
-    hits, total = hits_of(table), table.sum(1)
-    return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
-
-
-def class_mean_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
-    """`class_mean_accuracy` of ``counts`` (C, P); classes without samples do not count."""
-    table, known = _checked(counts, known)
-    hits, total = hits_of(table), table.sum(1)
-    score = np.divide(hits, total, out=np.zeros(len(total)), where=total > 0)
-    return ClusteringAccuracy(*(_share(score[rows].sum(), (total[rows] > 0).sum()) for rows in _groups(known)))
-
-
-def two_match_of_counts(counts: Any, known: Any) -> ClusteringAccuracy:
-    """`two_match_accuracy` of ``counts`` (C, P)."""
-    table, known = _checked(counts, known)
-    hits = np.zeros(len(table))
-    hits[known], hits[~known] = hits_of(table[known]), hits_of(table[~known])
-    total = table.sum(1)
-    return ClusteringAccuracy(*(_share(hits[rows].sum(), total[rows].sum()) for rows in _groups(known)))
+    matched = np.full(table.shape[1], -1)
+    matched[column] = np.where(table[row, column] > 0, row, -1)
+    return matched
 
 
 def hits_of(table: np.ndarray) -> np.ndarray:
     """Number of samples of each class in the cluster matched to it, (C,)."""
-    found = match(table)
+    row = match(table)
+    column = np.flatnonzero(row >= 0)
     hits = np.zeros(len(table))
-    matched = np.flatnonzero(found >= 0)
-    hits[found[matched]] = table[found[matched], matched]
+    hits[row[column]] = table[row[column], column]
     return hits
 
 
-def _groups(known: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return np.ones_like(known), known, ~known
-
-
-def _share(part: float, whole: float) -> float:
-    return float(part / whole) if whole else float("nan")
+def _shares(hits: np.ndarray, total: np.ndarray, known: np.ndarray) -> ClusteringAccuracy:
+    sums = [(hits[rows].sum(), total[rows].sum()) for rows in (np.ones_like(known), known, ~known)]
+    return ClusteringAccuracy(*(float(part / whole) if whole else float("nan") for part, whole in sums))
 
 
 def _counts_and_known(y_true: Any, y_pred: Any, known_classes: Any) -> tuple[np.ndarray, np.ndarray]:
-    table = contingency(y_true, y_pred)
-    return table.counts, _known_rows(table.classes, known_classes)
-
-
-def _known_rows(classes: list[Hashable], known_classes: Any) -> np.ndarray:
+    counts, classes, _ = contingency(y_true, y_pred)
     if isinstance(known_classes, str) or not hasattr(known_classes, "__iter__"):
         raise ValueError(f"known_classes lists the ids of the known classes, such as range(70), not {known_classes!r}")
-    given = plain(known_classes)
-    if any(isinstance(value, bool) for value in given) and not any(isinstance(name, bool) for name in classes):
+    ids = plain(known_classes)
+    if any(isinstance(value, bool) for value in ids) and not any(isinstance(name, bool) for name in classes):
         raise ValueError("known_classes lists class ids; it was given True/False, which look like a mask of samples")
-    known = set(given)
-    if known and {isinstance(value, str) for value in known}.isdisjoint(isinstance(name, str) for name in classes):
+    if ids and {isinstance(value, str) for value in ids}.isdisjoint(isinstance(name, str) for name in classes):
         raise ValueError(
-            f"known_classes and y_true must use the same ids, not {given[0]!r} and {classes[0]!r}: "
+            f"known_classes and y_true must use the same ids, not {ids[0]!r} and {classes[0]!r}: "
             "name the classes in both, or number them in both"
         )
-    return np.array([name in known for name in classes], dtype=bool)
+    return counts, np.array([name in set(ids) for name in classes])
 
 
 def _checked(counts: Any, known: Any = None) -> Any:
@@ -182,44 +171,22 @@ def encode(ids: Any, what: str) -> tuple[np.ndarray, list[Hashable]]:
 
     The list is sorted where its ids can be compared, else in order of appearance. `what` names the ids in errors.
     """
-    array = _as_array(ids)
-    if array is None:
-        return _encode_objects(plain(ids), what)
-    if array.ndim != 1:
-        raise ValueError(f"{what} must hold one id a sample, shape (N,), not {array.shape}")
-    distinct, codes = np.unique(array, return_inverse=True)
-    _refuse_missing(distinct.tolist(), what)
-    return codes.astype(np.int64), distinct.tolist()
-
-
-def plain(ids: Any) -> list[Any]:
-    """A list of Python values; a one-element tensor or array inside a list becomes its number."""
-    array = _as_array(ids)
-    if array is not None:
-        return array.tolist()
-    return [value.item() if hasattr(value, "item") else value for value in ids]
-
-
-def _as_array(ids: Any) -> np.ndarray | None:
-    """Arrays that numpy can sort at once; None for lists, where numpy would turn 1 and "1" into the same id."""
-    if hasattr(ids, "detach"):  # a tensor, without importing torch
-        return ids.detach().cpu().numpy()
-    array = np.asarray(ids) if hasattr(ids, "__array__") else None
-    return None if array is None or array.dtype == object else array
-
-
-def _encode_objects(values: list[Any], what: str) -> tuple[np.ndarray, list[Hashable]]:
+    if (shape := getattr(ids, "shape", None)) is not None and len(shape) != 1:
+        raise ValueError(f"{what} must hold one id a sample, shape (N,), not {tuple(shape)}")
+    values = plain(ids)
     try:
         distinct = list(dict.fromkeys(values))
     except TypeError as error:
         raise ValueError(f"{what} must hold one hashable id a sample (a number, a name): {error}") from None
-    _refuse_missing(distinct, what)
+    if any(value != value for value in distinct):
+        raise ValueError(f"{what} holds NaN, which is no id: leave these samples out or give them one")
     with contextlib.suppress(TypeError):  # ids of several kinds have no order
         distinct = sorted(distinct)
     position = {value: i for i, value in enumerate(distinct)}
     return np.fromiter((position[value] for value in values), np.int64, len(values)), distinct
 
 
-def _refuse_missing(distinct: list[Any], what: str) -> None:
-    if any(value != value for value in distinct):
-        raise ValueError(f"{what} holds NaN, which is no id: leave these samples out or give them one")
+def plain(ids: Any) -> list[Any]:
+    """A list of Python values; a one-element tensor or array inside a list becomes its number."""
+    values = ids.tolist() if hasattr(ids, "tolist") else ids  # an array or a tensor
+    return [value.item() if hasattr(value, "item") else value for value in values]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from patchgen.discovery.assignment import contingency, match
+from patchgen.discovery.assignment import contingency, hits_of
 from patchgen.discovery.kmeans import SemiSupervisedKMeans, check_features
 
 STEPS = 8  # parts into which the search divides a range; halving it would be misled by the noise of k-means
@@ -57,9 +57,7 @@ def estimate_num_classes(
 
     def score(num_classes: int) -> float:
         clusters = SemiSupervisedKMeans(num_classes, inits=inits, seed=seed).fit(points).assignment[: len(known)]
-        counts = contingency(labels, clusters).counts
-        found = match(counts)
-        return float(sum(counts[row, column] for column, row in enumerate(found) if row >= 0) / len(known))
+        return float(hits_of(contingency(labels, clusters).counts).sum() / len(known))
 
     return search(score, at_least, at_most)
 

@@ -68,19 +68,19 @@ class SemiSupervisedKMeans:
             start: (K - K_l, D) first centres of the other clusters: one run from these, nothing is drawn.
         """
         x = check_features(unlabelled, "unlabelled")
-        classes, raw = _pin(labelled, labels, x)
+        classes, pinned = _pin(labelled, labels, x)
         missing = self._count_missing(len(classes), len(x))
         shift = x.mean(0, dtype=torch.float64).to(x.dtype)
-        moved, origin = x - shift, shift.double()
-        points = _Points(moved, moved.square().sum(1))
-        pinned = raw._replace(means=raw.means - origin)
+        centred, origin = x - shift, shift.double()
+        points = _Points(centred, centred.square().sum(1))
+        pinned = pinned._replace(means=pinned.means - origin)
         if start is not None:
             drawn = [_check_start(start, missing, x) - origin]
         else:
             drawn = [self._draw(points, pinned, missing, run) for run in range(self.inits if missing else 1)]
         runs = [self._descend(points, pinned, torch.cat((pinned.means, others))) for others in drawn]
-        best = min(runs, key=lambda run: run.inertia)  # ties: the first
-        self.centres, self.inertia = (best.centres + origin).to(x.dtype), best.inertia
+        centres, self.inertia = min(runs, key=lambda run: run[1])  # ties: the first
+        self.centres = (centres + origin).to(x.dtype)
         self.labelled_classes = classes
         self.assignment = self.predict(x)
         return self
@@ -91,12 +91,8 @@ class SemiSupervisedKMeans:
 
     def distances(self, x: Any) -> Tensor:
         """Euclidean distances (N, K) of points (N, D) to the centres."""
-        return torch.cat(
-            [
-                (block.square().sum(1, keepdim=True) + _less_square(block, centres)).clamp_(min=0).sqrt_()
-                for block, centres in self._blocks(x)
-            ]
-        )
+        return torch.cat([(block.square().sum(1, keepdim=True) + _less_square(block, centres)).clamp_(min=0).sqrt_()
+                          for block, centres in self._blocks(x)])  # fmt: skip
 
     def _blocks(self, x: Any) -> list[tuple[Tensor, Tensor]]:
         """Rows of x with the centres, both shifted so that the centres are around 0."""
@@ -138,16 +134,20 @@ class SemiSupervisedKMeans:
             weight = weight * (free > 0)  # rounding must not draw a point twice
         return points.x[rows].double()
 
-    def _descend(self, points: _Points, pinned: _Pinned, centres: Tensor) -> _Run:
-        """Lloyd's steps from centres (K, D), which stay float64."""
+    def _descend(self, points: _Points, pinned: _Pinned, centres: Tensor) -> tuple[Tensor, float]:
+        """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia."""
         for _ in range(self.iterations):
             distance, member = nearest(points.x, centres.to(points.x), points.squares)
             member = _fill_empty(member, distance, pinned, len(centres))
-            before, centres = centres, _means(points.x, member, pinned, len(centres))
+            before, (sums, counts) = centres, _sums(points.x, member, len(centres))
+            known = len(pinned.counts)
+            sums[:known] += pinned.counts.unsqueeze(1) * pinned.means
+            counts[:known] += pinned.counts
+            centres = sums / counts.unsqueeze(1)  # no cluster is empty here
             if (centres - before).norm(dim=1).sum() ** 2 <= self.tolerance:
                 break
         distance = nearest(points.x, centres.to(points.x), points.squares)[0]
-        return _Run(centres, float(distance.sum(dtype=torch.float64)) + pinned.inertia(centres))
+        return centres, float(distance.sum(dtype=torch.float64)) + pinned.inertia(centres)
 
 
 def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -202,11 +202,6 @@ class _Pinned(NamedTuple):
         return self.scatter + float((self.counts * gap).sum())
 
 
-class _Run(NamedTuple):
-    centres: Tensor
-    inertia: float
-
-
 def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable], _Pinned]:
     """The sorted classes and what their points contribute; empty without labelled points."""
     if (labelled is None) != (labels is None):
@@ -232,15 +227,6 @@ def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable]
 def _less_square(points: Tensor, centres: Tensor) -> Tensor:
     """|x - c|^2 - |x|^2, (N, K)."""
     return torch.addmm(centres.square().sum(1), points, centres.T, alpha=-2)
-
-
-def _means(x: Tensor, member: Tensor, pinned: _Pinned, num_clusters: int) -> Tensor:
-    """Centres (K, D) as means of labelled and unlabelled members, float64; no cluster is empty here."""
-    sums, counts = _sums(x, member, num_clusters)
-    known = len(pinned.counts)
-    sums[:known] += pinned.counts.unsqueeze(1) * pinned.means
-    counts[:known] += pinned.counts
-    return sums / counts.unsqueeze(1)
 
 
 def _sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
@@ -270,8 +256,8 @@ def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters:
 
 def _draw_row(weight: Tensor, rng: np.random.Generator) -> int:
     """A row with probability proportional to its weight."""
-    up_to = weight.cumsum(0, dtype=torch.float64)
-    row = torch.searchsorted(up_to, up_to[-1] * rng.random(), right=True)  # right: never a row of weight 0
+    total = weight.cumsum(0, dtype=torch.float64)
+    row = torch.searchsorted(total, total[-1] * rng.random(), right=True)  # right: never a row of weight 0
     return min(int(row), len(weight) - 1)
 
 
