@@ -1,6 +1,6 @@
 """The data of continual category discovery: one labelled stage, then unlabelled stages with more and more classes.
 
-    stream = read_stream("cifar-100-python")                        # schedule "paper": 70 + 10 + 10 + 10 classes
+    stream = read_stream("cifar-100-binary")                        # schedule "paper": 70 + 10 + 10 + 10 classes
     stream = read_stream("birds", "stages.yaml", holdout=0.2)       # birds/<class>/*.jpg
     stream.train[0], stream.label[stream.train[0]]                  # the labelled stage
     stream.train[1]                                                 # rows whose labels only the scorer may read
@@ -51,7 +51,6 @@ class Stream:
         return digest.hexdigest()[:16]
 
     def write_rows(self, folder: Path) -> None:
-        """The stage of each image: `stages.csv`."""
         write_stages(folder / "stages.csv", self.table, self.stages)
 
     @property
@@ -66,7 +65,6 @@ class Stream:
 
     @property
     def entry(self) -> np.ndarray:
-        """The stage at which each class first appears, (C,)."""
         return self.stages.entry
 
     @property
@@ -113,13 +111,13 @@ def read_stream(
     """
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is a share of each class, from 0 and below 1; got {holdout}")
-    plan = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
-    plan = plan if seed is None else replace(plan, seed=seed)
+    schedule = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
+    schedule = schedule if seed is None else replace(schedule, seed=seed)
     table, test, notes = _read(Path(data), progress)
-    out = _draw_held_out(table, holdout, plan.seed) if test is None else test
-    stages = make_stages(np.where(out, -1, table.label), table.classes, plan)
+    out = _draw_held_out(table, holdout, schedule.seed) if test is None else test
+    stages = make_stages(np.where(out, -1, table.label), table.classes, schedule)
     scored = (table.label >= 0) & (stages.entry[table.label] >= 0)  # a class in no stage cannot be scored
-    return Stream(table, plan, stages, np.flatnonzero(out & scored), (*notes, *_notes(table, stages)))
+    return Stream(table, schedule, stages, np.flatnonzero(out & scored), (*notes, *_notes(table, stages)))
 
 
 def _read(data: Path, progress: Progress | None) -> _Source:
@@ -143,14 +141,8 @@ def _read(data: Path, progress: Progress | None) -> _Source:
 
 def _read_cifar(folder: Path, progress: Progress | None) -> _Source:
     train, test = cifar_table(folder, "train", progress), cifar_table(folder, "test", progress)
-    both = Table(
-        train.root,
-        train.paths + test.paths,
-        train.domains,
-        train.classes,
-        np.concatenate([train.domain, test.domain]),
-        np.concatenate([train.label, test.label]),
-    )
+    domain, label = (np.concatenate([getattr(part, name) for part in (train, test)]) for name in ("domain", "label"))
+    both = Table(train.root, train.paths + test.paths, train.domains, train.classes, domain, label)
     here = {"train": len(train), "test": len(test)}
     parts = " and ".join(f"{here[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
     notes = () if here == OFFICIAL_IMAGES else (f"CIFAR-100: a subset, {parts}",)
@@ -161,10 +153,8 @@ def _class_folders(root: Path, folders: list[Path]) -> Table:
     """`<class>/<image>`, classes and files in sorted order."""
     images = {folder.name: list_images(folder) for folder in folders}
     if empty := [name for name, files in images.items() if not files]:
-        raise ValueError(
-            f"the class folder '{empty[0]}' in '{root}' holds no image ({' '.join(IMAGE_EXTENSIONS)}); fill it, or "
-            "remove it"
-        )
+        kinds = " ".join(IMAGE_EXTENSIONS)
+        raise ValueError(f"the class folder '{empty[0]}' in '{root}' holds no image ({kinds}); fill it, or remove it")
     paths = tuple(f"{name}/{file}" for name, files in images.items() for file in files)
     label = np.repeat(np.arange(len(images)), [len(files) for files in images.values()])
     return Table(root, paths, (root.name,), tuple(images), np.zeros(len(paths), dtype=np.int64), label)

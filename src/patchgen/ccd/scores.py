@@ -95,26 +95,23 @@ def score(truth: np.ndarray, assignment: np.ndarray, entry: np.ndarray, stage: i
     hits, total = hits_of(table.counts), table.counts.sum(1)
     came = entry[np.array(table.classes, dtype=np.int64)]  # (C',) of the classes that occur
     splits = {"hard": came == 0, "soft": came < max(stage, 1)}
+
+    def cells(groups: Mapping[str, np.ndarray]) -> dict[str, dict[str, float]]:
+        return {name: _cell(hits[of].sum(), total[of].sum()) for name, of in groups.items() if total[of].sum()}
+
     return {
-        "all": cell(hits.sum(), total.sum()),
-        **{
-            name: _cells({"known": known, "unknown": ~known}, hits, total)
-            for name, known in splits.items()
-        },
-        "groups": _cells({str(group): came == group for group in np.unique(came)}, hits, total),
+        "all": _cell(hits.sum(), total.sum()),
+        **{name: cells({"known": known, "unknown": ~known}) for name, known in splits.items()},
+        "groups": cells({str(group): came == group for group in np.unique(came)}),
         "nmi": float(normalized_mutual_info_score(truth, assignment)),
         "ari": float(adjusted_rand_score(truth, assignment)),
-    }  # fmt: skip
+    }
 
 
-def cell(right: float, images: float) -> dict[str, float]:
+def _cell(right: float, images: float) -> dict[str, float]:
     """An accuracy with the standard error of a proportion: sqrt(p (1 - p) / n)."""
     share = float(right / images)
     return {"accuracy": share, "error": math.sqrt(share * (1 - share) / images), "images": int(images)}
-
-
-def _cells(groups: Mapping[str, np.ndarray], hits: np.ndarray, total: np.ndarray) -> dict[str, dict[str, float]]:
-    return {name: cell(hits[of].sum(), total[of].sum()) for name, of in groups.items() if total[of].sum()}
 
 
 def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> dict[str, float]:
@@ -134,8 +131,8 @@ def forgetting(earlier: Sequence[Mapping[str, Any]], now: Mapping[str, Any]) -> 
 
 def validation_score(truth: np.ndarray, assignment: np.ndarray, known: np.ndarray) -> float:
     """Accuracy on images of known classes, matched on these alone: labels of new classes are not used."""
-    mine = np.isin(truth, known)
-    counts = contingency(truth[mine], assignment[mine]).counts
+    is_known = np.isin(truth, known)
+    counts = contingency(truth[is_known], assignment[is_known]).counts
     return float(hits_of(counts).sum() / counts.sum())
 
 
@@ -144,11 +141,11 @@ def halve_held_out(stream: Stream) -> tuple[np.ndarray, np.ndarray]:
 
     The only held-out image of a class is used for scoring.
     """
-    chooses = np.zeros(len(stream.table), dtype=bool)
-    for c in range(len(stream.entry)):
-        rows = stream.held_out[stream.label[stream.held_out] == c]
-        chooses[rows[1::2]] = True
-    return stream.held_out[chooses[stream.held_out]], stream.held_out[~chooses[stream.held_out]]
+    label = stream.label[stream.held_out]
+    selecting = np.zeros(len(label), dtype=bool)
+    for c in np.unique(label):
+        selecting[np.flatnonzero(label == c)[1::2]] = True
+    return stream.held_out[selecting], stream.held_out[~selecting]
 
 
 def entered(stream: Stream, rows: np.ndarray, stage: int) -> np.ndarray:

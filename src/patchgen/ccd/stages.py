@@ -1,10 +1,5 @@
 """A stream in stages: which images of which class appear at which stage, drawn by a schedule and recorded.
 
-    schedule = SCHEDULES["paper"]                                   # or read_schedule("stages.yaml")
-    stages = make_stages(table.label, table.classes, schedule, seed=1)
-    stages.rows(2)                                                  # rows of the second unlabelled stage
-    write_stages("run/stages.csv", table, stages)
-
 Stage 0 is labelled, later stages are not. Class group g enters at stage g; its images are distributed over that stage
 and all later ones. A schedule in YAML:
 
@@ -56,11 +51,18 @@ class Schedule:
 
     def group_of(self, class_names: Sequence[str]) -> np.ndarray:
         """The group of each class, (C,) int64; `UNUSED` if the schedule leaves a class out."""
-        if isinstance(self.groups[0], tuple):
-            return _groups_by_name(self.groups, class_names)  # type: ignore[arg-type]
-        ends = _group_ends(self.groups, len(class_names))  # type: ignore[arg-type]
         group = np.full(len(class_names), UNUSED, dtype=np.int64)
-        group[: ends[-1]] = np.searchsorted(ends, np.arange(ends[-1]), side="right")
+        if not isinstance(self.groups[0], tuple):
+            ends = _group_ends(self.groups, len(class_names))  # type: ignore[arg-type]
+            group[: ends[-1]] = np.searchsorted(ends, np.arange(ends[-1]), side="right")
+            return group
+        ids = {name: c for c, name in enumerate(class_names)}
+        for g, members in enumerate(self.groups):
+            for name in members:  # type: ignore[union-attr]
+                if name not in ids:
+                    hint = did_you_mean(name, class_names)
+                    raise ValueError(f"group {g} names the class {shortly(name)}, which the data does not have{hint}")
+                group[ids[name]] = g
         return group
 
 
@@ -188,23 +190,10 @@ def _group_ends(shares: Sequence[float], classes: int) -> np.ndarray:
     if classes < groups:
         raise ValueError(f"{groups} class groups need at least as many classes, the data has {classes}")
     ends = [round(math.fsum(shares[: g + 1]) * classes) for g in range(groups)]
-    ends[-1] = max(ends[-1], groups)
-    room = [ends[-1] - (groups - 1 - g) for g in range(groups)]  # leaves one class to each group after g
+    last = max(ends[-1], groups)
     for g in range(groups):
-        ends[g] = min(max(ends[g], ends[g - 1] + 1 if g else 1), room[g])
+        ends[g] = min(max(ends[g], ends[g - 1] + 1 if g else 1), last - (groups - 1 - g))  # one class for each after g
     return np.array(ends)
-
-
-def _groups_by_name(groups: Sequence[Sequence[str]], class_names: Sequence[str]) -> np.ndarray:
-    ids = {name: c for c, name in enumerate(class_names)}
-    group = np.full(len(class_names), UNUSED, dtype=np.int64)
-    for g, members in enumerate(groups):
-        for name in members:
-            if name not in ids:
-                hint = did_you_mean(name, class_names)
-                raise ValueError(f"group {g} names the class {shortly(name)}, which the data does not have{hint}")
-            group[ids[name]] = g
-    return group
 
 
 def _check_groups(groups: Any) -> None:
@@ -218,13 +207,10 @@ def _check_groups(groups: Any) -> None:
         return
     for share in groups:
         if not _is_number(share) or not 0 < share <= 1:
-            raise ValueError(
-                f"a share of the classes is a number above 0 and at most 1, got {shortly(share)} in {shortly(groups)}"
-            )
-    if math.fsum(groups) > 1 + 1e-9:
-        raise ValueError(
-            f"the shares of the classes must not exceed 1 together; {shortly(groups)} make {math.fsum(groups):g}"
-        )
+            rule = "a share of the classes is a number above 0 and at most 1"
+            raise ValueError(f"{rule}, got {shortly(share)} in {shortly(groups)}")
+    if (total := math.fsum(groups)) > 1 + 1e-9:
+        raise ValueError(f"the shares of the classes must not exceed 1 together; {shortly(groups)} make {total:g}")
 
 
 def _check_names(groups: Sequence[Sequence[Any]]) -> None:
@@ -235,9 +221,8 @@ def _check_names(groups: Sequence[Sequence[Any]]) -> None:
         for name in members:
             if not isinstance(name, str):
                 raise ValueError(f"class names must be text, got {shortly(name)} in group {g}; put it in quotes")
-            if name in first:
+            if first.setdefault(name, g) != g or members.count(name) > 1:
                 raise ValueError(f"class {shortly(name)} is in group {first[name]} and again in group {g}; keep one")
-            first[name] = g
 
 
 def _check_ratios(ratios: Any, groups: int) -> None:
@@ -246,16 +231,12 @@ def _check_ratios(ratios: Any, groups: int) -> None:
         raise ValueError(f"ratios must have one row for each of the {groups} class groups, got {rows}")
     for g, row in enumerate(ratios):
         if not isinstance(row, tuple) or len(row) != groups - g:
-            raise ValueError(
-                f"row {g} of ratios must have {groups - g} numbers, one for each stage from {g} to {groups - 1}; got "
-                f"{shortly(list(row) if isinstance(row, tuple) else row)}"
-            )
+            rule = f"row {g} of ratios must have {groups - g} numbers, one for each stage from {g} to {groups - 1}"
+            raise ValueError(f"{rule}; got {shortly(list(row) if isinstance(row, tuple) else row)}")
         for column, ratio in enumerate(row):
             if not _is_number(ratio) or not 0 <= ratio <= 1 or (column == 0 and ratio == 0):
-                least = "above 0" if column == 0 else "from 0"
-                raise ValueError(
-                    f"row {g} of ratios: a share of what is left, {least} to 1, cannot be {shortly(ratio)}"
-                )
+                rule = f"a share of what is left, {'above 0' if column == 0 else 'from 0'} to 1"
+                raise ValueError(f"row {g} of ratios: {rule}, cannot be {shortly(ratio)}")
 
 
 def _is_number(value: Any) -> bool:
