@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import string
 import subprocess
 import sys
@@ -22,10 +23,6 @@ from patchgen.methods.build import build_model, build_on
 from patchgen.model.backbone import Backbone, Origin
 from patchgen.model.classifier import Classifier, Output, trained_tensors
 from patchgen.model.convert import Loaded, build
-from patchgen.runs.folder import RunFolder
-from patchgen.runs.tensors import load_tensors
-from patchgen.train.fold import FoldTrainer
-from patchgen.train.lifecycle import train
 
 LABEL = (0, 2, 2, 1, 0, -1)
 DOMAIN = (0, 0, 0, 2, 2, 2)
@@ -65,15 +62,16 @@ def small_resnet() -> Backbone:
     return Backbone(Loaded(build("resnet", sizes)), Origin("small", "small"))
 
 
-def make_scene(
-    method: str, sources: tuple[int, ...] = (), backbone: Backbone | None = None, size: int = 28, **changes: Any
-) -> Scene:
-    config = Config(data="photos", unseen="site_c", backbone="tiny", image_size=size, method=method, **changes)
+def make_scene(method: str, sources: tuple[int, ...] = (), network: Backbone | None = None, **changes: Any) -> Scene:
+    settings: dict[str, Any] = {"backbone": "tiny", "image_size": 28} | changes
+    config = Config(data="photos", unseen="site_c", method=method, **settings)
     chosen = make_method(config)
-    model = build_on(backbone, config, chosen, 3) if backbone else build_model(config, chosen, 3)
+    chosen.class_names = ("circle", "cross", "round_square")
+    model = build_on(network, config, chosen, 3) if network else build_model(config, chosen, 3)
     torch.manual_seed(0)
     chosen.sources = sources
     chosen.setup(model)
+    size = config.image_size
     image = torch.randn(len(LABEL), 3, size, size, generator=torch.Generator().manual_seed(1))
     batch = Batch(image, torch.tensor(LABEL), torch.tensor(DOMAIN), torch.arange(len(LABEL)))
     return Scene(chosen, model, batch)
@@ -87,55 +85,48 @@ def scene() -> Callable[..., Scene]:
 
 @pytest.fixture
 def resnet_scene() -> Callable[..., Scene]:
-    """The same on a small ResNet, and images of 64 pixels."""
-    return lambda method, **changes: make_scene(method, backbone=small_resnet(), size=64, **changes)
+    """The same on a small ResNet."""
+    return lambda method, **changes: make_scene(method, network=small_resnet(), image_size=64, **changes)
 
 
-# run by each of two processes, and by the test itself
-SHARED = """
-import json
-import os
-import sys
-import torch
-from safetensors.torch import save_file
-from torch import distributed as dist
-from patchgen.config import Config
-from patchgen.data.loaders import Batch
-from patchgen.methods import make_method
-from patchgen.methods.build import build_model
+@pytest.fixture
+def clip_scene(clip_folder: Path) -> Callable[..., Scene]:
+    """The same on a small CLIP."""
+    return lambda method, **changes: make_scene(method, backbone=str(clip_folder), image_size=56, **changes)
 
 
-def gradients(rows, settings):
-    config = Config("photos", "site_c", backbone="tiny", image_size=28, **settings)
-    method = make_method(config)
-    model = build_model(config, method, 3)
-    torch.manual_seed(0)
-    method.sources = (0, 2)
-    method.setup(model)
+def gradients(rows: list[int], settings: dict[str, Any]) -> dict[str, Tensor]:
+    """Gradients and buffers after the losses of these rows of a batch, by name."""
+    method, model, _ = make_scene(**settings, sources=(0, 2))
     for module in method.modules():
         if isinstance(module, torch.nn.Dropout):
             module.eval()  # it would draw differently on each device
     image = torch.randn(8, 3, 28, 28, generator=torch.Generator().manual_seed(1))
     label, domain = torch.tensor([0, 1, -1, -1, 2, 1, 0, -1]), torch.tensor([0, 0, 0, 0, 2, 2, 2, 2])
     batch = Batch(image[rows], label[rows], domain[rows], torch.tensor(rows))
-    sum(method.losses(model(batch.image), batch).values()).backward()
+    torch.stack(list(method.losses(model(batch.image), batch).values())).sum().backward()
     named = [*model.named_parameters(), *method.named_parameters(prefix="method")]
     found = {name: tensor.grad for name, tensor in named if tensor.grad is not None}
     return found | {name: tensor for name, tensor in method.named_buffers() if tensor.is_floating_point()}
 
 
-if __name__ == "__main__":
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    for line in sys.stdin:
-        found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank], json.loads(line))
-        for tensor in found.values():  # what DDP does with the model's and the step with the method's
-            dist.all_reduce(tensor)
-            tensor /= 2
-        if rank == 0:
-            save_file(found, f"{folder}/found.safetensors")
-        print("saved", flush=True)
-    os._exit(0)  # gloo's threads may abort an interpreter that ends in the usual way
+WORKER = """
+import json, os, sys
+from safetensors.torch import save_file
+from torch import distributed as dist
+from conftest import gradients
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+for line in sys.stdin:
+    found = gradients([[0, 1, 4, 5], [2, 3, 6, 7]][rank], json.loads(line))
+    for tensor in found.values():  # what DDP does with the model's and the step with the method's
+        dist.all_reduce(tensor)
+        tensor /= 2
+    if rank == 0:
+        save_file(found, f"{folder}/found.safetensors")
+    print("saved", flush=True)
+os._exit(0)  # gloo's threads may abort an interpreter that ends in the usual way
 """
 
 
@@ -145,14 +136,14 @@ def two_devices(
 ) -> Iterator[Callable[..., tuple[dict[str, Tensor], dict[str, Tensor]]]]:
     """`two_devices(method=..., **settings)`: gradients and buffers on one device, and on two that share its batch."""
     folder = tmp_path_factory.mktemp("devices")
-    (folder / "work.py").write_text(SHARED)
-    command = [sys.executable, str(folder / "work.py")]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     ranks = [
-        subprocess.Popen([*command, str(rank), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(rank), str(folder)],
+            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
         for rank in range(2)
-    ]
-    space: dict[str, Any] = {"__name__": "work"}
-    exec(SHARED, space)
+    ]  # fmt: skip
 
     def run(**settings: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         for rank in ranks:
@@ -160,50 +151,11 @@ def two_devices(
             print(json.dumps(settings), file=rank.stdin, flush=True)
         for rank in ranks:
             assert rank.stdout is not None and rank.stdout.readline() == "saved\n"
-        return space["gradients"](list(range(8)), settings), load_file(folder / "found.safetensors")
+        return gradients(list(range(8)), settings), load_file(folder / "found.safetensors")
 
     yield run
     for rank in ranks:
         rank.communicate(timeout=60)  # an empty standard input ends it
-
-
-@pytest.fixture
-def interrupted(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., RunFolder]:
-    """`interrupted(method=...)` trains, is stopped between two evaluations, and goes on to the end."""
-
-    def run(**settings: Any) -> RunFolder:
-        whole, calls = FoldTrainer.take_step, iter(range(100))
-
-        def breaks(self: FoldTrainer, number: int) -> None:
-            if next(calls) == 4:  # after the state of step 2, and one more step
-                raise KeyboardInterrupt
-            whole(self, number)
-
-        config = Config(**{**tiny_settings, **settings})
-        monkeypatch.setattr(FoldTrainer, "take_step", breaks)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path, quiet=True)
-        monkeypatch.setattr(FoldTrainer, "take_step", whole)
-        return train(config, tmp_path, quiet=True)
-
-    return run
-
-
-@pytest.fixture
-def same_run() -> Callable[[RunFolder, RunFolder], bool]:
-    """Whether two runs have the same records (but for the clock) and the same checkpoints."""
-
-    def compare(one: RunFolder, other: RunFolder) -> bool:
-        plain = [[{k: v for k, v in r.items() if k != "seconds"} for r in run.records()] for run in (one, other)]
-        for name in ("selected", "swad"):
-            a, b = (load_tensors(run.checkpoint(name))[0] for run in (one, other))
-            if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
-                return False
-        return plain[0] == plain[1]
-
-    return compare
 
 
 def write_clip(folder: Path) -> Path:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.data.loaders import Batch
 from patchgen.fit.procedure import fit
 from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model
@@ -39,17 +38,13 @@ def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]
     return chosen, build_model(config, chosen, 3)
 
 
-def images() -> Tensor:
-    return torch.randn(4, 3, 56, 56, generator=torch.Generator().manual_seed(1))
-
-
 @torch.no_grad()
-def by_transformers(folder: Path, texts: list[str]) -> Tensor:
-    """(4, C) logits of the whole CLIPModel."""
+def by_transformers(folder: Path, images: Tensor, texts: list[str]) -> Tensor:
+    """(B, C) logits of the whole CLIPModel."""
     from transformers import CLIPModel, CLIPTokenizer
 
     model, tokenizer = CLIPModel.from_pretrained(folder).eval(), CLIPTokenizer.from_pretrained(folder)
-    found = model(pixel_values=images(), **tokenizer(texts, padding=True, return_tensors="pt"))
+    found = model(pixel_values=images, **tokenizer(texts, padding=True, return_tensors="pt"))
     logits: Tensor = found.logits_per_image
     return logits
 
@@ -57,42 +52,43 @@ def by_transformers(folder: Path, texts: list[str]) -> Tensor:
 # Logits
 
 
-def test_zero_shot_logits_are_those_of_transformers(clip_folder: Path) -> None:
-    _, model = made(clip_folder, "clip")
-    expected = by_transformers(clip_folder, [f"a photo of a {word}." for word in WORDS])
+def test_zero_shot_logits_are_those_of_transformers(clip_folder: Path, clip_scene: Callable[..., Any]) -> None:
+    s = clip_scene("clip")
+    expected = by_transformers(clip_folder, s.batch.image, [f"a photo of a {word}." for word in WORDS])
     assert expected.std(1).min() > 0.1  # the classes differ
-    torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)
-    features = model.read(images())
+    torch.testing.assert_close(s.forward().logits, expected, atol=1e-5, rtol=1e-5)
+    features = s.model.read(s.batch.image)
     with torch.autocast("cpu", torch.bfloat16):
-        half = model.head(features)
-    assert half.dtype == torch.float32 and torch.equal(half, model.head(features))
-    assert trained_tensors(model) == {} and (model.head.in_features, model.head.out_features) == (48, 3)
+        half = s.model.head(features)
+    assert half.dtype == torch.float32 and torch.equal(half, s.model.head(features))
+    assert trained_tensors(s.model) == {} and (s.model.head.in_features, s.model.head.out_features) == (48, 3)
 
 
 @pytest.mark.parametrize("prompt", ["a photo of a", "drawing"])
-def test_vectors_of_written_words_give_the_written_prompts_logits(prompt: str, clip_folder: Path) -> None:
-    expected = by_transformers(clip_folder, [f"{prompt} {word}." for word in WORDS])
+def test_vectors_of_written_words_give_the_written_prompts_logits(
+    prompt: str, clip_folder: Path, clip_scene: Callable[..., Any]
+) -> None:
     letters = len(prompt.replace(" ", ""))
-    _, model = made(clip_folder, "coop", hparams={"context": letters})
-    sentences: Any = model.head.sentences
+    s = clip_scene("coop", hparams={"context": letters})
+    expected = by_transformers(clip_folder, s.batch.image, [f"{prompt} {word}." for word in WORDS])
+    sentences = s.model.head.sentences
     words = sentences.tower.model.embeddings.token_embedding.weight
     ids = sentences.tower.tokens([prompt])[0, 1:-1]
     assert len(ids) == letters
     with torch.no_grad():
         sentences.vectors.copy_(words[ids])
-        torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(images()).logits, expected, atol=1e-5, rtol=1e-5)  # with gradients too
+        torch.testing.assert_close(s.forward().logits, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(s.forward().logits, expected, atol=1e-5, rtol=1e-5)  # with gradients too
 
 
 # What is computed, and what learns
 
 
-def test_sentences_are_read_once_while_the_vectors_stay(clip_folder: Path) -> None:
-    _, model = made(clip_folder, "coop")
-    tower: Any = model.head.sentences.tower
+def test_sentences_are_read_once_while_the_vectors_stay(clip_scene: Callable[..., Any]) -> None:
+    _, model, batch = clip_scene("coop")
     calls: list[int] = []
-    tower.register_forward_hook(lambda module, inputs, output: calls.append(1))
-    features = model.read(images())
+    model.head.sentences.tower.register_forward_hook(lambda module, inputs, output: calls.append(1))
+    features = model.read(batch.image)
     with torch.no_grad():
         first, again = model.classify(features).logits, model.classify(features).logits
     assert len(calls) == 1 and torch.equal(first, again)
@@ -106,14 +102,12 @@ def test_sentences_are_read_once_while_the_vectors_stay(clip_folder: Path) -> No
 
 
 @pytest.mark.parametrize("tune", [None, "layernorm"])
-def test_gradients_reach_the_vectors_and_what_is_tuned(tune: Any, clip_folder: Path) -> None:
-    method, model = made(clip_folder, "coop", tune=tune)
-    batch = Batch(images(), torch.tensor([0, 1, 2, -1]), torch.zeros(4), torch.arange(4))
-    sum(method.losses(model(batch.image), batch).values()).backward()  # type: ignore[union-attr]
-    norms = {f"backbone.{name}" for name, _ in model.backbone.named_parameters() if "norm" in name}
+def test_gradients_reach_the_vectors_and_what_is_tuned(tune: Any, clip_scene: Callable[..., Any]) -> None:
+    s = clip_scene("coop", tune=tune)
+    norms = {f"backbone.{name}" for name, _ in s.model.backbone.named_parameters() if "norm" in name}
     wanted = {VECTORS} | (norms if tune else set())
-    assert {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()} == wanted
-    assert set(trained_tensors(model)) == wanted
+    assert s.reached(s.method.losses(s.forward(), s.batch)["main"]) == (wanted, set())
+    assert set(trained_tensors(s.model)) == wanted
 
 
 # Runs
@@ -131,9 +125,10 @@ def test_a_zero_shot_run_trains_nothing_and_predicts(
     assert len({tuple(p.probabilities) for p in found}) == 3
 
 
-def test_only_steps_before_an_evaluation_look_at_a_batch(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    method, model = made(clip_folder, "clip", steps=10, eval_every=4)
-    batch = Batch(images(), torch.tensor([0, 1, 2, -1]), torch.zeros(4), torch.arange(4))
+def test_only_steps_before_an_evaluation_look_at_a_batch(
+    clip_scene: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, model, batch = clip_scene("clip", steps=10, eval_every=4)
     noted: list[tuple[int, dict[str, Tensor]]] = []
     optimizer = make_optimizer(model, method.config, method)
     for number in range(10):
@@ -141,7 +136,7 @@ def test_only_steps_before_an_evaluation_look_at_a_batch(clip_folder: Path, monk
         monkeypatch.setattr(step, "note", lambda values, number=number: noted.append((number, values)))
         take_step(step)
     assert [number for number, _ in noted] == [0, 4, 8, 9]
-    expected = torch.nn.functional.cross_entropy(model(batch.image).logits[:3], batch.label[:3])
+    expected = torch.nn.functional.cross_entropy(model(batch.image).logits[:5], batch.label[:5])
     torch.testing.assert_close(noted[0][1]["main"], expected)
 
 

@@ -1,8 +1,9 @@
-"""Methods on CLIP's sentences: losses in closed form, averages by hand, and each of them from the command line."""
+"""Methods on CLIP's sentences: losses in closed form, averages by hand, and checkpoints that are complete."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +13,41 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.cli import main
-from patchgen.config import Config
 from patchgen.data.loaders import Batch
-from patchgen.methods import Method, make_method
+from patchgen.methods import make_method
 from patchgen.methods.build import build_model, load_trained
 from patchgen.methods.clipceil import direction_loss, group_variance
 from patchgen.methods.clipood import beta_shares
-from patchgen.methods.source_free import (
-    PLACE,
-    Autoencoder,
-    arcface,
-    learn_styles,
-    style_loss,
-    unified_loss,
-)
+from patchgen.methods.source_free import PLACE, Autoencoder, arcface, learn_styles, style_loss, unified_loss
 from patchgen.model.backbone import load_backbone
-from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.classifier import trained_tensors
 from patchgen.model.text import BANKS, IMAGENET, TextTower, in_domain, load_text
 from patchgen.train.loop import Step, plain_step, take_step
 from patchgen.train.optim import make_optimizer
 
-CLASSES = ("circle", "cross", "round_square")
+NAMES = ("circle", "cross", "round square")
 SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds
     "duprg": {"sentence_steps": 5},
     "promptstyler": {"styles": 2, "style_steps": 2, "epochs": 2},
     "dpl": {"context": 3, "width": 16},
-    "clipood": {},
-    "clipceil": {},
 }
+Scenes = Callable[..., Any]
 
 
-def made(folder: Path, method: str, **changes: Any) -> tuple[Method, Classifier]:
-    changes.setdefault("hparams", SHORT.get(method, {}))
-    config = Config("photos", "site_c", image_size=56, method=method, backbone=str(folder), **changes)
-    chosen = make_method(config)
-    chosen.class_names = CLASSES
-    model = build_model(config, chosen, 3)
-    torch.manual_seed(0)
-    chosen.setup(model)
-    return chosen, model
+def step(s: Any, number: int = 0) -> None:
+    plain_step(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), s.batch, number)
 
 
-def images(count: int = 4) -> Tensor:
-    return torch.randn(count, 3, 56, 56, generator=torch.Generator().manual_seed(1))
-
-
-def batch_of(*domain: int, image: Tensor | None = None) -> Batch:
-    label = torch.tensor([0, 1, 2, 0, 1, 2][: len(domain)])
-    return Batch(
-        images(len(domain)) if image is None else image, label, torch.tensor(domain), torch.arange(len(domain))
-    )
-
-
-def step(method: Method, model: Classifier, batch: Batch, number: int = 0) -> None:
-    plain_step(method, model, make_optimizer(model, method.config, method), batch, number)
+def cosines(s: Any, vectors: Tensor) -> Tensor:
+    """Zero-shot logits with these sentences (C, E)."""
+    text = load_text(s.model.backbone)
+    image = F.normalize(text.projection(s.model.read(s.batch.image)), dim=1)
+    return text.scale.exp() * image @ F.normalize(vectors, dim=1).T
 
 
 @pytest.fixture(scope="module")
 def tower(clip_folder: Path) -> TextTower:
     return load_text(load_backbone(str(clip_folder))).tower
-
-
-def orthonormal(count: int, dim: int = 6) -> Tensor:
-    return torch.eye(dim)[:count]
 
 
 # The tower and its sentences
@@ -91,18 +64,14 @@ def test_each_sentence_is_read_once(tower: TextTower) -> None:
 
 
 def test_a_vector_of_a_real_word_in_any_place_gives_the_written_sentence(tower: TextTower) -> None:
-    """As PromptStyler puts its style: behind "a"."""
+    """As PromptStyler puts its style: behind "a". Vectors may differ by sentence."""
     words = tower.model.embeddings.token_embedding.weight
     ids = tower.tokens(["a q style of a"])
     vector = words[tower.tokens(["z"])[0, 1:2]]
     torch.testing.assert_close(tower(ids, vector, PLACE), tower(tower.tokens(["a z style of a"])))
     assert not torch.allclose(tower(ids), tower(ids, vector, PLACE), atol=1e-3)
-
-
-def test_vectors_may_differ_by_sentence(tower: TextTower) -> None:
-    words, ids = tower.model.embeddings.token_embedding.weight, tower.tokens(["cat", "dog"])
     own = words[tower.tokens(["bat", "fog"])[:, 1:2]]  # (2, 1, dim)
-    torch.testing.assert_close(tower(ids, own), tower(tower.tokens(["bat", "fog"])))
+    torch.testing.assert_close(tower(tower.tokens(["cat", "dog"]), own), tower(tower.tokens(["bat", "fog"])))
 
 
 def test_there_are_eighty_templates_and_three_banks() -> None:
@@ -122,27 +91,24 @@ def test_the_loss_at_the_sentences_themselves() -> None:
     assert float(unified_loss(t, t, 0.5, 0.05)) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_autoencoder_has_the_published_size() -> None:
+def test_one_domain_word_and_an_identity_give_zero_shot(
+    clip_scene: Scenes, tower: TextTower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = Autoencoder(512)
-    assert sum(p.numel() for p in network.parameters()) == 1_313_536
+    assert sum(p.numel() for p in network.parameters()) == 1_313_536  # as published
     torch.testing.assert_close(network(torch.randn(2, 512)).norm(dim=-1), torch.ones(2))
-
-
-def test_one_domain_word_and_an_identity_give_zero_shot(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Autoencoder, "forward", lambda self, t: t + 0 * sum(p.sum() for p in self.parameters()))
-    method, model = made(clip_folder, "duprg", hparams={"bank": 1, "sentence_steps": 1})
-    step(method, model, batch_of(0, 0, 1, 1))
-    text = load_text(model.backbone)
-    wanted = text.tower.read([f"a photo of a {name}" for name in ("circle", "cross", "round square")])
-    image = F.normalize(text.projection(model.read(images())), dim=1)
-    torch.testing.assert_close(model(images()).logits, text.scale.exp() * image @ wanted.T, atol=1e-4, rtol=1e-5)
+    s = clip_scene("duprg", hparams={"bank": 1, "sentence_steps": 1})
+    step(s)
+    wanted = tower.read([f"a photo of a {name}" for name in NAMES])
+    torch.testing.assert_close(s.forward().logits, cosines(s, wanted), atol=1e-4, rtol=1e-5)
 
 
 # PromptStyler
 
 
 def test_contents_of_orthonormal_sentences() -> None:
-    t = orthonormal(4)
+    t = torch.eye(6)[:4]
     found = style_loss(torch.eye(6)[4:5], t, torch.empty(0, 6), t)
     assert float(found) == pytest.approx(math.log(1 + 3 / math.e), abs=1e-6)
     near = F.normalize(torch.tensor([[0.0, 0, 0, 0, 3, -4]]), dim=1)
@@ -151,10 +117,10 @@ def test_contents_of_orthonormal_sentences() -> None:
 
 
 def test_arcface_of_two_unit_vectors() -> None:
-    cosines = torch.tensor([[math.cos(0.7), math.cos(1.1)]])
-    found = arcface(cosines, torch.tensor([1]), 5.0, 0.5)
+    angles = torch.tensor([[math.cos(0.7), math.cos(1.1)]])
+    found = arcface(angles, torch.tensor([1]), 5.0, 0.5)
     torch.testing.assert_close(found, 5 * torch.tensor([[math.cos(0.7), math.cos(1.6)]]))
-    torch.testing.assert_close(arcface(cosines, torch.tensor([0]), 5.0, 0.0), 5 * cosines, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(arcface(angles, torch.tensor([0]), 5.0, 0.0), 5 * angles, atol=1e-5, rtol=1e-5)
 
 
 def test_a_style_that_is_learned_leaves_the_earlier_ones_as_they_are(tower: TextTower) -> None:
@@ -167,115 +133,107 @@ def test_a_style_that_is_learned_leaves_the_earlier_ones_as_they_are(tower: Text
 
 
 @pytest.mark.parametrize("name", ["duprg", "promptstyler"])
-def test_the_images_play_no_part_in_source_free_methods(name: str, clip_folder: Path) -> None:
-    def learned(batch: Batch) -> Tensor:
-        method, model = made(clip_folder, name)
+def test_the_images_play_no_part_in_source_free_methods(name: str, clip_scene: Scenes) -> None:
+    def learned(flip: bool) -> Tensor:
+        s = clip_scene(name, hparams=SHORT[name])
+        if flip:
+            s.batch.image[:] = s.batch.image.flip(0)
         torch.manual_seed(0)
-        step(method, model, batch)
-        vectors: Any = model.head.vectors
-        first = vectors.clone()
-        step(method, model, batch, number=1)  # nothing is left to learn
-        assert torch.equal(first, vectors) and not any(p.requires_grad for p in model.parameters())
+        step(s)
+        first: Tensor = s.model.head.vectors.clone()
+        step(s, 1)  # nothing is left to learn
+        assert torch.equal(first, s.model.head.vectors) and not any(p.requires_grad for p in s.model.parameters())
         return first
 
-    other = batch_of(0, 0, 1, 1, image=images().flip(0))
-    assert torch.equal(learned(batch_of(0, 0, 1, 1)), learned(other))
+    assert torch.equal(learned(False), learned(True))
 
 
 # DPL
 
 
-def test_a_prompt_that_hears_no_image_is_coops(clip_folder: Path) -> None:
-    _, model = made(clip_folder, "dpl")
-    _, coop = made(clip_folder, "coop", hparams={"context": 3})
+def test_a_prompt_that_hears_no_image_is_coops(clip_scene: Scenes) -> None:
+    s, coop = (clip_scene(name, hparams={"context": 3}) for name in ("dpl", "coop"))
     vectors = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        last: Any = model.head.layers[-1]  # type: ignore[union-attr,index]
-        last.weight.zero_()
-        last.bias.copy_(vectors.flatten())
-        coop.head.sentences.vectors.copy_(vectors)  # type: ignore[union-attr,operator]
-        for count in (1, 4):
-            torch.testing.assert_close(model(images(count)).logits, coop(images(count)).logits, atol=1e-4, rtol=1e-5)
+        s.model.head.layers[-1].weight.zero_()
+        s.model.head.layers[-1].bias.copy_(vectors.flatten())
+        coop.model.head.sentences.vectors.copy_(vectors)
+        for image in (s.batch.image[:1], s.batch.image):
+            torch.testing.assert_close(s.model(image).logits, coop.model(image).logits, atol=1e-4, rtol=1e-5)
 
 
-def dpl_loss(model: Classifier, method: Method, batch: Batch) -> Tensor:
+def dpl_loss(s: Any, rows: list[int], domain: list[int]) -> Tensor:
     """As a step makes it, without dropout."""
     seen: list[Tensor] = []
-    plain = Step(method, model, make_optimizer(model, method.config, method), lambda: batch)
+    part = Batch(s.batch.image[rows], torch.tensor([0, 1, 2, 0, 1, 2])[rows], torch.tensor(domain), torch.tensor(rows))
+    plain = Step(s.method, s.model, make_optimizer(s.model, s.method.config, s.method), lambda: part)
     plain.backward = lambda losses, watched=None: seen.append(losses["main"].detach())  # type: ignore[method-assign]
     plain.apply = lambda: None  # type: ignore[method-assign]
-    model.eval()
+    s.model.eval()
     take_step(plain)
     return seen[0]
 
 
-def test_each_domain_reads_the_prompt_that_it_wrote(clip_folder: Path) -> None:
+def test_each_domain_reads_the_prompt_that_it_wrote(clip_scene: Scenes) -> None:
     """By domain, one after the other; a label offset or a common prompt would give another number."""
-    method, model = made(clip_folder, "dpl")
-    batch = batch_of(0, 0, 0, 2, 2, 2)
-    apart = [dpl_loss(model, method, Batch(batch.image[r], batch.label[r], batch.domain[r], r))
-             for r in (torch.arange(3), torch.arange(3, 6))]  # fmt: skip
-    torch.testing.assert_close(dpl_loss(model, method, batch), (apart[0] + apart[1]) / 2)
-    mixed = Batch(batch.image, batch.label, torch.tensor([0, 2, 0, 2, 0, 2]), batch.index)
-    assert not torch.allclose(dpl_loss(model, method, mixed), dpl_loss(model, method, batch), atol=1e-5)
+    s = clip_scene("dpl", hparams=SHORT["dpl"])
+    apart = dpl_loss(s, [0, 1, 2], [0] * 3), dpl_loss(s, [3, 4, 5], [2] * 3)
+    both = dpl_loss(s, [*range(6)], [0, 0, 0, 2, 2, 2])
+    torch.testing.assert_close(both, (apart[0] + apart[1]) / 2)
+    assert not torch.allclose(dpl_loss(s, [*range(6)], [0, 2, 0, 2, 0, 2]), both, atol=1e-5)
 
 
-def test_the_network_has_the_published_size_and_start(clip_folder: Path) -> None:
-    method, model = made(clip_folder, "dpl", hparams={"context": 16, "width": 512})
+def test_the_network_has_the_published_size_and_start(clip_scene: Scenes) -> None:
+    s = clip_scene("dpl", hparams={"context": 16, "width": 512})
     sizes = [(24, 512), (512, 512), (512, 16 * 32)]  # the tiny CLIP has E 24, words of 32
-    trained = trained_tensors(model)
+    trained = trained_tensors(s.model)
     assert sum(t.numel() for t in trained.values()) == sum(a * b + b for a, b in sizes)
     assert 2 * (512 * 512 + 512) + 512 * 16 * 512 + 16 * 512 == 4_727_808  # the published one, by the same rule
     assert all((t == 0.01).all() for name, t in trained.items() if name.endswith("bias"))
     assert all(name.startswith("head.layers.") for name in trained)
-    optimizer = make_optimizer(model, method.config, method)
+    optimizer = make_optimizer(s.model, s.method.config, s.method)
     assert isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0.1
 
 
 # CLIPood
 
 
-def test_margins_are_the_published_ones_up_to_a_constant(clip_folder: Path) -> None:
+def test_margins_are_the_published_ones_up_to_a_constant(clip_scene: Scenes) -> None:
     """s (cos + margin (1 - <t_y, t_c>)) has the same cross-entropy."""
-    method, model = made(clip_folder, "clipood", hparams={"margin": 0.3})
-    batch, head = batch_of(0, 0, 1, 1), model.head
-    out = model(batch.image)
-    s, t = float(head.scale.exp()), head.vectors  # type: ignore[union-attr,operator]
-    rows = [out.logits[i] + s * 0.3 * (1 - t[y] @ t.T) for i, y in enumerate(batch.label.tolist())]  # type: ignore[index,union-attr]
-    expected = F.cross_entropy(torch.stack(rows), batch.label)
-    torch.testing.assert_close(method.losses(out, batch)["main"], expected, atol=1e-4, rtol=1e-5)
-    plain = made(clip_folder, "clipood", hparams={"margin": 0})[0].losses(out, batch)["main"]
-    torch.testing.assert_close(plain, F.cross_entropy(out.logits, batch.label))
+    s = clip_scene("clipood", hparams={"margin": 0.3})
+    out, label, t = s.forward(), s.batch.label[:5], s.model.head.vectors
+    rows = [out.logits[i] + s.model.head.scale.exp() * 0.3 * (1 - t[y] @ t.T) for i, y in enumerate(label.tolist())]
+    expected = F.cross_entropy(torch.stack(rows), label)
+    torch.testing.assert_close(s.method.losses(out, s.batch)["main"], expected, atol=1e-4, rtol=1e-5)
+    plain = clip_scene("clipood", hparams={"margin": 0}).method.losses(out, s.batch)["main"]
+    torch.testing.assert_close(plain, F.cross_entropy(out.logits[:5], label))
 
 
-def weights_of(shares: Tensor) -> list[float]:
-    """The weights of all points in the average that is updated by these shares."""
-    found: list[float] = []
-    for share in shares.tolist():
-        found = [weight * (1 - share) for weight in found] + [share]
-    return found
+SHARES = (0.25580, 0.16746, 0.15348, 0.16746, 0.25580)  # Beta(1/2, 1/2) at five points
 
 
 def test_the_weights_of_the_average_are_betas() -> None:
-    assert weights_of(beta_shares(4, 0.5)) == pytest.approx([0.25580, 0.16746, 0.15348, 0.16746, 0.25580], abs=1e-5)
-    assert weights_of(beta_shares(6, 1.0)) == pytest.approx([1 / 7] * 7, abs=1e-6)
+    for shares, wanted in ((beta_shares(4, 0.5), SHARES), (beta_shares(6, 1.0), [1 / 7] * 7)):
+        found: list[float] = []  # weights of all points in the average that is updated by these shares
+        for share in shares.tolist():
+            found = [weight * (1 - share) for weight in found] + [share]
+        assert found == pytest.approx(list(wanted), abs=1e-5)
     assert float((1 - beta_shares(5000, 0.5).double()[1:]).prod()) == pytest.approx(0.0064007, abs=1e-6)
 
 
-def test_the_average_of_the_way_predicts(clip_folder: Path) -> None:
-    method, model = made(clip_folder, "clipood", steps=4, lr=1e-2)
-    way = [{name: t.detach().clone() for name, t in trained_tensors(model).items()}]
-    optimizer = make_optimizer(model, method.config, method)
+def test_the_average_of_the_way_predicts(clip_scene: Scenes) -> None:
+    s = clip_scene("clipood", steps=4, lr=1e-2)
+    way = [{name: t.detach().clone() for name, t in trained_tensors(s.model).items()}]
+    optimizer = make_optimizer(s.model, s.method.config, s.method)
     assert isinstance(optimizer, torch.optim.AdamW)
     for number in range(4):
-        plain_step(method, model, optimizer, batch_of(0, 0, 1, 1), number)
+        plain_step(s.method, s.model, optimizer, s.batch, number)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * (1 + math.cos(math.pi * number / 4)) / 2)
-        way.append({name: t.detach().clone() for name, t in trained_tensors(model).items()})
-    share = (0.25580, 0.16746, 0.15348, 0.16746, 0.25580)
-    average = method.predicting(model)
-    assert average is not None and average.keys() == way[0].keys() >= {"head.weight", "head.constants.vectors"}
+        way.append({name: t.detach().clone() for name, t in trained_tensors(s.model).items()})
+    average = s.method.predicting(s.model)
+    assert average.keys() == way[0].keys() >= {"head.weight", "head.constants.vectors"}
     for name, tensor in average.items():
-        wanted = sum(w * point[name] for w, point in zip(share, way, strict=True))
+        wanted = sum(w * point[name] for w, point in zip(SHARES, way, strict=True))
         torch.testing.assert_close(tensor, wanted, atol=2e-5, rtol=1e-4)
     assert not torch.equal(average["head.weight"], way[-1]["head.weight"])
 
@@ -283,25 +241,19 @@ def test_the_average_of_the_way_predicts(clip_folder: Path) -> None:
 # CLIPCEIL++
 
 
-def test_clipceil_begins_as_clip_with_eighty_sentences(clip_folder: Path, tower: TextTower) -> None:
-    _, model = made(clip_folder, "clipceil")
-    names = ("circle", "cross", "round square")
-    vectors = torch.stack([tower.read([t.format(name) for t in IMAGENET]).mean(0) for name in names])
-    text = load_text(model.backbone)
-    image = F.normalize(text.projection(model.read(images())), dim=1)
-    expected = text.scale.exp() * image @ F.normalize(vectors, dim=1).T
-    torch.testing.assert_close(model(images()).logits, expected, atol=1e-4, rtol=1e-5)
-
-
-def test_clipceil_reads_earlier_depths(clip_folder: Path) -> None:
-    _, model = made(clip_folder, "clipceil")
-    head: Any = model.head
+def test_clipceil_begins_as_clip_with_eighty_sentences_and_reads_earlier_depths(
+    clip_scene: Scenes, tower: TextTower
+) -> None:
+    s = clip_scene("clipceil")
+    vectors = torch.stack([tower.read([t.format(name) for t in IMAGENET]).mean(0) for name in NAMES])
+    torch.testing.assert_close(s.forward().logits, cosines(s, vectors), atol=1e-4, rtol=1e-5)
+    head = s.model.head
     with torch.no_grad():
         head.project[-1].weight.normal_()
-        before = model(images()).logits
-        features = model.read(images())
+        before = s.forward().logits
+        features = s.model.read(s.batch.image)
         taps = dict(head._taps)
-        assert len(taps) == 1 and next(iter(taps.values())).shape == (4, 48)
+        assert len(taps) == 1 and next(iter(taps.values())).shape == (6, 48)
         torch.testing.assert_close(head(features), before)
         head._taps.update({i: tap.flip(0) for i, tap in taps.items()})
         assert not torch.allclose(head(features), before, atol=1e-4)
@@ -314,7 +266,7 @@ def test_equal_means_of_domains_have_no_variance() -> None:
 
 
 def test_images_at_their_sentences_have_the_right_directions() -> None:
-    t, label, domain = orthonormal(3), torch.tensor([0, 1, 2, 0, -1]), torch.tensor([0, 1, 2, 2, 1])
+    t, label, domain = torch.eye(6)[:3], torch.tensor([0, 1, 2, 0, -1]), torch.tensor([0, 1, 2, 2, 1])
     z = t[label.clamp(min=0)]
     assert float(direction_loss(z, t, label, domain)) == pytest.approx(0, abs=1e-6)
     assert float(direction_loss(-z, t, label, domain)) == pytest.approx(2, abs=1e-6)
@@ -325,15 +277,15 @@ def test_images_at_their_sentences_have_the_right_directions() -> None:
 
 
 @pytest.mark.parametrize("name", ["duprg", "clipood", "clipceil"])
-def test_a_checkpoint_alone_gives_the_trained_logits(name: str, clip_folder: Path) -> None:
-    method, model = made(clip_folder, name)
-    step(method, model, batch_of(0, 0, 1, 1))
-    saved = {key: tensor.detach().clone() for key, tensor in trained_tensors(model).items()}
-    other = make_method(method.config)
+def test_a_checkpoint_alone_gives_the_trained_logits(name: str, clip_scene: Scenes) -> None:
+    s = clip_scene(name, hparams=SHORT.get(name, {}))
+    step(s)
+    saved = {key: tensor.detach().clone() for key, tensor in trained_tensors(s.model).items()}
+    other = make_method(s.method.config)
     other.saved = saved
-    again = build_model(method.config, other, 3)
+    again = build_model(s.method.config, other, 3)
     load_trained(again, saved)
-    torch.testing.assert_close(again(images()).logits, model(images()).logits)
+    torch.testing.assert_close(again(s.batch.image).logits, s.forward().logits)
     assert not any(isinstance(module, TextTower) for module in again.modules())
 
 

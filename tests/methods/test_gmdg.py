@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from patchgen.methods.gmdg import (
-    cross_entropy_slope,
     explained_covariance,
     mean_of_domains,
     moment_distance,
@@ -48,15 +47,6 @@ def test_the_penalty_is_that_of_the_pseudo_inverse(samples: int, dim: int, rank:
         value = penalty(leaf, y)
         slopes.append((value.detach(), *torch.autograd.grad(value, leaf)))
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-6, atol=1e-12)
-
-
-def test_the_slope_of_cross_entropy_is_autograds() -> None:
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 4, generator=g).requires_grad_()
-    weight, label = torch.randn(3, 4, generator=g), torch.tensor([0, -1, 2, 1, -1])
-    loss = F.cross_entropy(x @ weight.T, label, ignore_index=-1)
-    torch.testing.assert_close(cross_entropy_slope(x @ weight.T, label, weight), *torch.autograd.grad(loss, x))
-    assert not cross_entropy_slope(x @ weight.T, torch.full((5,), -1), weight).any()
 
 
 def test_the_scaled_penalty_is_as_steep_as_told() -> None:

@@ -16,7 +16,7 @@ from patchgen.methods.build import build_on
 from patchgen.methods.kadaptation import RANKS, KroneckerUpdate, Mixture, Rules, imbalance
 from patchgen.model.attention import attention_layers
 from patchgen.model.backbone import load_backbone
-from patchgen.model.classifier import Classifier, trained_tensors
+from patchgen.model.classifier import trained_tensors
 
 BOTH = ("kadaptation", "kadaptation-moa")
 
@@ -50,61 +50,45 @@ def test_half_of_the_elements_are_dropped_in_a_training_pass_alone() -> None:
     torch.testing.assert_close(dropped[kept], 2 * adapter.matrix()[kept].detach())
 
 
-def vit_base(method: str) -> Classifier:
-    config = Config("photos", "site_c", method=method, backbone="clip-b16", image_size=32)
-    with torch.device("meta"):
-        backbone = load_backbone("clip-b16", pretrained=False)
-        return build_on(backbone, config, make_method(config), 7)
-
-
 @pytest.mark.parametrize(("method", "count"), [("kadaptation", 143_360), ("kadaptation-moa", 1_494_022 - 2 * 64 * 64)])
 def test_the_published_numbers_of_parameters(method: str, count: int) -> None:
     """The release's mixture has a second pair of rules that nothing uses."""
-    trained = trained_tensors(vit_base(method))
+    config = Config("photos", "site_c", method=method, backbone="clip-b16", image_size=32)
+    with torch.device("meta"):
+        model = build_on(load_backbone("clip-b16", pretrained=False), config, make_method(config), 7)
+    trained = trained_tensors(model)
     assert sum(t.numel() for name, t in trained.items() if not name.startswith("head.")) == count
     assert all(name.startswith(("head.", "backbone.adapters.")) for name in trained)
 
 
-def small(method: str, **hparams: float) -> Classifier:
-    config = Config("photos", "site_c", method=method, backbone="tiny", image_size=28, hparams={"rules": 16, **hparams})
-    chosen = make_method(config)
-    model = build_on(load_backbone("tiny"), config, chosen, 3)
-    chosen.setup(model)
-    return model.eval()
-
-
-def images() -> Tensor:
-    return torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize("method", BOTH)
 @torch.no_grad()
-def test_without_b_the_network_is_unchanged_and_evaluation_is_deterministic(method: str) -> None:
-    model, plain = small(method), load_backbone("tiny")
-    digest = plain.digest()
-    assert model.backbone.digest() == digest  # what stands beside the network is no part of it
-    found = model.backbone(images()).cls
-    assert torch.equal(found, model.train().backbone(images()).cls)
-    assert not torch.equal(found, plain(images()).cls)
-    for part in model.backbone.adapters.modules():  # type: ignore[union-attr]
+def test_without_b_the_network_is_unchanged_and_evaluation_is_deterministic(
+    method: str, scene: Callable[..., Any]
+) -> None:
+    s, plain = scene(method, hparams={"rules": 16}), load_backbone("tiny")
+    backbone, image = s.model.eval().backbone, s.batch.image
+    assert backbone.digest() == plain.digest()  # what stands beside the network is no part of it
+    found = backbone(image).cls
+    assert torch.equal(found, s.model.train().backbone(image).cls)
+    assert not torch.equal(found, plain(image).cls)
+    for part in backbone.adapters.modules():
         if isinstance(part, KroneckerUpdate):
             part.left.zero_()
-    torch.testing.assert_close(model.backbone(images()).cls, plain(images()).cls)
+    torch.testing.assert_close(backbone(image).cls, plain(image).cls)
 
 
 @torch.no_grad()
-def test_the_update_folds_into_the_layer() -> None:
-    model, plain = small("kadaptation"), load_backbone("tiny")
-    for tensor in model.backbone.adapters.parameters():  # type: ignore[union-attr]
+def test_the_update_folds_into_the_layer(scene: Callable[..., Any]) -> None:
+    s, plain = scene("kadaptation", hparams={"rules": 16}), load_backbone("tiny")
+    for tensor in s.model.backbone.adapters.parameters():
         nn.init.normal_(tensor, std=0.3)
-    adapters: Any = iter(model.backbone.adapters)  # type: ignore[arg-type]
-    for block in attention_layers(plain):
-        for layer in (*block.inputs, block.out):
-            adapter = next(adapters)
-            layer.weight += adapter.matrix().T
-            layer.bias += adapter.bias
-    assert not list(adapters)
-    torch.testing.assert_close(model.backbone(images()).cls, plain(images()).cls, atol=1e-4, rtol=1e-4)
+    layers = [layer for block in attention_layers(plain) for layer in (*block.inputs, block.out)]
+    for adapter, layer in zip(s.model.backbone.adapters, layers, strict=True):
+        layer.weight += adapter.matrix().T
+        layer.bias += adapter.bias
+    found, wanted = (backbone(s.batch.image).cls for backbone in (s.model.backbone, plain))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
 # The mixture

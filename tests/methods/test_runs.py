@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from patchgen.cli import main
+from patchgen.config import Config
 from patchgen.methods import METHODS, method_class
 from patchgen.predict.predictor import load_run
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
 
 PENALTY, AVERAGE, ANNEAL = {"penalty": 0.1}, {"ema": 0.5}, {"anneal": 0.6}  # ANNEAL: changes at step 3, the resumed one
 INTERRUPTED: list[tuple[str, dict[str, float]]] = [
@@ -29,15 +32,32 @@ INTERRUPTED: list[tuple[str, dict[str, float]]] = [
 def test_an_interrupted_run_gives_the_same_numbers(
     method: str,
     hparams: dict[str, float],
+    tiny_settings: dict[str, Any],
     tiny_run: Callable[..., Any],
-    interrupted: Callable[..., Any],
-    same_run: Callable[..., bool],
+    tmp_path: Path,
     clip_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings: dict[str, Any] = {"hparams": hparams}
+    """Stopped between two evaluations, after the state of step 2 and one more step, it goes on to the end."""
+    settings: dict[str, Any] = {"method": method, "hparams": hparams}
     if "text" in method_class(method).needs:  # cached features, if it has any
         settings |= {"backbone": str(clip_folder), "augment": method in ("clip", "clipood")}
-    assert same_run(interrupted(method=method, **settings), tiny_run(method, **settings))
+    config, step, calls = Config(**{**tiny_settings, **settings}), FoldTrainer.take_step, iter(range(100))
+
+    def breaks(self: FoldTrainer, number: int) -> None:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        step(self, number)
+
+    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, quiet=True)
+    monkeypatch.setattr(FoldTrainer, "take_step", step)
+    run, whole = train(config, tmp_path, quiet=True), tiny_run(**settings)
+    plain, wanted = ([record | {"seconds": 0} for record in one.records()] for one in (run, whole))
+    assert plain == wanted
+    for name in ("selected", "swad"):
+        assert run.checkpoint(name).read_bytes() == whole.checkpoint(name).read_bytes()
 
 
 SHORT: dict[str, dict[str, float]] = {  # the same methods in seconds, on a CLIP that is 48 wide

@@ -169,10 +169,10 @@ def test_blocks_that_return_tuples_are_hooked_as_others(method: str, scene: Call
     more = {"patch_size": 4, "image_size": 16, "use_mean_pooling": False, "use_relative_position_bias": True}
     torch.manual_seed(3)
     backbone = Backbone(Loaded(build_generic("data2vec-vision", {**sizes, **more})), Origin("small", "small"))
-    plain = scene("lp-ln", backbone=backbone, size=16)
+    plain = scene("lp-ln", network=backbone, image_size=16)
     place: nn.Module = backbone.model.get_submodule(backbone.family.blocks)[0]
     [before] = outputs(place, plain.forward)
-    s = scene(method, backbone=backbone, size=16, hparams={"mixstyle": 1.0} if method == "mixstyle" else {})
+    s = scene(method, network=backbone, image_size=16, hparams={"mixstyle": 1.0} if method == "mixstyle" else {})
     found: list[Any] = []
     [after] = outputs(place, lambda: found.append(s.forward()))
     assert isinstance(before, tuple) and isinstance(after, tuple) and len(after) == len(before)

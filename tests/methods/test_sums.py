@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.data.loaders import Batch
 from patchgen.methods import METHODS, WITH_LREG, make_method
-from patchgen.methods.build import build_on
-from patchgen.model.backbone import load_backbone
 from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
 
 ADDABLE = [name for name, method in METHODS.items() if method.addable]
-SOURCES, LABEL = (0, 2), (0, 2, 2, 1, 0, -1)
-
-
-def config(method: str, **changes: Any) -> Config:
-    return Config(data="photos", unseen="site_c", backbone="tiny", image_size=28, method=method, **changes)
 
 
 class Traces(NamedTuple):
     """What a step leaves behind."""
 
-    terms: set[str]
+    terms: set[str]  # but for those that MLDG repeats on its test domains
     rates: dict[str, float]  # of the method's own parameters
     reached: set[str]  # those with a gradient that is not 0
 
@@ -42,7 +32,7 @@ class WatchedStep(Step):
     reached: set[str]
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
-        self.terms.update(losses)
+        self.terms.update(name.removeprefix("meta_") for name in losses)
         super().backward(losses, watched)
 
     def apply(self) -> None:
@@ -52,28 +42,15 @@ class WatchedStep(Step):
 
 
 @functools.cache
-def backbone() -> Any:
-    return load_backbone("tiny")
-
-
-@functools.cache
-def traces(name: str) -> Traces:
+def traces(name: str, scene: Callable[..., Any]) -> Traces:
     """One step of the method."""
-    settings = config(name)
-    method = make_method(settings)
-    model = build_on(copy.deepcopy(backbone()), settings, method, 3)
-    method.sources = SOURCES
-    torch.manual_seed(0)
-    method.setup(model)
-    image = torch.randn(len(LABEL), 3, 28, 28, generator=torch.Generator().manual_seed(1))
-    batch = Batch(image, torch.tensor(LABEL), torch.tensor([0, 0, 0, 2, 2, 2]), torch.arange(len(LABEL)))
-    optimizer = make_optimizer(model, settings, method)
+    method, model, batch = scene(name, sources=(0, 2))
+    optimizer = make_optimizer(model, method.config, method)
     rate_of = {id(tensor): group["lr"] for group in optimizer.param_groups for tensor in group["params"]}
     step = WatchedStep(method, model, optimizer, lambda: batch)
     step.terms, step.reached = set(), set()
     take_step(step)
-    rates = {name: rate_of[id(tensor)] for name, tensor in method.named_parameters()}
-    return Traces(step.terms, rates, step.reached)
+    return Traces(step.terms, {n: rate_of[id(tensor)] for n, tensor in method.named_parameters()}, step.reached)
 
 
 SUMS = [
@@ -83,23 +60,17 @@ SUMS = [
 ]
 
 
-def plain(terms: set[str]) -> set[str]:
-    """Without those that MLDG repeats on its test domains."""
-    return {term.removeprefix("meta_") for term in terms}
-
-
 @pytest.mark.parametrize("name", SUMS)
-def test_nothing_of_a_part_is_lost(name: str) -> None:
-    found, parts = traces(name), [traces(part) for part in name.split("+")]
-    assert plain(found.terms) == plain(set().union(*(part.terms for part in parts)))
+def test_nothing_of_a_part_is_lost(name: str, scene: Callable[..., Any]) -> None:
+    found, parts = traces(name, scene), [traces(part, scene) for part in name.split("+")]
+    assert found.terms == set().union(*(part.terms for part in parts))
     assert found.reached >= set().union(*(part.reached for part in parts))
-    assert {key: found.rates[key] for part in parts for key in part.rates} == {
-        key: rate for part in parts for key, rate in part.rates.items()
-    }
+    rates = {key: rate for part in parts for key, rate in part.rates.items()}
+    assert {key: found.rates[key] for key in rates} == rates
 
 
 def test_a_sum_has_the_first_ones_choices() -> None:
-    method = make_method(config("full+gmdg+lreg", hparams={"lreg": 0.5}))
+    method = make_method(Config("photos", "site_c", method="full+gmdg+lreg", hparams={"lreg": 0.5}))
     assert (method.chosen_pool, method.chosen_tune) == ("cls", "full")
     assert method.hparams == METHODS["gmdg"].all_defaults() | {"lreg": 0.5, "ortho": 0.0}
     assert type(method).__name__ == "full+gmdg+lreg"
@@ -111,8 +82,6 @@ def test_a_sum_has_the_first_ones_choices() -> None:
         ("miro+patchgen", r"'patchgen' in 'miro\+patchgen' cannot be added to another method; what can: balance, miro"),
         ("gmdg+miro", "'gmdg' is a term; begin with a method like lp-ln, full or patchgen"),
         ("patchgen+miro+miro", r"a sum has one term, or one of miro\+lreg, .*; it has miro\+miro"),
-        ("patchgen+mtl+vrex", r"a sum has one term, .*; it has mtl\+vrex"),
-        ("patchgen+lreg+miro", r"a sum has one term, .*; it has lreg\+miro"),
         ("patchgen+coral+lreg", r"a sum has one term, .*; it has coral\+lreg"),
         ("full+gmdg+lreg+sma", r"a sum has one term, .*; it has gmdg\+lreg\+sma"),
         ("patchgen-select+balance", "'patchgen-select' has the terms of 'balance' already; leave 'balance' out"),
@@ -121,7 +90,7 @@ def test_a_sum_has_the_first_ones_choices() -> None:
 )
 def test_other_sums_are_refused(name: str, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
-        make_method(config(name))
+        make_method(Config("photos", "site_c", method=name))
 
 
 # Learning rates of the parts
@@ -131,14 +100,12 @@ def test_other_sums_are_refused(name: str, rule: str) -> None:
     ("name", "own"), [("full+gmdg+lreg", ["variances", "embedding"]), ("lp-ln+pim-lreg", ["predictor"])]
 )
 def test_a_term_learns_at_its_own_rate(name: str, own: list[str], scene: Callable[..., Any]) -> None:
-    s = scene(name, sources=SOURCES, lr=1e-3)
+    s = scene(name, sources=(0, 2), lr=1e-3)
     rates = {id(module): rate for module, rate in s.method.rates()}
     assert [rates[id(getattr(s.method, part))] for part in own] == pytest.approx([1e-2] * len(own))
 
 
 def test_the_common_name_is_for_all_parts_and_an_own_name_for_one(scene: Callable[..., Any]) -> None:
-    s = scene("patchgen-select+dann", sources=SOURCES, lr=1e-3, hparams={"lr_mult": 3.0, "dann_lr_mult": 0.5})
+    s = scene("patchgen-select+dann", sources=(0, 2), lr=1e-3, hparams={"lr_mult": 3.0, "dann_lr_mult": 0.5})
     rates = {id(module): rate for module, rate in s.method.rates()}
     assert [rates[id(part)] for part in (s.method.expert, s.method.discriminator)] == pytest.approx([3e-3, 5e-4])
-    with pytest.raises(ValueError, match="method 'coral' has no hyper-parameter 'lr_mult'"):
-        make_method(config("coral", hparams={"lr_mult": 3.0}))
