@@ -63,7 +63,7 @@ def test_a_right_object_is_filled() -> None:
         ({"inner": {}}, "inner has no width"),
         ({"inner": 3}, "inner must be an object or null"),
         ({"bias": 1}, "bias must be true or false, not 1"),
-        ({"more": []}, "more must be an object"),
+        ({"more": []}, "more must be `name: value` pairs"),
         ({"names": ["x" * 200_000]}, "each text"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

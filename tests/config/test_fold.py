@@ -83,14 +83,14 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
         ("- data\n- unseen", "must hold settings as `name: value` lines, found list"),
         ("", "found NoneType"),
         ("data: [a", "not readable YAML"),
-        ("data: a\nunseen: b\nlr: 1e-3", r"lr must be a number, not '1e-3'; YAML .* 1.0e-3"),
+        ("data: a\nunseen: b\nlr: 1e-3", r"lr must be a finite number, not '1e-3'; YAML .* 1.0e-3"),
         ("data: a\nunseen: b\nsteps: many", "steps must be a whole number, not 'many'"),
         ("data: a\nunseen: b\nsteps: true", "steps must be a whole number, not True"),
         ("data: a\nunseen: b\nsteps: 1.5", "steps must be a whole number, not 1.5"),
         ("data: a\nunseen: b\nswad: 1", "swad must be true or false, not 1"),
-        ("data: a\nunseen: 2016", r"unseen must be text \(in quotes\), not 2016"),
+        ("data: a\nunseen: 2016", "unseen must be text, not 2016; put it in quotes"),
         ("data: a\nunseen: b\nselect: orcale", "select must be one of .*, not 'orcale'; did you mean 'oracle'"),
-        ("data: a\nunseen: b\npool: max", "pool must be one of .*, patchgen-cls, select, not 'max'"),
+        ("data: a\nunseen: b\npool: max", "pool must be one of .*, patchgen-cls, select or null, not 'max'"),
         ("data: a\nunseen: b\nsplit: null", "split must be one of domainbed, group, not None"),
     ],
 )
@@ -99,10 +99,11 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
         load_settings(write(tmp_path, text))
 
 
-@pytest.mark.parametrize("name", Config.least)
+@pytest.mark.parametrize("name", Config.bounds)
 def test_too_small_is_refused(name: str) -> None:
-    value = Config.least[name] - 1
-    with pytest.raises(ValueError, match=f"{name} must be at least {Config.least[name]}, not {value}"):
+    least = Config.bounds[name][0]
+    value = {"any": least - 1} if name == "hparams" else least - 1
+    with pytest.raises(ValueError, match=rf"{name} must be (at least {least:g}, not {value}|`name: value` pairs)"):
         Config(**BASE, **{name: value})
 
 
@@ -111,14 +112,14 @@ def test_too_small_is_refused(name: str) -> None:
     "name", ["lr", "lr_module", "lr_backbone", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf"]
 )
 def test_rates_and_weights_are_not_negative(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a non-negative number, not {value}"):
+    with pytest.raises(ValueError, match=f"{name} must be (a finite number( or null)?|at least 0), not {value}"):
         Config(**BASE, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["holdout", "tau"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.5, float("nan")])
 def test_shares_lie_between_0_and_1(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} is .* between 0 and 1, not {value}"):
+    with pytest.raises(ValueError, match=f"{name} (is .* between 0 and 1|must be a finite number), not {value}"):
         Config(**BASE, **{name: value})
 
 
@@ -131,7 +132,7 @@ def test_a_batch_must_divide_into_its_devices(batch: int, devices: int, suggesti
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, "all"])
 def test_a_micro_batch_is_a_number_of_images(value: Any) -> None:
-    with pytest.raises(ValueError, match="micro_batch must be (at least 1|a whole number)"):
+    with pytest.raises(ValueError, match="micro_batch must be (at least 1|auto or a whole number)"):
         Config(**BASE, micro_batch=value)
 
 
@@ -262,11 +263,11 @@ def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, A
         ("unseen: null", "unseen must be text"),
         ("unseen: [a]", "unseen must be text"),
         ("backbone: {a: 1}", "backbone must be text"),
-        ("hparams: 5", "hparams must be `name: value` lines"),
-        ("hparams: {miro: x}", "hparams: each value must be a number under a name"),
-        ("options: {1: a}", "options: each value must be text"),
-        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1e\+09"),
-        ("hparams: {miro: 1.0e+290}", r"hparams: miro must be a number of at most 1e\+09"),
+        ("hparams: 5", "hparams must be `name: value` pairs, not 5"),
+        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number .*'x'"),
+        ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
+        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1000000000"),
+        ("hparams: {miro: 1.0e+290}", r"hparams must be .* to 1e\+09, not .*miro"),
         ("image_size: 0", "image_size must be at least 1"),
         ("seed: 4294967296", "seed must be at most 4294967295"),
         ("threads: 100000", "threads must be at most 1024"),

@@ -137,7 +137,7 @@ def test_variables_are_put_in(write_recipe: Write, monkeypatch: pytest.MonkeyPat
         ("command: predict\ngrid: {seed: [1]}", "command is train, not 'predict'"),
         ("data: a\ngrid: {seed: [1]}", "unseen are required"),
         ("data: a\nunseen: x\ngrid: {steps: [many]}", "steps must be a whole number, not 'many'"),
-        ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a number, not '1e-3'"),
+        ("data: a\nunseen: x\nrows: [{name: A, lr: 1e-3}]", "row 'A': lr must be a finite number, not '1e-3'"),
         ("data: a\nunseen: x\nepochs: 3\ngrid: {seed: [1]}", "unknown setting 'epochs'"),  # of task ccd only
         ("random: {lr: [1.0e-5, 1.0e-3]}", "random search needs both"),
         ("random: {lr: [1.0e-3, 1.0e-5]}\ntrials: 2", r"lr must be \[low, high\] or"),

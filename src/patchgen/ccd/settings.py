@@ -5,11 +5,12 @@ The defaults are those published for the host method (PromptCCD); `small` is mea
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from patchgen.config.base import LARGEST, Settings
+from patchgen.config.base import AT_LEAST_1, LARGEST, RATE, Settings
 
 USUAL_IMAGES = 5_000  # assumed images per stage, before any stage has run
 Components = Literal["known", "half", "grow"]
@@ -96,13 +97,13 @@ class StreamConfig(Settings):
 
     not_hashed: ClassVar[tuple[str, ...]] = (*Settings.not_hashed, "schedule", "holdout")
     always_hashed: ClassVar[tuple[str, ...]] = ("task",)
-    least: ClassVar = {
-        **Settings.least,
+    bounds: ClassVar = {
+        **Settings.bounds,
         **dict.fromkeys(("epochs", "projection_hidden", "projection_bottleneck", "projection_out", "prompts",
-                         "refit_every", "val_every", "inits"), 1),
-        "batch": 2, "warm_up": 0, "replay": 0,  # a contrast needs a second image
+                         "refit_every", "val_every", "inits"), AT_LEAST_1),
+        "batch": (2, math.inf),  # a contrast needs a second image
+        "warm_up": (0, math.inf), "replay": (0, math.inf), "entropy_weight": RATE,
     }  # fmt: skip
-    not_negative: ClassVar = (*Settings.not_negative, "entropy_weight")
 
     selection_rule: ClassVar = "selection"
 

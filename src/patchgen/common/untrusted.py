@@ -188,7 +188,7 @@ def filled(kind: type[T], values: Mapping[str, Any], where: object) -> T:
     for one in dataclasses.fields(kind):  # type: ignore[arg-type]
         if one.name in values:
             value, bounds = values[one.name], one.metadata.get("range")
-            rule = _broken_rule(value, hints[one.name], bounds)
+            rule = broken_rule(value, hints[one.name], bounds)
             if rule:
                 raise ValueError(f"{where}: {one.name} must be {rule}, not {shortly(value)}")
             checked[one.name] = _converted(value, hints[one.name], f"{where}: {one.name}")
@@ -197,30 +197,40 @@ def filled(kind: type[T], values: Mapping[str, Any], where: object) -> T:
     return kind(**checked)
 
 
-def _broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None) -> str:
+def broken_rule(value: Any, hint: Any, bounds: tuple[float, float] | None = None) -> str:
     """The rule that a value breaks, in words; empty if it breaks none."""
     origin, members = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return ""
     if origin in (Union, UnionType):
-        rules = [_broken_rule(value, member, bounds) for member in members]
+        rules = [broken_rule(value, member, bounds) for member in members]
         return "" if "" in rules else " or ".join(rules)
     if origin is Literal:
         known = any(type(value) is type(member) and value == member for member in members)
-        return "" if known else f"one of {', '.join(map(str, members))}"
+        names = ", ".join(map(str, members))
+        return "" if known else f"one of {names}" if len(members) > 1 else names
     if origin in (list, tuple):
         count, plain = len(members) if origin is tuple else None, isinstance(value, list)
         fits = plain and (len(value) == count if count else len(value) <= LONGEST)
-        rules = [_broken_rule(member, members[0], bounds) for member in (value if fits else [])]
-        inner = next((f", each {rule}" for rule in rules if rule), "")
-        return "" if fits and not inner else f"a list of {count or 'values'}{inner}"
-    if origin is dict or dataclasses.is_dataclass(hint):
+        rules = [broken_rule(member, members[0], bounds) for member in (value if fits else [])]
+        return _each(f"a list of {count or 'values'}", fits, rules)
+    if origin is dict:
+        fits = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+        rules = [broken_rule(member, members[1], bounds) for member in (value.values() if fits else [])]
+        return _each("`name: value` pairs", fits, rules)
+    if dataclasses.is_dataclass(hint):
         return "" if isinstance(value, dict) else "an object"
-    accepted: Any = (int, float) if hint is float else hint
-    plain = isinstance(value, accepted) and (hint is bool or not isinstance(value, bool))
+    plain = isinstance(value, (int, float) if hint is float else hint) and isinstance(value, bool) == (hint is bool)
     if hint in (int, float):
         low, high = bounds or (-math.inf, math.inf)
         rule = PLAIN[hint] + (f" from {low:g} to {high:g}" if bounds else "")
         return "" if plain and abs(value) < math.inf and low <= value <= high else rule
     return "" if plain and not (hint is str and len(value) > LONGEST) else PLAIN[hint]
+
+
+def _each(whole: str, fits: bool, rules: list[str]) -> str:
+    inner = next((f", each {rule}" for rule in rules if rule), "")
+    return "" if fits and not inner else whole + inner
 
 
 def _converted(value: Any, hint: Any, where: str) -> Any:

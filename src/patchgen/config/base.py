@@ -8,19 +8,22 @@ only say where and how it is computed.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from patchgen.common.text import did_you_mean
-from patchgen.common.untrusted import read_yaml, shortly
+from patchgen.common.untrusted import broken_rule, read_yaml, shortly
 
 Tune = Literal["head", "layernorm", "upper-layernorm", "last_block", "full", "lora"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
 RhoStart = Literal["mean", "conv"]
 S = TypeVar("S", bound="Settings")
+LARGEST = 1e9  # maximum rate or weight: far beyond useful values, and far below the largest 32-bit float
+RATE, AT_LEAST_1 = (0, LARGEST), (1, math.inf)
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,12 @@ class Settings:
     selection_rule: ClassVar[str]  # the setting that selects the reported checkpoint
     not_hashed: ClassVar[tuple[str, ...]] = ("data", "accelerator", "threads", "cache", "micro_batch")
     always_hashed: ClassVar[tuple[str, ...]] = ()  # hashed even at their default
-    least: ClassVar[Mapping[str, int]] = {"image_size": 1, "val_images": 1, "threads": 1, "micro_batch": 1, "seed": 0}
-    not_negative: ClassVar[tuple[str, ...]] = (
-        "lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf", "spread"
-    )  # fmt: skip
+    # Beyond these a run cannot start, or numbers are far from useful: least and most of a number, both included.
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "image_size": (1, 16384), "val_images": AT_LEAST_1, "threads": (1, 1024), "micro_batch": AT_LEAST_1,
+        "seed": (0, 2**32 - 1),
+        **dict.fromkeys(("lr", "lr_module", "weight_decay", "lambda_ms", "lambda_sim", "lambda_conf", "spread"), RATE),
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         self.check()
@@ -99,12 +104,14 @@ class Settings:
         Raises:
             ValueError: its first word is the setting.
         """
-        _check_kinds(self)
-        _check_range(self)
-        for name in self.not_negative:
+        for name, hint in _hints(type(self)).items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= LARGEST:
-                rule = f"at most {LARGEST:g}" if LARGEST < value < float("inf") else "a non-negative number"
+            if rule := broken_rule(value, hint, self.bounds.get(name) if isinstance(value, dict) else None):
+                raise ValueError(f"{name} must be {rule}, not {shortly(value)}{_fix(value, hint)}")
+        for name, (low, high) in self.bounds.items():
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and not low <= value <= high:
+                rule = f"at least {low:g}" if value < low else f"at most {high:.10g}"
                 raise ValueError(f"{name} must be {rule}, not {value}")
         if not 0 < self.tau < 1:
             raise ValueError(f"tau is a mask value between 0 and 1, not {self.tau}")
@@ -132,12 +139,6 @@ class Settings:
         """
         usual = {f.name: _default(f) for f in dataclasses.fields(self)}
         return {k: v for k, v in self.deciding().items() if k in self.always_hashed or v != usual[k]}
-
-
-# Beyond these a run cannot start: generators accept 63 bits of seed and step, and threads are limited by the system.
-MOST = {"seed": 2**32 - 1, "image_size": 16384, "threads": 1024, "devices": 1024}
-LARGEST = 1e9  # maximum rate or weight: far beyond useful values, and far below the largest 32-bit float
-KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes)"}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -190,60 +191,19 @@ def known_settings(kind: Any, settings: dict[str, Any], where: str) -> dict[str,
     return settings
 
 
-def _check_range(config: Settings) -> None:
-    """Check minimum and maximum values; None means that a setting was left out."""
-    for name, lowest in config.least.items():
-        value = getattr(config, name)
-        if value is not None and not isinstance(value, str) and not value >= lowest:
-            raise ValueError(f"{name} must be at least {lowest}, not {value}")
-    for name, highest in MOST.items():
-        if (getattr(config, name, None) or 0) > highest:
-            raise ValueError(f"{name} must be at most {highest}, not {getattr(config, name)}")
-
-
-def _check_kinds(config: Settings) -> None:
-    """Check types: a misspelt choice, a domain that YAML reads as a number, `1e-3`, which it reads as text."""
-    fields = {field.name for field in dataclasses.fields(config)}
-    for name, hint in _hints(type(config)).items():
-        if name not in fields:
-            continue
-        value, kinds = getattr(config, name), get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        words = [word for each in kinds if get_origin(each) is Literal for word in get_args(each)]
-        if value in words or (value is None and type(None) in kinds):
-            continue
-        [kind, *_] = [each for each in kinds if each is not type(None) and get_origin(each) is not Literal] or [None]
-        if kind is None:
-            fix = did_you_mean(shortly(value), words)
-            raise ValueError(f"{name} must be one of {', '.join(words)}, not {shortly(value)}{fix}")
-        if kind in KINDS and not _fits(value, kind):
-            fix = "; YAML needs a decimal point before an exponent: 1.0e-3" if kind is float else ""
-            rule = " or ".join([KINDS[kind], *words])
-            raise ValueError(f"{name} must be {rule}, not {shortly(value)}{fix}")
-        if get_origin(kind) is dict:
-            _check_dict(name, value, get_args(kind)[1])
-
-
-_known_hints: dict[type, dict[str, Any]] = {}
-
-
+@cache
 def _hints(kind: type) -> dict[str, Any]:
-    """The types of a class's attributes, cached because resolving them is slower than checking all settings."""
-    if kind not in _known_hints:
-        _known_hints[kind] = get_type_hints(kind)
-    return _known_hints[kind]
+    """The types of a class's settings, cached because resolving them is slower than checking all settings."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _check_dict(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} must be `name: value` lines, not {shortly(value)}")
-    for key, item in value.items():
-        if not isinstance(key, str) or not _fits(item, kind):
-            raise ValueError(
-                f"{name}: each value must be {KINDS[kind]} under a name, not {shortly(key)}: {shortly(item)}"
-            )
-        if kind is float and not abs(item) <= LARGEST:
-            raise ValueError(f"{name}: {key} must be a number of at most {LARGEST:g}, not {item}")
-
-
-def _fits(value: Any, kind: type) -> bool:
-    return isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind)
+def _fix(value: Any, hint: Any) -> str:
+    """What to write instead: a name that is misspelt, a domain that YAML reads as a number, or `1e-3`, as text."""
+    members = get_args(hint) or (hint,)
+    words = [word for member in (hint, *members) if get_origin(member) is Literal for word in get_args(member)]
+    if words:
+        return did_you_mean(shortly(value), words)
+    if float in members and isinstance(value, str):
+        return "; YAML needs a decimal point before an exponent: 1.0e-3"
+    return "; put it in quotes" if str in members and not isinstance(value, dict) else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from patchgen.config.base import Settings
+from patchgen.config.base import AT_LEAST_1, LARGEST, RATE, Settings
 
 Pool = Literal["cls", "mean", "cls-mean", "patchgen", "patchgen-cls", "select"]
 Selection = Literal["source-validation", "leave-one-out", "last", "oracle"]
@@ -112,14 +113,12 @@ class Config(Settings):
     not_hashed: ClassVar[tuple[str, ...]] = (
         *Settings.not_hashed, "devices", "deterministic", "checkpoint_activations"
     )  # fmt: skip
-    least: ClassVar = {
-        **Settings.least,
-        **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "devices", "num_classes"), 1),
-        **dict.fromkeys(("patience", "lora_rank"), 1),
-        "swad_ratio": 1,
-        "warmup": 0,
-    }
-    not_negative: ClassVar = (*Settings.not_negative, "lr_backbone")
+    bounds: ClassVar = {
+        **Settings.bounds,
+        **dict.fromkeys(("steps", "batch_per_domain", "eval_every", "accumulate", "num_classes"), AT_LEAST_1),
+        **dict.fromkeys(("patience", "lora_rank", "swad_ratio"), AT_LEAST_1),
+        "devices": (1, 1024), "warmup": (0, math.inf), "lr_backbone": RATE, "hparams": (-LARGEST, LARGEST),
+    }  # fmt: skip
 
     selection_rule: ClassVar = "select"
 
