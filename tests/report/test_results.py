@@ -97,6 +97,7 @@ def test_runs_are_collected_once_and_stay_when_their_folders_go(tiny_run: Callab
     new, total = collect([run.path], file)
     assert (new, total) == (1, 1)
     [found] = read_rows(file)
+    assert read_rows(run.path) == [found]  # a folder of runs makes the same rows
     [test] = [r for r in run.records("test") if r["checkpoint"] == "selected"]
     assert found["run"] == run.path.name and found["method"] == "patchgen-select" and found["unseen"] == "studio"
     assert float(found["accuracy"]) == pytest.approx(test["all"]["accuracy"], abs=1e-5)

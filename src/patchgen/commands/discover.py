@@ -155,7 +155,7 @@ def _render_page(title: str, groups: Groups, rows: list[dict[str, Any]]) -> str:
     return render(
         "discover.html",
         title=title,
-        lead=f"{len(groups.members)} images: {new} in {len(groups.new)} groups that fit no known class.",
+        lead=f"{len(groups.members)} images: {new} fit no known class (groups: {len(groups.new)}).",
         rows=list(map(_cells, rows)),
         estimate=_describe_estimate(groups),
         rule=_describe_rule(groups),

@@ -123,12 +123,12 @@ def tabulate_runs(
     only: dict[str, str] = {},  # noqa: B006
     against: tuple[str, ...] = (),
 ) -> None:
-    """Print Markdown tables of a file that `patchgen runs collect` wrote: mean and standard error over seeds.
+    """Print Markdown tables of finished runs: mean and standard error over seeds.
 
     There is one table per score; scores of a single fold share one.
 
     Args:
-        file: The CSV file.
+        file: A folder of runs, or the CSV file that `patchgen runs collect` wrote.
         scores: Columns to show: accuracy, swad, validation, auroc, iou, kept, iou_before, true_mask, random_mask.
         only: Rows to show, such as `data PACS`, or several values separated by commas: `data oracle-easy,oracle-full`.
         against: Methods whose paired differences are added.

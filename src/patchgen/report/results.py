@@ -60,21 +60,30 @@ RATES = ("lr", "lr_backbone", "lr_module", "hparams")
 def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
     """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
     stored = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
-    runs, _ = read_runs(folders)
-    rows = {row["run"]: row for row in (_row(run) for run in runs if run.config.task != "ccd")}
+    rows = {row["run"]: row for row in _finished(folders)}
     new = len(rows.keys() - stored.keys())
-    every = sorted((stored | rows).values(), key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+    every = _sorted((stored | rows).values())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_csv(file, COLUMNS, ([row[name] for name in COLUMNS] for row in every), people=True)
     return new, len(every)
 
 
+def _finished(folders: Sequence[Path]) -> list[Row]:
+    return [_row(run) for run in read_runs(folders)[0] if run.config.task != "ccd"]
+
+
+def _sorted(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+
+
 def read_rows(file: Path) -> list[Row]:
-    """The rows of such a file; scores that it has no column for are empty.
+    """The rows of such a file, or of the finished runs below a folder; scores that it has no column for are empty.
 
     Raises:
         ValueError: it has other columns.
     """
+    if file.is_dir():
+        return _sorted(_finished([file]))
     refuse_pipe(file)
     with file.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
