@@ -13,8 +13,7 @@ fused attention and is not loaded twice.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,8 +68,11 @@ def gradient_x_input(classifier: Classifier, images: Tensor, target: Tensor) -> 
 
 def random_order(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
     """A uniformly random order of the patches, seeded by the image's pixels: independent of batch and position."""
-    patches = classifier.grid[0] * classifier.grid[1]
-    return torch.stack([_shuffled(patches, image) for image in images]).to(images.device)
+    patches, orders = classifier.grid[0] * classifier.grid[1], []
+    for image in images:
+        seed = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
+        orders.append(torch.randperm(patches, generator=torch.Generator().manual_seed(seed)).float())
+    return torch.stack(orders).to(images.device)
 
 
 def centre_first(classifier: Classifier, images: Tensor, target: Tensor) -> Tensor:
@@ -117,30 +119,20 @@ def check_rankings(classifier: Classifier, names: tuple[str, ...], whose: str) -
     """ValueError when a ranking is unknown, or unavailable for this classifier."""
     for name in names:
         if name not in RANKINGS:
-            raise ValueError(
-                f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {', '.join(RANKINGS)})"
-            )
+            known = ", ".join(RANKINGS)
+            raise ValueError(f"no ranking is called {name!r}{did_you_mean(name, RANKINGS)} (known: {known})")
         if name not in available(classifier):
-            reads = (
-                "backbone, whose blocks show no attention,"
-                if name != "mask"
-                else f"head, which reads {classifier.pool!r},"
+            reason = (
+                f"its head reads {classifier.pool!r}" if name == "mask" else "its backbone's blocks show no attention"
             )
-            raise ValueError(
-                f"{whose} has no ranking {name!r}: its {reads} has none to give; "
-                f"it has {', '.join(available(classifier))}"
-            )
+            has = ", ".join(available(classifier))
+            raise ValueError(f"{whose} has no ranking {name!r}: {reason}; it has {has}")
 
 
 def descending(scores: Tensor, ties: Tensor) -> Tensor:
     """Patches (B,P) from most to least important; equal scores are ordered by `ties`, never by position."""
     first = ties.argsort(dim=1, descending=True)
     return first.gather(1, scores.gather(1, first).argsort(dim=1, descending=True, stable=True))
-
-
-def _shuffled(patches: int, image: Tensor) -> Tensor:
-    seed = zlib.crc32(image.detach().cpu().contiguous().numpy().tobytes())
-    return torch.randperm(patches, generator=torch.Generator().manual_seed(seed)).float()
 
 
 # Attention
@@ -150,10 +142,8 @@ def has_attention(backbone: Backbone) -> bool:
     """Whether its blocks have query and key projections; convolutional networks have none."""
     if backbone.family.convolutional:
         return False
-    names = {
-        name.rpartition(".")[2] for name, _ in backbone.model.get_submodule(backbone.family.blocks).named_modules()
-    }
-    return {"q_proj", "k_proj"} <= names
+    modules = backbone.model.get_submodule(backbone.family.blocks).named_modules()
+    return {"q_proj", "k_proj"} <= {name.rpartition(".")[2] for name, _ in modules}
 
 
 @torch.no_grad()
@@ -165,7 +155,11 @@ def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> li
     blocks = list(backbone.model.get_submodule(backbone.family.blocks))[-1 if last else 0 :]
     projections = [_projections(block) for block in blocks]
     seen: dict[nn.Module, Tensor] = {}
-    hooks = [module.register_forward_hook(_keep(seen)) for pair in projections for module in pair]
+
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        seen[module] = output
+
+    hooks = [module.register_forward_hook(keep) for pair in projections for module in pair]
     try:
         backbone(images)
     finally:
@@ -176,15 +170,8 @@ def attention_maps(backbone: Backbone, images: Tensor, last: bool = False) -> li
 
 
 def _projections(block: nn.Module) -> tuple[nn.Module, nn.Module]:
-    found = {name.rpartition(".")[2]: module for name, module in block.named_modules()}
-    return found["q_proj"], found["k_proj"]
-
-
-def _keep(seen: dict[nn.Module, Tensor]) -> Callable[[nn.Module, Any, Tensor], None]:
-    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        seen[module] = output
-
-    return hook
+    modules = {name.rpartition(".")[2]: module for name, module in block.named_modules()}
+    return modules["q_proj"], modules["k_proj"]
 
 
 def _mean_attention(q: Tensor, k: Tensor, heads: int) -> Tensor:
@@ -218,28 +205,21 @@ def token_gradient(classifier: Classifier, images: Tensor, target: Tensor, block
         else:
             logits = classifier.classify(tokens if classifier.pool == "patchgen" else tokens.mean(1)).logits
         return tokens.detach(), _gradient(logits, target, tokens)
-    module = classifier.backbone.model.get_submodule(classifier.backbone.family.blocks)[block]
-    with _leaf_at(module) as entered:
+    entered: list[Tensor] = []
+
+    def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        entered.append(inputs[0].detach().requires_grad_())  # a leaf
+        return (entered[-1], *inputs[1:])
+
+    blocks: Any = classifier.backbone.model.get_submodule(classifier.backbone.family.blocks)
+    hook = blocks[block].register_forward_pre_hook(cut)
+    try:
         logits = classifier(images).logits
+    finally:
+        hook.remove()
     prefix = classifier.backbone.num_prefix_tokens
     return entered[0].detach()[:, prefix:], _gradient(logits, target, entered[0])[:, prefix:]
 
 
 def _gradient(logits: Tensor, target: Tensor, leaf: Tensor) -> Tensor:
     return torch.autograd.grad(logits.gather(1, target[:, None]).sum(), leaf)[0]
-
-
-@contextmanager
-def _leaf_at(block: nn.Module) -> Iterator[list[Tensor]]:
-    """Makes the input of a block a leaf with a gradient, and stores it in the list."""
-    entered: list[Tensor] = []
-
-    def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        entered.append(inputs[0].detach().requires_grad_())
-        return (entered[-1], *inputs[1:])
-
-    hook = block.register_forward_pre_hook(cut)
-    try:
-        yield entered
-    finally:
-        hook.remove()

@@ -1,7 +1,7 @@
 """Embed images: feature vectors of a model, with the image names, in one file for other tools.
 
-    found = embed(load_predictor("tiles-model"), paths, ("features", "cls", "mean"))
-    write_columns("tiles.parquet", {"path": names, **found.vectors})           # or tiles.npz
+    embedded = embed(load_predictor("tiles-model"), paths, ("features", "cls", "mean"))
+    write_columns("tiles.parquet", {"path": names, **embedded.vectors})        # or tiles.npz
 
 `features` is the input of the head (z+ with PatchGen, the selective class token with patchgen-select); `cls` and `mean`
 are the class token and the mean patch token of the same tuned backbone, without any selection. `load_embedder` also
@@ -82,35 +82,31 @@ def embed(
     """Vectors of images; those that cannot be read, and those with vectors that are not finite, are named instead."""
     rows, failed, parts = list[int](), list[Unreadable](), {name: list[np.ndarray]() for name in what}
     for part, decoded in batches(range(len(paths)), lambda row: predictor.decode(paths[row]), batch, tick, each=True):
-        readable = [row for row, image in zip(part, decoded, strict=True) if isinstance(image, np.ndarray)]
         failed += [image for image in decoded if isinstance(image, Unreadable)]
-        if not readable:
+        readable = np.array([row for row, image in zip(part, decoded, strict=True) if isinstance(image, np.ndarray)])
+        if not len(readable):
             continue
         vectors = vectors_of(predictor, [image for image in decoded if isinstance(image, np.ndarray)], what)
         finite = finite_rows(*vectors.values())
-        failed += [Unreadable(paths[row], NOT_FINITE) for row, good in zip(readable, finite, strict=True) if not good]
-        rows += [row for row, good in zip(readable, finite, strict=True) if good]
+        failed += [Unreadable(paths[row], NOT_FINITE) for row in readable[~finite]]
+        rows += readable[finite].tolist()
         for name in what:
             parts[name].append(vectors[name][finite])
-    return Embedded(rows, {name: np.concatenate(found) for name, found in parts.items() if found}, failed)
+    return Embedded(rows, {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}, failed)
 
 
 @torch.inference_mode()
 def vectors_of(predictor: Predictor, images: Sequence[np.ndarray], what: Sequence[str]) -> dict[str, np.ndarray]:
     """Name -> (B, D) float32 of images (S, S, 3) uint8."""
-    found = {}
+    vectors = {}
     if "features" in what:
-        found["features"] = predictor.computed(images).features
+        vectors["features"] = predictor.computed(images).features
     if {"cls", "mean"} & {*what}:
         with predictor.autocast():
             tokens = predictor.model.backbone(predictor.inputs(images))
-        found |= {"cls": _numbers(tokens.cls), "mean": _numbers(tokens.patches.mean(1))}
-    return {name: found[name] for name in what}
-
-
-def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    values: np.ndarray = tensor.float().cpu().numpy()
-    return values
+        vectors["cls"] = tokens.cls.float().cpu().numpy()
+        vectors["mean"] = tokens.patches.mean(1).float().cpu().numpy()
+    return {name: vectors[name] for name in what}
 
 
 def write_columns(path: str | Path, columns: Mapping[str, np.ndarray]) -> None:

@@ -33,7 +33,7 @@ from patchgen.common.untrusted import read_json
 from patchgen.model.tuning import merged
 from patchgen.predict.export import NEEDED, Exported, drawn_images, write_graph
 from patchgen.predict.predictor import Outputs, Predictor
-from patchgen.predict.sessions import PACKAGES, Answer, installed, open_session, seconds_of
+from patchgen.predict.sessions import PACKAGES, installed, open_session, seconds_of
 
 RuntimeName = Literal["auto", "torch", "onnx", "openvino"]
 EXTRAS = {"onnx": "export", "openvino": "openvino"}
@@ -41,9 +41,8 @@ IMAGES = 8  # number of images for the check
 TOLERANCE = {"probabilities": 0.01, "mask": 0.02}  # largest differences from torch
 HALF_TOLERANCE = {"probabilities": 0.02, "mask": 0.05}  # in bfloat16
 WORTH = 1000  # images from which `auto` converts a model, which takes as long as some hundred predictions
-PATIENCE = 600  # timeout of the check in seconds
+SECONDS = 600  # timeout of the check in seconds
 GRAPH_VERSION = 1  # of `Exported`; part of the digest
-COUNTED = {"classes", "speed"}  # what a check records besides differences
 
 
 class RefusedRuntime(ValueError):
@@ -107,25 +106,41 @@ def _missing(runtime: str) -> list[str]:
 
 
 def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Convert the model if that has not been done, and compare the runtime with torch.
+    """Differences from torch and speed beside it; an earlier check counts if machine and versions are the same.
 
     Raises:
-        RefusedRuntime: the runtime is missing, crashed, or its answers differ too much.
+        RefusedRuntime: the runtime is missing, crashed, or its outputs differ too much.
     """
     if missing := _missing(runtime):
         raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
-    file = _file(predictor)
+    file, half, threads = _file(predictor), _half(predictor, runtime), torch.get_num_threads()
     if not file.is_file():
         say(f"converting the model for {runtime}; the result is cached")
         _convert(predictor, file)
-    return _checked(predictor, runtime, file.parent, torch.get_num_threads())
+    about = f"{runtime} {installed(runtime)} {threads} {_processor()} {half}"
+    record = file.with_name(f"{runtime}-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json")
+    with suppress(OSError, ValueError):
+        gap = read_json(record)
+        if {"classes", "probabilities", "speed"} <= gap.keys():
+            return _allowed(gap, half)
+    images = drawn_images(IMAGES, predictor.config.image_size)
+    answers = _in_child(runtime, file, threads, predictor.stained(images), half)
+    gap = compare(predictor.outputs(images), answers)
+    gap["speed"] = seconds_of(lambda: predictor.outputs(images)) / float(answers["seconds"])
+    write_text(record, json.dumps(gap) + "\n")
+    return _allowed(gap, half)
 
 
 def _open(predictor: Predictor, runtime: str, gap: Mapping[str, float], say: Callable[[str], None]) -> Runtime:
     name = f"{runtime} {installed(runtime)}" + " bf16" * _half(predictor, runtime)
     say(f"runtime {name}: {gap['speed']:.1f} times as fast as torch, {_text(gap)}")
     session = open_session(runtime, _file(predictor), torch.get_num_threads(), _half(predictor, runtime))
-    return Runtime(name, _outputs(predictor, session))
+
+    def answer(images: Sequence[np.ndarray]) -> Outputs:
+        outputs = session(predictor.stained(images))
+        return Outputs(outputs["probabilities"], outputs.get("mask"), outputs["features"])
+
+    return Runtime(name, answer)
 
 
 def _half(predictor: Predictor, runtime: str) -> bool:
@@ -135,14 +150,6 @@ def _half(predictor: Predictor, runtime: str) -> bool:
 
 def _file(predictor: Predictor) -> Path:
     return cache_dir() / "runtimes" / digest(predictor) / "model.onnx"
-
-
-def _outputs(predictor: Predictor, answer: Answer) -> Callable[[Sequence[np.ndarray]], Outputs]:
-    def outputs(images: Sequence[np.ndarray]) -> Outputs:
-        found = answer(predictor.stained(images))
-        return Outputs(found["probabilities"], found.get("mask"), found["features"])
-
-    return outputs
 
 
 # Conversion
@@ -192,36 +199,15 @@ def _fold(plain: Path, folded: Path) -> None:
 # Check
 
 
-def _checked(predictor: Predictor, runtime: str, folder: Path, threads: int) -> dict[str, float]:
-    """Differences from torch and speed beside it; those of an earlier check if machine and version are the same.
-
-    Raises:
-        RefusedRuntime: the runtime crashed, or its answers differ too much.
-    """
-    half = _half(predictor, runtime)
-    about = f"{runtime} {installed(runtime)} {threads} {_processor()} {half}"
-    key = hashlib.sha256(about.encode()).hexdigest()[:16]
-    record = folder / f"{runtime}-{key}.json"
-    with suppress(OSError, ValueError):
-        gap = read_json(record)
-        if COUNTED <= set(gap) <= COUNTED | set(TOLERANCE):
-            return _allowed(gap, half)
-    images = drawn_images(IMAGES, predictor.config.image_size)
-    found = _in_child(runtime, folder / "model.onnx", threads, predictor.stained(images), half)
-    gap = compare(predictor.outputs(images), found)
-    gap["speed"] = seconds_of(lambda: predictor.outputs(images)) / float(found["seconds"])
-    write_text(record, json.dumps(gap) + "\n")
-    return _allowed(gap, half)
-
-
-def compare(truth: Outputs, found: Mapping[str, np.ndarray]) -> dict[str, float]:
+def compare(truth: Outputs, answers: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Largest differences, and the number of images with another class."""
-    gap = {"classes": float((truth.probabilities.argmax(1) != found["probabilities"].argmax(1)).sum())}
-    gap["probabilities"] = float(np.abs(truth.probabilities - found["probabilities"]).max())
-    if "alone" in found:
-        gap["probabilities"] = max(gap["probabilities"], float(np.abs(truth.probabilities[:1] - found["alone"]).max()))
+    gap = {"classes": float((truth.probabilities.argmax(1) != answers["probabilities"].argmax(1)).sum())}
+    gap["probabilities"] = float(np.abs(truth.probabilities - answers["probabilities"]).max())
+    if "alone" in answers:
+        alone = float(np.abs(truth.probabilities[:1] - answers["alone"]).max())
+        gap["probabilities"] = max(gap["probabilities"], alone)
     if truth.masks is not None:
-        gap["mask"] = float(np.abs(truth.masks - found["mask"]).max())
+        gap["mask"] = float(np.abs(truth.masks - answers["mask"]).max())
     return gap
 
 
@@ -243,36 +229,20 @@ def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray, half: 
     with tempfile.TemporaryDirectory(prefix="patchgen-") as place:
         images, answers = Path(place) / "images.npy", Path(place) / "answers.npz"
         np.save(images, pixels, allow_pickle=False)
-        words = [
-            "-m",
-            "patchgen.predict.sessions",
-            runtime,
-            str(file),
-            str(threads),
-            str(int(half)),
-            str(images),
-            str(answers),
-        ]
+        words = runtime, str(file), str(threads), str(int(half)), str(images), str(answers)
+        command = python("-m", "patchgen.predict.sessions", *words)
         try:
-            child = subprocess.run(
-                python(*words), env=child_environment(), capture_output=True, text=True, timeout=PATIENCE
-            )
+            child = subprocess.run(command, env=child_environment(), capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
-            raise RefusedRuntime(f"it gave no answer within {PATIENCE} seconds") from None
+            raise RefusedRuntime(f"it gave no answer within {SECONDS} seconds") from None
         if child.returncode < 0:
-            raise RefusedRuntime(f"it was killed by {_signal(-child.returncode)} on its first image")
+            names = {number.value: number.name for number in signal.Signals}
+            raise RefusedRuntime(f"it was killed by {names.get(-child.returncode, 'a signal')} on its first image")
         if child.returncode:
             last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise RefusedRuntime(f"it failed on its first image ({last[:200]})")
         with np.load(answers, allow_pickle=False) as found:
             return dict(found)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _processor() -> str:
