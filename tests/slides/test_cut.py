@@ -22,7 +22,7 @@ pytest.importorskip("shapely")
 
 from patchgen.slides.cut import AMBIGUOUS, OUTSIDE, choose_label, find_windows  # noqa: E402
 from patchgen.slides.pyramid import write_pyramid  # noqa: E402
-from patchgen.slides.tiles import TileGrid  # noqa: E402
+from patchgen.slides.slide import TileGrid  # noqa: E402
 
 from .cohort import COLUMNS, MPP, ROWS, SLIDES, TILE, annotation, draw, expected, feature, ring  # noqa: E402
 

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from patchgen.predict.predictor import Predictor
     from patchgen.slides.scan import Place
-    from patchgen.slides.slide import Slide
-    from patchgen.slides.tiles import TileGrid
+    from patchgen.slides.slide import Slide, TileGrid
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
@@ -177,8 +176,7 @@ def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndar
         UnreadableSlide: there are none.
     """
     from patchgen.slides.scan import find_places
-    from patchgen.slides.slide import UnreadableSlide
-    from patchgen.slides.tiles import make_grid
+    from patchgen.slides.slide import UnreadableSlide, make_grid
     from patchgen.slides.tissue import find_tissue, rule_for, tissue_share
 
     assert options.mpp is not None and options.tile is not None  # by `with_scale`
@@ -229,8 +227,7 @@ def _write_results(
     folder: Path, classes: Sequence[str], grid: TileGrid, small: np.ndarray, mpp: tuple[float, float]
 ) -> dict[str, list[str]]:
     """Write shapes and maps from the CSV; returns the file names of the maps."""
-    from patchgen.slides.geojson import write_geojson
-    from patchgen.slides.heatmap import collect_maps, write_map
+    from patchgen.slides.heatmap import collect_maps, write_geojson, write_map
     from patchgen.slides.scan import read_tiles
 
     write_geojson(folder / "tiles.geojson", read_tiles(folder / TILES, classes), classes)

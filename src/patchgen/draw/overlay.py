@@ -16,7 +16,6 @@ from patchgen.data.safe_open import open_image
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 LONGEST = 1024  # pixels of the longer side of the original in a picture
 COLOURS = "viridis"  # perceptually uniform, and readable with colour blindness
@@ -71,12 +70,7 @@ class Explanation:
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold is a mask value between 0 and 1, not {threshold}")
         check_colours(colours, opacity)
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-        figure = _draw(self, threshold, relative, colours, opacity)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        return as_picture(_draw(self, threshold, relative, colours, opacity))
 
 
 def check_colours(colours: str, opacity: float) -> None:
@@ -101,11 +95,16 @@ def original(path: Path) -> np.ndarray:
     with open_image(path) as image:
         image.draft(None, (LONGEST, LONGEST))
         width, height = ImageOps.exif_transpose(image).size
-    scale = min(1.0, LONGEST / max(width, height))
+    longest = min(LONGEST, max(width, height))
     # `decode` handles transparency, 16 bits and limits, but makes squares: the aspect is restored here
-    square = Image.fromarray(decode(path, round(max(width, height) * scale)))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    return np.array(square.resize(size, Image.Resampling.BILINEAR))
+    square = Image.fromarray(decode(path, longest))
+    return np.array(square.resize(scaled(width, height, longest), Image.Resampling.BILINEAR))
+
+
+def scaled(width: int, height: int, longest: int) -> tuple[int, int]:
+    """(width, height) whose longer side is `longest`."""
+    scale = longest / max(width, height)
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -113,28 +112,67 @@ def upsample(mask: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(Image.fromarray(mask.astype(np.float32)).resize((width, height), Image.Resampling.NEAREST))
 
 
-def _draw(explanation: Explanation, threshold: float | None, relative: bool, cmap: str, opacity: float) -> Figure:
+def panels(
+    photo: np.ndarray, values: np.ndarray, bounds: tuple[float, float] = (0, 1), label: str = "",
+    colours: str = COLOURS, opacity: float = OPACITY,
+) -> tuple[Figure, Axes, Axes]:  # fmt: skip
+    """[photo | values over it in grey] with a colour bar; both arrays are (height, width, ...)."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    photo = original(explanation.path) if explanation.path else explanation.image
-    height, width = photo.shape[:2]
-    mask = upsample(explanation.mask, height, width)
-    shape = min(max(height / width, 0.4), 2.5)  # limits the aspect of very long images
+    shape = min(max(photo.shape[0] / photo.shape[1], 0.4), 2.5)  # limits the aspect of very long images
     layout = ConstrainedLayoutEngine(h_pad=0.09)  # inches between title and edge
     figure = Figure(figsize=(9.4, 4.1 * shape + 0.95), dpi=110, facecolor="white", layout=layout)
     left, right = figure.subplots(1, 2)
     left.imshow(photo)
     right.imshow(np.asarray(Image.fromarray(photo).convert("L")), cmap="gray", vmin=0, vmax=255)
+    painted = right.imshow(values, cmap=colours, vmin=bounds[0], vmax=bounds[1], alpha=opacity, interpolation="nearest")
+    beside = right.inset_axes((1.03, 0, 0.045, 1))  # as high as the panel, whatever its shape
+    bar = figure.colorbar(painted, cax=beside)
+    beside.set_facecolor("0.55")  # gray behind the semi-transparent colours, as on the image
+    ticks = np.linspace(*bounds, 5)
+    digits = 2 if ticks[-1] - ticks[0] > 0.05 else 4
+    bar.set_ticks(ticks.tolist(), labels=[f"{tick:.{digits}f}" for tick in ticks])
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label(label, fontsize=8.5)
+    for axes in (left, right):
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    return figure, left, right
+
+
+def as_picture(figure: Figure) -> Image.Image:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def _draw(explanation: Explanation, threshold: float | None, relative: bool, colours: str, opacity: float) -> Figure:
+    photo = original(explanation.path) if explanation.path else explanation.image
+    mask = upsample(explanation.mask, *photo.shape[:2])
     low, high, label = (
         _scale(explanation.mask, relative) if explanation.kind == MASK else (0.0, 1.0, f"{explanation.kind}, RELATIVE")
     )
-    colours = right.imshow(mask, cmap=cmap, vmin=low, vmax=high, alpha=opacity)
-    if threshold is not None and explanation.mask.min() < threshold < explanation.mask.max():
+    figure, left, right = panels(photo, mask, (low, high), label, colours, opacity)
+    m = explanation.mask_statistics
+    outline = ""
+    if threshold is not None and m["min"] < threshold < m["max"]:
+        outline = f", outline at {threshold:g}"
         for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
             right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
-    _colour_bar(figure, right, colours, label)
-    _caption(figure, left, right, explanation, threshold)
+    elif threshold is not None:
+        outline = f", none crosses {threshold:g}"
+    (name, confidence), *_ = explanation.top
+    # names are never interpreted as formulas
+    figure.suptitle(f"{_short(name)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
+    file = explanation.path.name if explanation.path else ""
+    left.set_title(_short(file), fontsize=9, color="0.35", parse_math=False)
+    numbers = f"{explanation.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
+    right.set_title(numbers, fontsize=9, color="0.35")
+    right.set_xlabel(f"{explanation.reading}\n{explanation.notice}", fontsize=8, color="0.35", style="italic")
     return figure
 
 
@@ -145,36 +183,6 @@ def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
         return low, high, "mask, RELATIVE: stretched to this image's range"
     # a constant mask is never stretched: rounding errors would look like structure
     return 0.0, 1.0, "mask: 0 left out, 1 selected" + (" (constant: not stretched)" if relative else "")
-
-
-def _colour_bar(figure: Figure, axes: Axes, colours: AxesImage, label: str) -> None:
-    beside = axes.inset_axes((1.03, 0, 0.045, 1))  # as high as the panel, whatever its shape
-    bar = figure.colorbar(colours, cax=beside)
-    beside.set_facecolor("0.55")  # gray behind the semi-transparent colours, as on the image
-    ticks = np.linspace(*colours.get_clim(), 5)
-    digits = 2 if ticks[-1] - ticks[0] > 0.05 else 4
-    bar.set_ticks(ticks.tolist(), labels=[f"{tick:.{digits}f}" for tick in ticks])
-    bar.ax.tick_params(labelsize=8)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.set_label(label, fontsize=8.5)
-
-
-def _caption(figure: Figure, left: Axes, right: Axes, explanation: Explanation, threshold: float | None) -> None:
-    """Title, panel names and notice; names are never interpreted as formulas."""
-    label, confidence = explanation.top[0]
-    figure.suptitle(f"{_short(label)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
-    m = explanation.mask_statistics
-    crossed = threshold is not None and m["min"] < threshold < m["max"]
-    outline = f", outline at {threshold:g}" if crossed else f", none crosses {threshold:g}" if threshold else ""
-    left.set_title(
-        _short(explanation.path.name if explanation.path else ""), fontsize=9, color="0.35", parse_math=False
-    )
-    numbers = f"{explanation.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
-    right.set_title(numbers, fontsize=9, color="0.35")
-    right.set_xlabel(f"{explanation.reading}\n{explanation.notice}", fontsize=8, color="0.35", style="italic")
-    for axes in (left, right):
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
 
 
 def _short(text: str, most: int = 44) -> str:

@@ -3,7 +3,7 @@
     tile = Tile(pixels, "tile_07.png", "confidence 0.83", mask)
     write_sheet(Path("new-1.png"), contact_sheet("new-1", [tile], subtitle="37 images"))
 
-Drawn with Pillow only, 1200 pixels wide. Masks use the same fixed colour scale as elsewhere, 0 to 1.
+1200 pixels wide. Masks use the same fixed colour scale as elsewhere, 0 to 1.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from PIL import Image, ImageDraw, ImageFont
 
 from patchgen.common.files import replacing
-from patchgen.draw.overlay import NOTICE, OPACITY, upsample
+from patchgen.draw.overlay import COLOURS, NOTICE, OPACITY, scaled, upsample
 
 WIDTH = 1200
 MARGIN, GAP = 24, 16  # at the edges of the sheet, between tiles
@@ -26,12 +27,6 @@ INSIDE = 4  # between an image and its map
 HEADER = 92
 LINE = 19  # height of a line of text below a tile
 INK, GREY, BLANK = (28, 32, 36), (75, 85, 96), (255, 255, 255)
-# viridis at 0, 1/16, ..., 1: straight lines between these stay within 5 of 255 of it
-VIRIDIS = np.array([
-    (68, 1, 84), (72, 24, 106), (71, 45, 123), (66, 64, 134), (59, 82, 139), (51, 99, 141), (44, 114, 142),
-    (38, 130, 142), (33, 145, 140), (31, 160, 136), (40, 174, 128), (63, 188, 115), (94, 201, 98), (132, 212, 75),
-    (173, 220, 48), (216, 226, 25), (253, 231, 37),
-], dtype=float)  # fmt: skip
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
@@ -72,16 +67,10 @@ def write_sheet(path: Path, sheet: Image.Image) -> None:
         sheet.save(temporary, "PNG")
 
 
-def viridis(values: np.ndarray) -> np.ndarray:
-    """Colours (..., 3) in 0..255 of values in [0, 1]."""
-    at = np.linspace(0, 1, len(VIRIDIS))
-    return np.stack([np.interp(values, at, channel) for channel in VIRIDIS.T], axis=-1)
-
-
 def mask_over(image: Image.Image, mask: np.ndarray) -> Image.Image:
     """The mask's colours over the image in grey."""
     grey = np.asarray(image.convert("L"), dtype=float)[..., None]
-    colours = viridis(upsample(mask, image.height, image.width))
+    colours = 255 * colormaps[COLOURS](upsample(mask, image.height, image.width))[..., :3]
     return Image.fromarray((OPACITY * colours + (1 - OPACITY) * grey).round().astype(np.uint8))
 
 
@@ -112,14 +101,10 @@ def _header(sheet: Image.Image, title: str, subtitle: str, with_masks: bool) -> 
     draw = ImageDraw.Draw(sheet)
     room = WIDTH - 2 * MARGIN - (340 if with_masks else 0)
     for text, size, colour, top in ((title, 28, INK, 16), (subtitle, 16, GREY, 54)):
-        font = _font(size)
-        draw.text((MARGIN, top), fit_text(text, font, room), colour, font)
-    if with_masks:
-        _colour_bar(sheet, draw)
-
-
-def _colour_bar(sheet: Image.Image, draw: ImageDraw.ImageDraw) -> None:
-    width, height, font = 150, 12, _font(14)
+        draw.text((MARGIN, top), fit_text(text, _font(size), room), colour, _font(size))
+    if not with_masks:
+        return
+    width, height, font = 150, 12, _font(14)  # of the colour bar
     left, middle = WIDTH - MARGIN - 75 - width, 32
     ramp = Image.new("RGB", (width, height), (128, 128, 128))  # grey behind the colours, as on the image
     sheet.paste(mask_over(ramp, np.linspace(0, 1, width)[None]), (left, middle - height // 2))
@@ -130,7 +115,8 @@ def _colour_bar(sheet: Image.Image, draw: ImageDraw.ImageDraw) -> None:
 
 def _tile(sheet: Image.Image, tile: Tile, corner: tuple[int, int], cell: int, side: int) -> None:
     left, top = corner
-    image = _fitted(tile.image, side)
+    image = Image.fromarray(tile.image)
+    image = image.resize(scaled(*image.size, side), Image.Resampling.LANCZOS)
     down = top + (side - image.height) // 2
     sheet.paste(image, (left + (side - image.width) // 2, down))
     if tile.mask is not None:
@@ -138,11 +124,3 @@ def _tile(sheet: Image.Image, tile: Tile, corner: tuple[int, int], cell: int, si
     font, draw = _font(14), ImageDraw.Draw(sheet)
     for i, (text, colour) in enumerate(((tile.name, INK), (tile.note, GREY))):
         draw.text((left, top + side + 3 + i * LINE), fit_text(text, font, cell), colour, font)
-
-
-def _fitted(pixels: np.ndarray, side: int) -> Image.Image:
-    """The image with its aspect kept, its longer side `side` pixels."""
-    height, width = pixels.shape[:2]
-    scale = side / max(height, width)
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    return Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)

@@ -25,7 +25,7 @@ from patchgen.common.untrusted import read_json
 from patchgen.pages.page import Cell, file_address, render, write_page
 from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png
 from patchgen.slides.scan import TilePrediction, read_tiles
-from patchgen.slides.tiles import TileGrid
+from patchgen.slides.slide import TileGrid
 
 TABLE, PATIENTS, PAGE, THUMBNAIL = "cohort.csv", "patients.csv", "index.html", "thumbnail.png"
 SIDE = 512  # pixels of a thumbnail's longer side, at most

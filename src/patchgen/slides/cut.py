@@ -25,8 +25,7 @@ from PIL import Image
 from patchgen.common.files import replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
 from patchgen.slides.annotations import Box, shares
-from patchgen.slides.slide import Slide, UnreadableSlide, open_slide
-from patchgen.slides.tiles import TileGrid, check_count, make_grid
+from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, check_count, make_grid, open_slide
 from patchgen.slides.tissue import find_tissue, rule_for
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"

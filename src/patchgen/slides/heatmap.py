@@ -1,38 +1,45 @@
-"""Tile predictions as maps of the slide: one value per tile, colours fixed to 0..1, empty without tissue.
+"""Tile predictions as maps of the slide, and as GeoJSON.
 
     maps = collect_maps(read_tiles(file, classes), grid, classes)     # {"p tumour": (rows, columns), ...}
     write_map(out / "tumour", "p tumour", maps["p tumour"], grid, small, slide.mpp)
+    write_geojson(out / "tiles.geojson", read_tiles(file, classes), classes)
 
-A map is drawn in squares, without smoothing, which would suggest a finer resolution.
+A map has one value per tile, colours fixed to 0..1, and is empty without tissue. It is drawn in squares, without
+smoothing, which would suggest a finer resolution.
+
+QuPath (0.4 and newer) imports the GeoJSON by drag and drop. It has a feature per tile: its square in level-0 pixels
+(the format is meant for geographic coordinates, but QuPath reads pixels), the predicted class with a colour, and every
+probability as a measurement.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from patchgen.common.files import replacing
-from patchgen.draw.overlay import COLOURS, NOTICE, OPACITY
+from patchgen.draw.overlay import COLOURS, NOTICE, as_picture, panels
 from patchgen.slides.pyramid import write_pyramid
 from patchgen.slides.scan import TilePrediction
-from patchgen.slides.tiles import TileGrid
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from patchgen.slides.slide import TileGrid
 
 MASK = "mask mean"
 TILE_NOTICE = "one prediction per tile, not an annotation"
+# Okabe and Ito's colour-blind safe colours (2008), without black; further classes repeat them
+CLASS_COLOURS = (
+    (230, 159, 0), (86, 180, 233), (0, 158, 115), (240, 228, 66), (0, 114, 178), (213, 94, 0), (204, 121, 167),
+)  # fmt: skip
 
 
 def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """(rows, columns) float32 for each class and, if the model has a mask, its mean; NaN without a tile."""
-    maps = {
-        name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in (*map("p {}".format, classes), MASK)
-    }
+    names = [*(f"p {name}" for name in classes), MASK]
+    maps = {name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in names}
     for tile in tiles:
         for name, value in zip(classes, tile.probabilities, strict=True):
             maps[f"p {name}"][tile.row, tile.column] = value
@@ -85,32 +92,42 @@ def save_png(path: Path, picture: Image.Image) -> None:
 
 def overlay(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Image.Image:
     """[thumbnail | map over it] with a colour bar and a notice."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     height, width = values.shape
-    canvas = FigureCanvasAgg(_draw(small[:height, :width], values, name, notice))
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-
-
-def _draw(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    shape = min(max(values.shape[0] / values.shape[1], 0.4), 2.5)
-    figure = Figure(figsize=(11, 5 * shape + 0.9), dpi=120, facecolor="white", layout=ConstrainedLayoutEngine())
-    left, right = figure.subplots(1, 2)
-    left.imshow(small)
-    right.imshow(np.asarray(Image.fromarray(small).convert("L")), cmap="gray", vmin=0, vmax=255)
-    colours = right.imshow(values, cmap=COLOURS, vmin=0, vmax=1, alpha=OPACITY, interpolation="nearest")
-    bar = figure.colorbar(colours, ax=right, fraction=0.046, pad=0.02)
-    bar.ax.set_facecolor("0.55")  # gray behind the semi-transparent colours, as on the slide
+    figure, left, right = panels(small[:height, :width], values)
     figure.suptitle(name, fontsize=14, weight="bold", parse_math=False)
     tiles = values[~np.isnan(values)]
     left.set_title("slide", fontsize=9, color="0.35")
     right.set_title(f"mean over the tissue {tiles.mean():.2f}" if tiles.size else "no tile", fontsize=9, color="0.35")
     right.set_xlabel(notice, fontsize=9, color="0.35", style="italic")
-    for axes in (left, right):
-        axes.set(xticks=[], yticks=[])
-        axes.spines[:].set_visible(False)
-    return figure
+    return as_picture(figure)
+
+
+def feature(tile: TilePrediction, classes: Sequence[str]) -> dict[str, Any]:
+    """One tile; its ring runs counter-clockwise in GeoJSON's sense (y up) and ends where it began."""
+    left, top, right, bottom = tile.box
+    measurements = {f"p {name}": p for name, p in zip(classes, tile.probabilities, strict=True)}
+    measurements["tissue"] = tile.tissue
+    if tile.mask is not None:
+        measurements["mask mean"] = tile.mask
+    if tile.unlike_training is not None:
+        measurements["unlike training"] = float(tile.unlike_training)
+    colour = CLASS_COLOURS[list(classes).index(tile.label) % len(CLASS_COLOURS)]
+    ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "properties": {
+            "objectType": "tile",
+            "classification": {"name": tile.label, "color": list(colour)},
+            "measurements": measurements,
+        },
+    }
+
+
+def write_geojson(path: str | Path, tiles: Iterable[TilePrediction], classes: Sequence[str]) -> None:
+    """Write the features one by one, without holding them in memory."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        stream.write('{"type": "FeatureCollection", "features": [')
+        for i, tile in enumerate(tiles):
+            stream.write(("," if i else "") + "\n" + json.dumps(feature(tile, classes)))
+        stream.write("\n]}\n")

@@ -21,8 +21,7 @@ import numpy as np
 from patchgen.common.files import not_through_links, replacing
 from patchgen.common.reading import batches
 from patchgen.predict.predictor import Prediction, Predictor
-from patchgen.slides.slide import Slide
-from patchgen.slides.tiles import TileGrid
+from patchgen.slides.slide import Slide, TileGrid
 
 PLACE = ("column", "row", "x", "y", "width", "height", "tissue")
 VERDICT = ("label", "confidence", "mask", "unlike_training")

@@ -1,7 +1,10 @@
-"""A whole slide as one picture of known scale, from which any area can be read at any size.
+"""A whole slide as one picture of known scale, from which any area can be read at any size, and its grid of tiles.
 
     with open_slide("biopsy.svs") as slide:
         pixels = slide.read((x, y), (448, 448), (224, 224))     # level-0 corner and extent -> (224,224,3) uint8
+        grid = make_grid(slide, mpp=0.5, tile=224)              # tiles of 112 microns, edge to edge
+        grid.box(column=3, row=1)                               # left, top, right, bottom in pixels of level 0
+        small = thumbnail(slide, grid)                          # grid.cell pixels per tile: a block of it is a tile
 
 Coordinates are pixels of level 0, the slide's full resolution, counted from its upper left corner.
 """
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +30,12 @@ INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "pat
 TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
 MOST_TILE = 8192  # pixels; scanners write tiles of 240 to 4096
 MOST_READ = 1 << 27  # pixels of an area, in the level that it is read from
+CELL = 16  # maximum pixels of the thumbnail per tile
+LONGEST = 4096  # maximum longer side of the thumbnail in pixels, and of the grid in tiles
+MOST_TILES = 1_000_000  # of a grid; 25 x 75 mm of glass in tiles of 56 microns have 600,000
+STRIDE = 8  # tiles per side of the blocks in which the thumbnail is read
+BLOCK = 8192  # maximum side of such a block in level-0 pixels, which are all read where the slide has no smaller level
+FINER = 1.1  # how much finer than the slide a requested resolution may be: scanners differ by a few per cent
 SLACK = 1.01  # a level that is a little too coarse (scanners round) still counts as fine enough
 
 
@@ -55,8 +65,6 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         UnreadableSlide: no such file, not a slide, or a slide of unknown scale.
     """
     require_openslide()
-    if mpp is not None and not 0 < mpp < math.inf:
-        raise ValueError(f"the slide's microns a pixel must be a positive number, not {mpp}")
     if not Path(path).exists():
         raise UnreadableSlide(path, "there is no such file")
     if not regular(path):
@@ -83,16 +91,13 @@ def _check_tiles(path: str | Path, handle: SlideChild) -> None:
 
 
 def _stated_mpp(path: str | Path, handle: SlideChild) -> tuple[float, float]:
-    words = [handle.properties.get(f"openslide.mpp-{axis}", "") for axis in "xy"]
     try:
-        x, y = (float(word) for word in words)
+        x, y = (float(handle.properties.get(f"openslide.mpp-{axis}", "")) for axis in "xy")
     except ValueError:
         x = y = math.nan
     if not (0 < x < math.inf and 0 < y < math.inf):
-        raise UnreadableSlide(
-            path,
-            "the file does not say how many microns a pixel has; give it with --mpp-slide (0.25 at 40x, 0.5 at 20x)",
-        )
+        reason = "the file does not say how many microns a pixel has; give it with --mpp-slide"
+        raise UnreadableSlide(path, f"{reason} (0.25 at 40x, 0.5 at 20x)")
     return x, y
 
 
@@ -119,12 +124,9 @@ class Slide:
         self.handle.close()
 
     def read(
-        self,
-        corner: tuple[float, float],
-        extent: tuple[float, float],
-        size: tuple[int, int],
+        self, corner: tuple[float, float], extent: tuple[float, float], size: tuple[int, int],
         interpolation: str = BILINEAR,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """An area of level 0 as (size[1], size[0], 3) uint8; white where the slide has no pixels.
 
         The coarsest level that is still fine enough is read and, antialiased, resized once.
@@ -134,10 +136,8 @@ class Slide:
         scale = self.handle.level_downsamples[level]
         taken = max(1, round(extent[0] / scale)), max(1, round(extent[1] / scale))
         if taken[0] * taken[1] > MOST_READ:
-            raise UnreadableSlide(
-                self.path,
-                f"an area of {taken[0]} x {taken[1]} pixels would be read at once; check --mpp-slide and --tile",
-            )
+            area = f"an area of {taken[0]} x {taken[1]} pixels would be read at once"
+            raise UnreadableSlide(self.path, f"{area}; check --mpp-slide and --tile")
         try:
             region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
         except (ChildError, ChildDied) as error:
@@ -146,3 +146,76 @@ class Slide:
         white = Image.new("RGB", region.size, "white")
         white.paste(region, mask=region.getchannel("A"))
         return np.array(white.resize(size, resampling(interpolation)) if taken != size else white)
+
+
+@dataclass(frozen=True)
+class TileGrid:
+    """Tiles from the upper left corner, edge to edge; the last column and row may reach beyond the slide."""
+
+    step: tuple[float, float]  # extent of a tile in level-0 pixels; rarely whole numbers
+    columns: int
+    rows: int
+    size: tuple[int, int]  # of the slide
+    cell: int  # pixels per tile in the thumbnail and in maps
+
+    def corner(self, column: int, row: int) -> tuple[float, float]:
+        """Upper left corner in level-0 pixels."""
+        return column * self.step[0], row * self.step[1]
+
+    def box(self, column: int, row: int) -> tuple[int, int, int, int]:
+        """Left, top, right, bottom in whole level-0 pixels, inside the slide; neighbours share their edges."""
+        (left, top), (right, bottom) = self.corner(column, row), self.corner(column + 1, row + 1)
+        return round(left), round(top), min(round(right), self.size[0]), min(round(bottom), self.size[1])
+
+    @property
+    def map_size(self) -> tuple[int, int]:
+        """(width, height) of a map that covers exactly the slide, at `cell` pixels per tile."""
+        width, height = (max(1, round(n * self.cell / s)) for n, s in zip(self.size, self.step, strict=True))
+        return width, height
+
+
+def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
+    """Tiles of `tile` pixels at `mpp` microns per pixel.
+
+    Raises:
+        UnreadableSlide: the slide is coarser than that; its tiles would be blurred.
+    """
+    if max(slide.mpp) > FINER * mpp:
+        raise UnreadableSlide(
+            slide.path,
+            f"it has {max(slide.mpp):.3g} microns a pixel, too coarse for --mpp {mpp:g}; use a model trained at that "
+            "resolution and ask for it, or give --mpp-slide where the file is wrong",
+        )
+    step = tile * mpp / slide.mpp[0], tile * mpp / slide.mpp[1]
+    columns, rows = (math.ceil(n / s - 1e-9) for n, s in zip(slide.size, step, strict=True))
+    check_count(slide, columns, rows)
+    cell = min(CELL, max(1, LONGEST // max(columns, rows)))
+    return TileGrid(step, columns, rows, slide.size, cell)
+
+
+def check_count(slide: Slide, columns: int, rows: int) -> None:
+    """Reject a slide of more tiles than any scanner makes, which would never end.
+
+    Raises:
+        UnreadableSlide: names the counts.
+    """
+    if max(columns, rows) > LONGEST or columns * rows > MOST_TILES:
+        raise UnreadableSlide(
+            slide.path,
+            f"it claims {slide.size[0]:,} x {slide.size[1]:,} pixels, {columns * rows:,} tiles, at most "
+            f"{MOST_TILES:,} and {LONGEST:,} on a side: the file is damaged or forged, or --mpp-slide or --tile is "
+            "wrong",
+        )
+
+
+def thumbnail(slide: Slide, grid: TileGrid) -> np.ndarray:
+    """The whole grid as (rows * cell, columns * cell, 3) uint8, read in blocks: a slide may have no small level."""
+    picture = np.full((grid.rows * grid.cell, grid.columns * grid.cell, 3), 255, dtype=np.uint8)
+    stride = max(1, min(STRIDE, int(BLOCK / max(grid.step))))
+    for row in range(0, grid.rows, stride):
+        for column in range(0, grid.columns, stride):
+            high, wide = min(stride, grid.rows - row), min(stride, grid.columns - column)
+            extent = wide * grid.step[0], high * grid.step[1]
+            block = slide.read(grid.corner(column, row), extent, (wide * grid.cell, high * grid.cell))
+            picture[row * grid.cell :, column * grid.cell :][: len(block), : block.shape[1]] = block
+    return picture

@@ -28,8 +28,7 @@ from patchgen.common.plugins import load_all, open_table
 from patchgen.common.text import did_you_mean
 from patchgen.data.safe_open import open_image
 from patchgen.slides.annotations import drawn_mask
-from patchgen.slides.slide import Slide, UnreadableSlide
-from patchgen.slides.tiles import TileGrid, thumbnail
+from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, thumbnail
 
 SHAPES = (".geojson", ".json")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
