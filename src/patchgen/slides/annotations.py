@@ -7,7 +7,7 @@ Coordinates are pixels of level 0. Polygons may have holes and several parts; se
 Overlapping shapes of one class count once. Features that are not areas (points, lines), not annotations (cells, tiles)
 or have no class are ignored and counted. QuPath's classes with a trailing `*`, such as `Ignore*`, are ignored too.
 
-A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits (`_Reader`).
+A forged polygon can keep geometry code busy for hours: all of it runs in a child process with limits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def shares(
     """
     request = {"boxes": boxes, "ignore": sorted(ignore), "origin": origin}
     answer, _ = _ask(path, request, SECONDS + BOX_SECONDS * len(boxes))
-    return [(found, covered) for found, covered in answer["shares"]]
+    return [(by_class, covered) for by_class, covered in answer["shares"]]
 
 
 def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, float]) -> np.ndarray:
@@ -82,7 +83,8 @@ def drawn_mask(path: str | Path, size: tuple[int, int], scale: tuple[float, floa
 
 
 def _ask(path: str | Path, request: dict[str, Any], seconds: float) -> Message:
-    require_shapely()
+    if find_spec("shapely") is None:
+        raise ValueError(INSTALL)
     refuse_pipe(Path(path))
     with closing(Child(__name__, seconds)) as child:
         try:
@@ -159,7 +161,6 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[dict[str, li
 
 def _features(path: Path) -> list[dict[str, Any]]:
     """QuPath writes a collection, a list of features, or a single feature."""
-    refuse_pipe(path)
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")
@@ -170,12 +171,12 @@ def _features(path: Path) -> list[dict[str, Any]]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
-    kind = content.get("type") if isinstance(content, dict) else None
-    features = content if isinstance(content, list) else content.get("features") if kind == "FeatureCollection" else (
-        [content] if kind == "Feature" else None
-    )  # fmt: skip
+    kind, features = type(content).__name__, content
+    if isinstance(content, dict):
+        kind = content.get("type")
+        features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
     if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
-        raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind or type(content).__name__)}")
+        raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind)}")
     if _points(features) > MOST_POINTS:
         raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
     return features
@@ -239,27 +240,17 @@ def _drawn(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scal
     return picture.tobytes()
 
 
-class _Reader:
+def _answer(request: dict[str, Any], _: bytes) -> Message:
     """Answers `summarise`, `shares` and `drawn_mask`."""
-
-    def __call__(self, request: dict[str, Any], _: bytes) -> Message:
-        drawing = "size" in request
-        shapes, aside = read_shapes(request["read"], any_class=drawing)
-        if drawing:
-            return {}, _drawn(shapes, tuple(request["size"]), tuple(request["scale"]))
-        if "boxes" not in request:
-            return {"classes": {name: len(areas) for name, areas in shapes.items()}, "left_aside": aside}, b""
-        cover = Cover({k: v for k, v in shapes.items() if k not in request["ignore"]}, request["origin"])
-        return {"shares": [cover.shares(tuple(box)) for box in request["boxes"]]}, b""
-
-
-def require_shapely() -> None:
-    """ValueError if the library is missing."""
-    from importlib.util import find_spec
-
-    if find_spec("shapely") is None:
-        raise ValueError(INSTALL)
+    drawing = "size" in request
+    shapes, aside = read_shapes(request["read"], any_class=drawing)
+    if drawing:
+        return {}, _drawn(shapes, tuple(request["size"]), tuple(request["scale"]))
+    if "boxes" not in request:
+        return {"classes": {name: len(areas) for name, areas in shapes.items()}, "left_aside": aside}, b""
+    cover = Cover({k: v for k, v in shapes.items() if k not in request["ignore"]}, request["origin"])
+    return {"shares": [cover.shares(tuple(box)) for box in request["boxes"]]}, b""
 
 
 if __name__ == "__main__":
-    serve(_Reader(), MEMORY)
+    serve(_answer, MEMORY)

@@ -43,8 +43,7 @@ class SlideChild:
 
     def get_best_level_for_downsample(self, downsample: float) -> int:
         """The coarsest level that is at least as fine, by OpenSlide's rule."""
-        finer = [level for level, factor in enumerate(self.level_downsamples) if factor <= downsample]
-        return finer[-1] if finer else 0
+        return max((level for level, factor in enumerate(self.level_downsamples) if factor <= downsample), default=0)
 
     def read_region(self, corner: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
         """RGBA of an area; the corner is in pixels of level 0, the size in those of the level."""

@@ -79,12 +79,12 @@ def cut_slide(
             raise UnreadableSlide(
                 slide, f"no tile has {rules.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
             )
-        found = list(_labelled(opened, grid, windows, annotation, label, rules))
-        counts = Counter(name for _, name, _ in found)
-        kept = [one for one in found if one[1] not in (AMBIGUOUS, OUTSIDE)]
-        opened.handle.allow(len(kept))
+        tiles = list(_labelled(opened, grid, windows, annotation, label, rules))
+        counts = Counter(name for _, name, _ in tiles)
+        labelled = [tile for tile in tiles if tile[1] not in (AMBIGUOUS, OUTSIDE)]
+        opened.handle.allow(len(labelled))
         with replacing_folder(result, sync=False) as temporary:
-            _write_tiles(temporary, opened, grid, kept, rules.tile)
+            _write_tiles(temporary, opened, grid, labelled, rules.tile)
             facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": dict(counts)}
             write_text(temporary / DESCRIPTION, json.dumps(facts, indent=2) + "\n")
 
@@ -106,9 +106,9 @@ def find_windows(mask: np.ndarray, grid: TileGrid, overlap: float, least: float)
     stride = 1 - overlap  # in tiles
     columns, rows = (int(np.ceil(n / (s * stride) - 1e-9)) for n, s in zip(grid.size, grid.step, strict=True))
     for row in range(rows):
+        y = min(round(row * stride * grid.cell), mask.shape[0])
         for column in range(columns):
-            x, y = (min(round(place * stride * grid.cell), side) for place, side in ((column, mask.shape[1]),
-                                                                                    (row, mask.shape[0])))  # fmt: skip
+            x = min(round(column * stride * grid.cell), mask.shape[1])
             right, bottom = x + grid.cell, y + grid.cell
             inside = sums[bottom, right] - sums[y, right] - sums[bottom, x] + sums[y, x]
             share = float(inside / grid.cell**2)
@@ -124,10 +124,10 @@ def choose_label(shares: Mapping[str, float], covered: float, least: float) -> s
         covered: Share that any class covers.
         least: Share that the class must cover, above one half; the others together may cover what is left.
     """
-    every = {**shares, OUTSIDE: 1 - covered}
-    best = max(every, key=lambda name: every[name])
-    others = sum(every.values()) - every[best]
-    return best if every[best] >= least - 1e-9 and others <= 1 - least + 1e-9 else AMBIGUOUS
+    candidates = {**shares, OUTSIDE: 1 - covered}
+    best = max(candidates, key=lambda name: candidates[name])
+    others = sum(candidates.values()) - candidates[best]
+    return best if candidates[best] >= least - 1e-9 and others <= 1 - least + 1e-9 else AMBIGUOUS
 
 
 def _labelled(
@@ -155,8 +155,8 @@ def _write_tiles(
 ) -> None:
     """Write one PNG per tile, and their list."""
 
-    def write(one: tuple[Window, str, float]) -> tuple[str, ...]:
-        window, label, share = one
+    def write(tile: tuple[Window, str, float]) -> tuple[str, ...]:
+        window, label, share = tile
         left, top, right, bottom = (round(n) for n in _box(window, grid))
         name = f"x{left}_y{top}.png"
         Image.fromarray(slide.read(window.corner, grid.step, (size, size))).save(folder / name, "PNG")

@@ -54,16 +54,16 @@ def find_slides(words: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: no argument, or a folder without a slide.
     """
-    found: dict[Path, None] = {}
+    slides: dict[Path, None] = {}
     for word in words:
         path = expanded(word)
-        slides = _below(path, ENDINGS) if path.is_dir() else [path]
-        if not slides:
+        files = _below(path, ENDINGS) if path.is_dir() else [path]
+        if not files:
             raise ValueError(f"the folder {printable(word)} and its sub-folders hold no slide ({' '.join(ENDINGS)})")
-        found.update(dict.fromkeys(slides))
-    if not found:
+        slides |= dict.fromkeys(files)
+    if not slides:
         raise ValueError("no slide given; name slide files or folders of slides")
-    return list(found)
+    return list(slides)
 
 
 def find_annotations(words: Sequence[str]) -> list[Path]:
@@ -72,15 +72,15 @@ def find_annotations(words: Sequence[str]) -> list[Path]:
     Raises:
         ValueError: a file that is not there, or a folder without any.
     """
-    found: dict[Path, None] = {}
+    annotations: dict[Path, None] = {}
     for word in words:
         path = expanded(word)
         files = _below(path, GEOJSON) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             what = "holds no .geojson file" if path.is_dir() else "does not exist"
             raise ValueError(f"--annotations: {printable(word)} {what}; QuPath writes one with File > Export objects")
-        found.update(dict.fromkeys(files))
-    return list(found)
+        annotations |= dict.fromkeys(files)
+    return list(annotations)
 
 
 def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
@@ -145,65 +145,58 @@ def make_plan(
     Raises:
         ValueError: an annotation for no slide or for two, an unknown class, two slides with the same name and site.
     """
-    drawn = _match(slides, annotations)
+    annotation_of = _match(slides, annotations)
     planned, unlabelled, aside = [], [], Counter[str]()
-    names: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
+    places: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
         cells = labels.get(path.name) or labels.get(path.stem) or {}
-        annotation, label = drawn.get(path), cells.get("label", "")
+        annotation, label = annotation_of.get(path), cells.get("label", "")
         if annotation:
             content = summarise(annotation)
             aside += content.left_aside
             aside += Counter({f"class {name}": n for name, n in content.classes.items() if name in ignore})
-            found = {name: str(annotation) for name in content.classes if name not in ignore}
+            names = {name: str(annotation) for name in content.classes if name not in ignore}
         else:
-            found = {label: f"the row of {path.name}"} if label else {}
-        names = {**found, **names}
-        if not found:
+            names = {label: f"the row of {path.name}"} if label else {}
+        places = {**names, **places}
+        if not names:
             unlabelled.append(path)
             continue
         group = next((cells[name] for name in GROUP if cells.get(name)), path.stem)
         domain = cells.get("domain") or path.absolute().parent.name or "slides"
         planned.append(PlannedSlide(path, domain, group, "" if annotation else label, annotation))
-    _check_classes(names, classes)
-    _check_folders(planned)
-    return Plan(planned, sorted(names), unlabelled, aside)
-
-
-def _match(slides: Sequence[Path], annotations: Sequence[Path]) -> dict[Path, Path]:
-    """The annotation of each slide that has one."""
-    found: dict[Path, Path] = {}
-    for file in annotations:
-        name = file.name[: -len(file.suffix)]
-        of = [path for path in slides if name in (path.name, path.stem)]
-        near = [path for path in of if path.parent.resolve() == file.parent.resolve()]
-        of = near if len(of) > 1 and near else of
-        if not of:
-            hint = did_you_mean(name, [path.stem for path in slides])
-            raise ValueError(
-                f"{file} is the annotation of no slide{hint}: it must be called like one, such as "
-                f"{slides[0].stem}.geojson; add its slide, or take it out of --annotations"
-            )
-        if len(of) > 1 or of[0] in found:
-            raise ValueError(f"{file} fits {of[0]} and {(*of[1:], found.get(of[0]))[0]}; give them different names")
-        found[of[0]] = file
-    return found
-
-
-def _check_classes(names: Mapping[str, str], classes: Sequence[str]) -> None:
-    for name, where in names.items():
+    for name, place in places.items():
         if classes and name not in classes:
             raise ValueError(
-                f"unknown class {name!r} in {where}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
+                f"unknown class {name!r} in {place}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
                 "correct it, add it to --classes, or ignore its annotations with --ignore"
             )
-
-
-def _check_folders(slides: Sequence[PlannedSlide]) -> None:
     first: dict[str, PlannedSlide] = {}
-    for slide in slides:
+    for slide in planned:
         if (other := first.setdefault(slide.folder.lower(), slide)) is not slide:
             raise ValueError(
                 f"{other.path} and {slide.path} are both called {slide.path.stem!r} at site {slide.domain!r}; rename "
                 "one, or give them different sites in the column `domain` of --labels"
             )
+    return Plan(planned, sorted(places), unlabelled, aside)
+
+
+def _match(slides: Sequence[Path], annotations: Sequence[Path]) -> dict[Path, Path]:
+    """The annotation of each slide that has one."""
+    annotation_of: dict[Path, Path] = {}
+    for file in annotations:
+        name = file.name[: -len(file.suffix)]
+        fitting = [path for path in slides if name in (path.name, path.stem)]
+        if not fitting:
+            hint = did_you_mean(name, [path.stem for path in slides])
+            raise ValueError(
+                f"{file} is the annotation of no slide{hint}: it must be called like one, such as "
+                f"{slides[0].stem}.geojson; add its slide, or take it out of --annotations"
+            )
+        beside = [path for path in fitting if path.parent.resolve() == file.parent.resolve()]
+        slide, *others = beside if len(fitting) > 1 and beside else fitting
+        if others or slide in annotation_of:
+            other = others[0] if others else annotation_of[slide]
+            raise ValueError(f"{file} fits {slide} and {other}; give them different names")
+        annotation_of[slide] = file
+    return annotation_of

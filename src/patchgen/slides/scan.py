@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -56,11 +57,6 @@ def find_places(share: np.ndarray, least: float) -> list[Place]:
     return [Place(int(c), int(r), float(share[r, c])) for r, c in zip(rows, columns, strict=True)]
 
 
-def header(classes: Sequence[str]) -> list[str]:
-    """The columns of the CSV."""
-    return [*PLACE, *VERDICT, *(f"p_{name}" for name in classes)]
-
-
 def scan(
     predictor: Predictor,
     slide: Slide,
@@ -71,14 +67,13 @@ def scan(
     tick: Callable[[int], None] | None = None,
 ) -> None:
     """Predict the tiles missing from `file`, and append them batch by batch."""
-    if batch < 1:
-        raise ValueError(f"--batch must be at least 1, not {batch}")
-    done = _resume(file, header(predictor.classes), places, batch)
+    columns = [*PLACE, *VERDICT, *(f"p_{name}" for name in predictor.classes)]
+    done = _resume(file, _csv([columns]), places, batch)
     if tick and done:
         tick(done)
     with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
         for part, pixels in read_batches(slide, grid, places[done:], predictor, batch, tick):
-            stream.write(_lines(part, predictor.score(pixels), grid))
+            stream.write(_csv(_row(*pair, grid) for pair in zip(part, predictor.score(pixels), strict=True)))
             stream.flush()
 
 
@@ -99,42 +94,36 @@ def read_batches(
     yield from batches(places, read, batch, tick, each=True)
 
 
-def _lines(places: Sequence[Place], predictions: Sequence[Prediction], grid: TileGrid) -> str:
+def _row(place: Place, prediction: Prediction, grid: TileGrid) -> list[Any]:
+    left, top, right, bottom = grid.box(place.column, place.row)
+    where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]
+    mask = "" if prediction.mask is None else f"{prediction.mask.mean():.6f}"
+    unlike = "" if prediction.unlike_training is None else str(prediction.unlike_training).lower()
+    verdict = [prediction.label, f"{prediction.confidence:.6f}", mask, unlike]
+    return [*where, *verdict, *(f"{p:.6f}" for p in prediction.probabilities)]
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for place, found in zip(places, predictions, strict=True):
-        left, top, right, bottom = grid.box(place.column, place.row)
-        where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]
-        mask = "" if found.mask is None else f"{found.mask.mean():.6f}"
-        unlike = "" if found.unlike_training is None else str(found.unlike_training).lower()
-        verdict = [found.label, f"{found.confidence:.6f}", mask, unlike]
-        writer.writerow([*where, *verdict, *(f"{p:.6f}" for p in found.probabilities)])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _resume(file: Path, columns: list[str], places: Sequence[Place], batch: int) -> int:
+def _resume(file: Path, header: str, places: Sequence[Place], batch: int) -> int:
     """Truncate the file to its last complete batch and return its number of tiles; a new file gets its header."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(columns)
-    first = text.getvalue().encode()
+    first = header.encode()
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     if not lines or not lines[0].endswith(b"\n"):
-        _replace(file, first)
-        return 0
+        lines = [first]
     whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a kill may leave half a line
-    places_there = [tuple(line.decode().split(",", 2)[:2]) for line in whole]
+    predicted = [tuple(line.decode().split(",", 2)[:2]) for line in whole]
     expected = [(str(place.column), str(place.row)) for place in places[: len(whole)]]
-    if lines[0] != first or places_there != expected:
+    if lines[0] != first or predicted != expected:
         raise ValueError(f"{file} belongs to other tiles or another model; remove it, or choose another --out")
     done = len(whole) if len(whole) == len(places) else len(whole) // batch * batch
-    if lines[1 + done :]:
-        _replace(file, b"".join(lines[: 1 + done]))
-    return done
-
-
-def _replace(file: Path, content: bytes) -> None:
     with replacing(file) as temporary:
-        temporary.write_bytes(content)
+        temporary.write_bytes(b"".join(lines[: 1 + done]))
+    return done
 
 
 def read_tiles(file: Path, classes: Sequence[str]) -> Iterator[TilePrediction]:
