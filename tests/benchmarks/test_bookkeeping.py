@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import bookkeeping as bench
-from benchmarks import common, fit, flat, predict
+from benchmarks import common, fit, flat
 from benchmarks.generated import write_manifest, write_runs
 from patchgen.data.table import read_table
 from patchgen.report.write import make_grids
@@ -30,36 +29,6 @@ def test_generated_manifests_have_the_wanted_sites_and_classes(tmp_path: Path) -
     assert np.bincount(table.domain).tolist() == [12] * 5
 
 
-def test_the_peak_is_that_of_what_is_allocated() -> None:
-    def work() -> None:
-        bytearray(3_000_000)
-        bytearray(5_000_000)
-
-    assert 5_000_000 <= bench.peak_bytes(work) < 7_000_000
-
-
-def test_costs_cover_images_sites_classes_and_runs() -> None:
-    assert {over for _, over in bench.COSTS} == {"images", "sites", "classes", "runs"}
-
-
-def test_a_row_is_missed_by_time_or_by_memory() -> None:
-    row = {"cost": "x", "over": "runs", "sizes": [1, 10], "seconds": [1.0, 2.0], "bytes": [1e6, 2e6]}
-    for time, memory, reached in ((1.0, 1.0, True), (1.2, 0.9, False), (0.9, 1.2, False)):
-        [line] = bench.lines({"rows": [{**row, "exponent": time, "memory": memory}]})
-        assert line[1:] == (f"{time:.2f}, {memory:.2f}", "<= 1.1", reached)
-
-
-@pytest.mark.parametrize("scale", [0, -1, 1000])
-def test_a_scale_that_cannot_be(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale must be above 0"):
-        bench.measure(scale=scale)
-
-
-def test_something_else_that_grows() -> None:
-    with pytest.raises(ValueError, match="over must be some of images, sites, classes, runs, not pixels"):
-        bench.measure(over=("runs", "pixels"))
-
-
 def test_what_other_programs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "STAT", tmp_path / "stat")
     monkeypatch.setattr(common.os, "sysconf", lambda name: 100)
@@ -75,20 +44,6 @@ def test_what_other_programs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert others.verdict() == ""
     monkeypatch.setattr(common, "STAT", tmp_path / "nowhere")
     assert common.Others().share() is None
-
-
-def test_rows_of_predict_say_nothing_where_turns_are_far_apart() -> None:
-    def ratio(median: float, conclusive: bool = True) -> dict[str, object]:
-        return {"median": median, "quartiles": [median, median], "conclusive": conclusive}
-
-    def row(engine: str, speed: dict[str, object]) -> dict[str, object]:
-        return {"engine": engine, "speed": speed, "predict_over_model": ratio(0.95), "same_class": 1.0, "masks": 0.01}
-
-    found = {"image_size": 224, "images": 20, "machine": {"threads": 2},
-             "runtimes": {"torch": row("torch", ratio(1.0)), "auto": row("openvino", ratio(2.4)),
-                          "onnx": row("onnx", ratio(1.2, conclusive=False))}}  # fmt: skip
-    verdicts = [line[3] if len(line) == 4 else None for line in predict.lines(found)]
-    assert verdicts == [True, True, True, True, None, True, True]
 
 
 def test_memory_is_that_of_the_command(tmp_path: Path) -> None:

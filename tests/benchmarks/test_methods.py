@@ -35,9 +35,3 @@ def test_a_rival_makes_the_methods_own_step() -> None:
     runner.step(batch)
     after = runner.method.predicting(runner.model)
     assert after is not None and any(not torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"per_domain": 1}])
-def test_nothing_to_measure_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least"):
-        measure(("lp",), source="tiny", image_size=28, **wrong)

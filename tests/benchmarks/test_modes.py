@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from benchmarks import modes, table
 from patchgen.diagnose.cost import random_batch
-
-
-def test_every_mode_is_compared_with_the_plain_one(capsys: pytest.CaptureFixture[str]) -> None:
-    found = modes.measure(**modes.SMALL)["modes"]  # type: ignore[arg-type]
-    assert list(found) == list(modes.MODES) and len(capsys.readouterr().err.splitlines()) == len(found)
-    assert found["float32"]["faster"] == found["float32"]["lowest"] == found["float32"]["highest"] == 1
-    for name, each in found.items():
-        assert (each["compile_seconds"] is not None) == ("compiled" in name) and each["fell_back"] is None
 
 
 def test_modes_step_in_their_number_format_from_the_same_weights() -> None:
@@ -40,19 +31,3 @@ def test_a_failing_compiler_is_told_of() -> None:
     assert found["modes"]["compiled"]["fell_back"].endswith("continuing without it")
     rows = table.table({"modes": found})
     assert [row.value.endswith(", not compiled") for row in rows] == [False, False, True, True]
-
-
-def test_ratios_by_hand() -> None:
-    runner = modes.Runner(None, None, 24.4, None)  # type: ignore[arg-type]
-    found = modes._found(runner, [2.0, 4.0, 1.0], [1.0, 3.0, 2.0])
-    assert (found["lowest"], found["faster"], found["highest"]) == (0.5, 0.75, 2.0)
-    about = {"backbone": "vit", "image_size": 224, "device": "cpu", "modes": {"float32": found, "compiled": found}}
-    [row] = table.table({"modes": about})
-    assert row.what == "vit, 224 px, cpu: LP+LN step, compiled: times as fast as float32" and not row.verdict
-    assert row.value == "0.75 (0.50-2.00), after 24 s of compiling"
-
-
-@pytest.mark.parametrize("name", ["batch", "repeats"])
-def test_sizes_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        modes.measure("tiny", image_size=28, **{name: 0})

@@ -39,12 +39,6 @@ def as_fused(drawn: PlainDraw, side: int) -> AugmentDraw:
     return AugmentDraw(torch.tensor([drawn.flip]), box, *numbers, torch.tensor([drawn.grayscale]), order)
 
 
-def test_a_draw_of_nothing_changes_nothing_but_the_rounding_of_hsv() -> None:
-    image = soft_image()
-    found = np.array(plain_apply(image, STILL, 20), dtype=int)
-    assert np.abs(found - np.array(image)).max() <= 4
-
-
 @pytest.mark.parametrize(
     "drawn",
     [
@@ -85,11 +79,6 @@ def test_draws_have_the_ranges_and_the_spread_of_the_batch_pipeline() -> None:
     assert len({d.order for d in drawn}) == 24
 
 
-def test_a_box_that_never_fits_is_the_middle() -> None:
-    augment = Augment(scale=(1, 1), ratio=(1, 1))
-    assert plain_draw(40, 20, augment, random.Random(0)).box == (10, 0, 30, 20)
-
-
 def test_both_pipelines_read_the_same_pixels(tmp_path: Path) -> None:
     files = write_images(tmp_path, 3, 32)
     plain = pipeline.plain_batch(files, 32, None)
@@ -109,9 +98,3 @@ def test_measures_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert found["images_per_second"].keys() == {"plain", "cold", "cached"}
     assert found["ratio"].keys() == {"cold", "cached"} and len(found["seconds"]) == 2
-
-
-@pytest.mark.parametrize("name", ["images", "pixels", "size", "repeats"])
-def test_refuses(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
-        pipeline.measure(**{name: 0})

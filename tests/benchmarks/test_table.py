@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import bookkeeping, flat, growth, peers, probe, rate, start, table
+from benchmarks import bookkeeping, flat, growth, peers, probe, rate, table
 from benchmarks.__main__ import main
 from benchmarks.common import random_features
 from patchgen.discovery import clustering_accuracy
@@ -24,28 +24,9 @@ def test_the_exponent_of_made_up_times(power: float) -> None:
     assert growth.fit_exponent(sizes, [0.3 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
 
 
-def test_the_exponent_of_a_cost_with_a_constant_lies_below() -> None:
-    assert 0 < growth.fit_exponent((1, 10, 100), [100 + n for n in (1, 10, 100)]) < 0.5
-
-
-@pytest.mark.parametrize(("sizes", "seconds"), [((1,), [1.0]), ((1, 2), [0.0, 1.0])])
-def test_no_exponent_without_times(sizes: tuple[int, ...], seconds: list[float]) -> None:
-    with pytest.raises(ValueError, match="two sizes or more, all positive"):
-        growth.fit_exponent(sizes, seconds)
-
-
-def test_growth_covers_images_patches_classes_and_domains() -> None:
-    assert {over for _, over in growth.GROWTHS} == {"images", "patches", "classes", "domains"}
-
-
 def test_kept_features_are_computed_once() -> None:
     found = probe.measure("tiny", image_size=28, images=30)
     assert found["forwards"] == [30, 30, 0]
-
-
-def test_ratios_of_a_probe_by_hand() -> None:
-    found = probe.ratios({"without": 10.0, "filling": 12.0, "reading": 0.5}, passes=9)
-    assert found == {"run": 90 / 16, "step": 20}
 
 
 def test_plain_mixture_and_match_say_what_ours_say() -> None:
@@ -64,13 +45,6 @@ def test_rates_count_the_arithmetic_of_each_tuning() -> None:
     assert found["lp-ln"]["step"] == found["lp-ln"]["floor"] == 1
     assert found["full"]["floor"] == pytest.approx(flops["full"] / flops["lp-ln"])
     assert rate.matmul_rate(64) > 0
-
-
-def test_start_targets() -> None:
-    found = start.measure(repeats=1)
-    assert found["seconds"].keys() == found["processor"].keys() == {"python", "import patchgen", "patchgen --help"}
-    assert all(seconds > 0 for seconds in found["seconds"].values())
-    assert found["reached"].keys() == start.TARGETS.keys() == {"import patchgen", "patchgen --help"}
 
 
 def test_importing_patchgen_and_its_help_import_nothing_heavy() -> None:
@@ -128,19 +102,17 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch
     [(["all", "--repeats", "3"], "all takes no further options, got --repeats 3"),
      (["rate", "--small", "--batch", "3"], "--small takes no further options"),
      (["memory", "--patches", "16"], "two or more positive numbers, not [16]"),
-     (["growth", "--repeats", "0"], "repeats must be at least 1, not 0")],
+     (["growth", "--repeats", "0"], "repeats must be at least 1, not 0"),
+     (["modes", "--repeats", "0"], "repeats must be at least 1, not 0"),
+     (["sweep", "--runs", "0"], "runs must be at least 1, not 0"),
+     (["input", "--images", "0"], "images must be at least 1, not 0"),
+     (["bookkeeping", "--scale", "0"], "scale must be above 0"),
+     (["bookkeeping", "--over", "pixels"], "over must be some of images, sites, classes, runs, not pixels")],
 )  # fmt: skip
 def test_refused_words(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     printed = capsys.readouterr()
     assert text in printed.err and not printed.out
-
-
-def test_the_wheel_leaves_the_benchmarks_out_and_the_source_distribution_has_them() -> None:
-    import tomllib
-
-    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    assert targets["wheel"]["packages"] == ["src/patchgen"] and "/benchmarks" in targets["sdist"]["include"]
 
 
 def test_rows_of_a_subject_are_renewed_in_a_page_and_the_others_stay(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score,
 
 from patchgen.data.table import Table
 from patchgen.predict.answers import Answers, check_classes
-from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate, most_wrong, units
+from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate, most_wrong
 from patchgen.predict.intervals import Ranking, bootstrap, counted
 from patchgen.tasks.metrics import class_counts, class_ranking
 
@@ -146,12 +146,6 @@ def test_sites_of_training_are_named() -> None:
     assert any("trained on sites of the same name (lyon)" in note for note in found["notes"])
 
 
-def test_flags_are_counted_per_site() -> None:
-    answers = drawn(n=4, sites=[0, 0, 1, 1], unlike=np.array([True, False, False, False]))
-    found = evaluate(answers, resamples=0)
-    assert [found["sites"][site]["unlike_training"] for site in ("berlin", "lyon")] == [0.5, 0.0]
-
-
 def test_the_surest_mistakes_come_first() -> None:
     answers = planted([0, 0, 0, 1], [[0.1, 0.9, 0], [0.6, 0.4, 0], [0.05, 0, 0.95], [0.5, 0.3, 0.2]])
     assert most_wrong(answers, 2).tolist() == [2, 0] and most_wrong(answers, 9).tolist() == [2, 0, 3]
@@ -186,12 +180,6 @@ def test_the_bootstrap_of_a_mean_is_near_its_standard_error() -> None:
     low, high = found["mean"] or (0, 0)
     assert (high - low) / 2 == pytest.approx(1.96 * values.std() / 20, rel=0.1) and found["never"] is None
     assert bootstrap(lambda w: {"mean": 1.0}, np.zeros(5, dtype=int), 10) == {}
-
-
-def test_units_are_patients_where_they_are_known() -> None:
-    assert units(drawn(n=3))[0].tolist() == [0, 1, 2]
-    unit, name = units(drawn(n=4, group="xyxz"))
-    assert unit.tolist() == [0, 1, 0, 2] and name == "patients"
 
 
 def test_what_fit_expected_stands_beside_what_was_measured() -> None:

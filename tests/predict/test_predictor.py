@@ -16,7 +16,6 @@ from PIL import Image
 
 from patchgen.data.images import decode
 from patchgen.draw.overlay import LONGEST, OPACITY, Explanation, _scale, original, upsample
-from patchgen.model.device import find_device
 from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.discover import read_features
 from patchgen.predict.embed import embed
@@ -157,12 +156,6 @@ def test_one_broken_output_costs_one_image(
     np.testing.assert_array_equal(found[2].probabilities, expected[2].probabilities)
 
 
-def test_devices_are_named(predictor: Predictor) -> None:
-    assert find_device("cpu").type == "cpu" and find_device("auto").type in ("cpu", "cuda", "mps")
-    with pytest.raises(ValueError, match="--accelerator must be auto or one that this machine has"):
-        find_device("tpu")
-
-
 def test_wrong_arguments_are_refused_at_the_call(predictor: Predictor) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         predictor.predict([], batch=0)
@@ -239,11 +232,8 @@ def test_a_method_without_mask_is_explained_afterwards(
     assert found.overlay().mode == "RGB"
     with pytest.raises(ValueError, match="has no ranking 'mask'"):
         predictor.explain(files[0], "mask")
-
-
-def test_an_unreadable_image_is_an_error(predictor: Predictor, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read image"):
-        predictor.explain(tmp_path / "none.png")
+        predictor.explain(files[0] / "none.png")
 
 
 # Pictures
@@ -281,12 +271,8 @@ def test_a_nearly_saturated_mask_looks_saturated_unless_asked(tmp_path: Path) ->
     assert plain < 15 and stretched > 60
     assert "RELATIVE" in _scale(mask, True)[2] and "RELATIVE" not in _scale(mask, False)[2]
     assert _scale(mask, True)[:2] == (mask.min(), mask.max())
-
-
-def test_scales_at_their_limits() -> None:
     constant = _scale(np.full((2, 2), 0.3), True)
     assert constant[:2] == (0.0, 1.0) and "not stretched" in constant[2]
-    assert "RELATIVE" in _scale(np.array([[0.0, 1.0]]), True)[2]
 
 
 def test_the_picture_shows_where(tmp_path: Path) -> None:
@@ -322,12 +308,6 @@ def test_the_outline_follows_the_threshold(tmp_path: Path) -> None:
     assert 0.6 < columns.mean() / plain.shape[1] < 0.75  # in the middle of the right panel
     with pytest.raises(ValueError, match="between 0 and 1"):
         found.overlay(1.5)
-
-
-def test_names_are_no_formulas(tmp_path: Path) -> None:
-    path = tmp_path / ("x" * 90 + "_$\\frac$.png")
-    Image.new("RGB", (9, 50)).save(path)
-    assert explanation(path, np.eye(2), "$\\frac{$ & <b>").overlay().mode == "RGB"
 
 
 def test_colour_map_and_opacity_are_the_callers_choice() -> None:

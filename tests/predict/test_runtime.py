@@ -170,13 +170,6 @@ def test_differences_by_hand() -> None:
             runtime._allowed(wrong)
 
 
-def test_predictions_apart_by_hand() -> None:
-    one = SimpleNamespace(label="a", probabilities=np.array([0.7, 0.3]), mask=np.array([[0.1]]))
-    two = SimpleNamespace(label="b", probabilities=np.array([0.4, 0.6]), mask=np.array([[0.3]]))
-    found = throughput.apart([one, one], [one, two])  # type: ignore[list-item]
-    assert found == {"same_class": 0.5, "probabilities": pytest.approx(0.3), "masks": pytest.approx(0.2)}
-
-
 def test_workers_use_the_runtime_that_auto_has_found() -> None:
     def here(name: str | None) -> Predictor:
         return SimpleNamespace(runtime=name and SimpleNamespace(name=name))  # type: ignore[return-value]

@@ -5,6 +5,7 @@ Each slide is 12 x 8 tiles with a block of stroma and one of tumour; each site h
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,12 @@ def write_cohort_slides(root: Path) -> Path:
             write_pyramid(root / "slides" / site / f"{name}.tif", draw(site, int(name[1])), (MPP, MPP))
             (root / "annotations" / f"{name}.geojson").write_text(json.dumps(annotation()))
     return root
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def rows_of(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))

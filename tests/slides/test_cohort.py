@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import os
@@ -26,16 +25,7 @@ from patchgen.common.child_process import child_environment, python
 pytest.importorskip("openslide")
 pytest.importorskip("shapely")
 
-from .cohort import TILE, expected  # noqa: E402
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def rows_of(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
+from .cohort import TILE, expected, files_below, rows_of  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -212,19 +202,3 @@ def test_two_workers_one_of_them_killed_give_the_bytes_of_one_process(
         killer.join()
     assert done.returncode == 0, done.stderr
     assert killed and files_below(tmp_path / "two") == files_below(tmp_path / "one")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "ray"])
-def test_tiles_and_predictions_of_two_workers(engine: str, cohort: Path, model: Path, tmp_path: Path) -> None:
-    if engine == "ray":
-        pytest.importorskip("ray")
-    two = ["--engine", engine, "--workers", "2", "--threads", "1"]
-    annotations = ["--annotations", str(cohort / "annotations")]
-    words = ["slide", "tiles", str(cohort / "slides"), *annotations, "--out", str(tmp_path / "t"), "--tile", str(TILE)]
-    assert main([*words, *two]) == 0
-    assert files_below(tmp_path / "t") == files_below(model.parent / "t")
-    words = ["predict", str(model), str(tmp_path / "t" / "images"), "--batch", "8"]
-    assert main([*words, "--threads", "1", "--csv", str(tmp_path / "one.csv")]) == 0
-    assert main([*words, *two, "--csv", str(tmp_path / "two.csv")]) == 0
-    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()

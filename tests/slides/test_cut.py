@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 from collections import Counter
@@ -24,20 +23,11 @@ from patchgen.slides.cut import AMBIGUOUS, OUTSIDE, choose_label, find_windows  
 from patchgen.slides.pyramid import write_pyramid  # noqa: E402
 from patchgen.slides.slide import TileGrid  # noqa: E402
 
-from .cohort import COLUMNS, MPP, ROWS, SLIDES, TILE, annotation, draw, expected, feature, ring  # noqa: E402
+from .cohort import COLUMNS, MPP, ROWS, SLIDES, TILE, annotation, draw, expected, feature, files_below, ring, rows_of  # noqa: E402
 
 
 def run(*words: Any) -> int:
     return main(["slide", "tiles", *map(str, words)])
-
-
-def rows_of(file: Path) -> list[dict[str, str]]:
-    with file.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def files_below(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ from patchgen.slides.scan import TilePrediction  # noqa: E402
 from patchgen.slides.slide import Slide  # noqa: E402
 from patchgen.slides.tissue import TISSUE  # noqa: E402
 
-from .cohort import COLUMNS, ROWS, TILE, feature, ring  # noqa: E402
+from .cohort import COLUMNS, ROWS, TILE, feature, ring, rows_of  # noqa: E402
 
 MPP = 1.0  # half the resolution of the slides: a tile of TILE pixels is 2 x 2 of those in `cohort.py`
 
@@ -67,8 +66,8 @@ def test_a_slide_is_read_at_the_scale_of_training(
     assert "WARNING" not in capsys.readouterr().err
     facts = json.loads((tmp_path / "maps" / "a1" / "slide.json").read_text())
     assert (facts["mpp"], facts["tile"]) == (MPP, TILE)
-    with (tmp_path / "maps" / "a1" / "tiles.csv").open() as stream:
-        places = {(int(row["x"]), int(row["y"])): row["width"] for row in csv.DictReader(stream)}
+    rows = rows_of(tmp_path / "maps" / "a1" / "tiles.csv")
+    places = {(int(row["x"]), int(row["y"])): row["width"] for row in rows}
     assert places.keys() == areas.keys() and set(places.values()) == {str(2 * TILE)}
     same = 0
     for (x, y), pixels in areas.items():
@@ -114,10 +113,9 @@ def test_the_users_mask_decides(cohort: Path, model: Path, tmp_path: Path, kind:
     slides = [str(cohort / "slides" / "site_a" / f"{name}.tif") for name in ("a1", "a2")]
     words = ["slide", str(model), *slides, "--out", str(tmp_path / "o"), "--mask", str(tmp_path / "masks")]
     assert main(words) == 0  # the other slide has no mask, and says so
-    with (tmp_path / "o" / "a1" / "tiles.csv").open() as stream:
-        assert [(row["column"], row["row"]) for row in csv.DictReader(stream)] == [("0", "0"), ("1", "0")]
-    with (tmp_path / "o" / "cohort.csv").open() as stream:
-        assert "holds no a2.png" in list(csv.DictReader(stream))[1]["error"]
+    tiles = rows_of(tmp_path / "o" / "a1" / "tiles.csv")
+    assert [(row["column"], row["row"]) for row in tiles] == [("0", "0"), ("1", "0")]
+    assert "holds no a2.png" in rows_of(tmp_path / "o" / "cohort.csv")[1]["error"]
 
 
 def test_a_mask_of_another_shape_is_refused(
@@ -160,10 +158,9 @@ def test_patients_pool_the_tiles_of_their_slides(cohort: Path, model: Path, tmp_
     (tmp_path / "p.csv").write_text("slide,patient\na1,one\na2.tif,one\nb1,two\n")
     words = ["slide", str(model), str(cohort / "slides"), "--out", str(tmp_path / "o")]
     assert main([*words, "--patients", str(tmp_path / "p.csv")]) == 0
-    with (tmp_path / "o" / "patients.csv").open() as stream:
-        one, two = csv.DictReader(stream)
+    one, two = rows_of(tmp_path / "o" / "patients.csv")
     assert (one["patient"], one["slides"], two["patient"], two["slides"]) == ("one", "2", "two", "1")
-    pooled = [row for name in ("a1", "a2") for row in csv.DictReader((tmp_path / "o" / name / "tiles.csv").open())]
+    pooled = [row for name in ("a1", "a2") for row in rows_of(tmp_path / "o" / name / "tiles.csv")]
     assert float(one["mean_p_tumour"]) == pytest.approx(np.mean([float(row["p_tumour"]) for row in pooled]), abs=1e-5)
     assert float(one["share_tumour"]) == pytest.approx(np.mean([row["label"] == "tumour" for row in pooled]), abs=1e-5)
     assert "Patients, over the tiles" in (tmp_path / "o" / "index.html").read_text()

@@ -15,7 +15,7 @@ from PIL import Image
 from patchgen.predict.predictor import Prediction
 from patchgen.slides.heatmap import CLASS_COLOURS, collect_maps, colour, enlarge, write_geojson, write_map
 from patchgen.slides.pyramid import write_pyramid
-from patchgen.slides.scan import Place, TilePrediction, find_places, read_tiles, scan
+from patchgen.slides.scan import Place, find_places, read_tiles, scan
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, make_grid, open_slide, thumbnail
 from patchgen.slides.tissue import otsu, tissue_mask, tissue_share
 
@@ -105,14 +105,6 @@ def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: Til
     assert places == sorted(places, key=lambda place: (place.row, place.column))
 
 
-def test_boxes_meet_and_end_with_the_slide(grid: TileGrid) -> None:
-    assert grid.box(3, 2) == (192, 128, 256, 192)
-    assert grid.box(COLUMNS, ROWS) == (COLUMNS * STEP, ROWS * STEP, *grid.size)
-    odd = TileGrid((106.666, 53.3), 10, 10, (1000, 500), 16)
-    for column in range(8):
-        assert odd.box(column, 0)[2] == odd.box(column + 1, 0)[0]
-
-
 def test_a_slide_of_another_scale_gives_the_same_tissue(planted: Planted, tmp_path: Path) -> None:
     height, width = planted.pixels.shape[:2]
     wide = np.asarray(Image.fromarray(planted.pixels).resize((width * 5 // 3, height * 5 // 3)))
@@ -132,12 +124,6 @@ def test_an_area_is_read_as_it_is_and_white_beyond(planted: Planted, opened: Sli
     half = opened.read((128, 192), (128, 128), (64, 64)).astype(float)
     truth = planted.pixels[192:320, 128:256].reshape(64, 2, 64, 2, 3).mean(axis=(1, 3))
     assert np.abs(half - truth).mean() < 8  # another filter and a shift of a fraction of a pixel, on noise of +-15
-
-
-def test_a_large_slide_keeps_its_pictures_small() -> None:
-    slide = SimpleNamespace(size=(200_000, 90_000), mpp=(0.25, 0.25), path=Path("x"))
-    grid = make_grid(slide, 0.5, 112)  # type: ignore[arg-type]
-    assert grid.columns == 893 and grid.cell == 4 and max(grid.map_size) <= 4096
 
 
 # Slides that cannot be used
@@ -178,8 +164,7 @@ def test_every_tile_gets_its_own_verdict(
         assert tile.mask == pytest.approx(0.25 + tile.probabilities[1] / 2, abs=1e-5) and tile.unlike_training is None
 
 
-@pytest.mark.parametrize("torn", ["", "12,7,768,4"])
-@pytest.mark.parametrize("lost_lines", [0, 3])
+@pytest.mark.parametrize(("lost_lines", "torn"), [(0, ""), (3, "12,7,768,4")])
 def test_a_killed_pass_goes_on_to_the_same_file(
     opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path, torn: str, lost_lines: int
 ) -> None:
@@ -258,11 +243,6 @@ def test_maps_have_each_value_at_its_place(
     assert min(Image.open(tmp_path / "violet_overlay.png").size) > 300
 
 
-def test_a_model_without_a_mask_has_no_mask_map(grid: TileGrid) -> None:
-    tile = TilePrediction(1, 1, grid.box(1, 1), 1.0, "pink", (0.75, 0.25), None, None)
-    assert set(collect_maps([tile], grid, CLASSES)) == {"p pink", "p violet"}
-
-
 def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path) -> None:
     file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
     write_geojson(tmp_path / "t.geojson", read_tiles(file, CLASSES), CLASSES)
@@ -279,12 +259,8 @@ def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: lis
         assert properties["classification"]["name"] == tile.label
         assert tuple(properties["classification"]["color"]) == CLASS_COLOURS[CLASSES.index(tile.label)]
         assert properties["measurements"]["p violet"] == tile.probabilities[1]
-    assert json.loads(_empty(tmp_path))["features"] == []
-
-
-def _empty(folder: Path) -> str:
-    write_geojson(folder / "empty.geojson", [], CLASSES)
-    return (folder / "empty.geojson").read_text()
+    write_geojson(tmp_path / "empty.geojson", [], CLASSES)
+    assert json.loads((tmp_path / "empty.geojson").read_text())["features"] == []
 
 
 def test_whole_path_from_the_shell(
@@ -294,18 +270,8 @@ def test_whole_path_from_the_shell(
 
     (tmp_path / "broken.svs").write_text("no slide")
     run, out = str(tiny_run().path), tmp_path / "out"
-    words = [
-        "slide",
-        run,
-        str(tmp_path / "broken.svs"),
-        str(planted.path),
-        "--out",
-        str(out),
-        "--tile",
-        str(STEP),
-        "--mpp",
-        "0.5",
-    ]
+    words = ["slide", run, str(tmp_path / "broken.svs"), str(planted.path), "--out", str(out)]
+    words += ["--tile", str(STEP), "--mpp", "0.5"]
     assert main(words) == 0
     text = capsys.readouterr()
     assert text.out.strip() == str(out / "biopsy") and "1 of 2 slides could not be read" in text.err
