@@ -64,7 +64,7 @@ def cohort(out: Path) -> None:
         Image.fromarray(np.full((60, 90, 3), 120, np.uint8)).save(folder / name)
     rates = Rates(np.array([[9.0, *[1.0] * 18]] * 2))
     slide = SlideSummary(folder, f"{LONG}.svs", "abc", 1.5, classes, rates, 0.1, 0.5, {"mask": "map.png"})
-    failures = {f"{LONG}<i>.svs": f"cannot use slide {LONG}"}
+    failures = [(f"{LONG}<i>.svs", f"cannot use slide {LONG}")]
     write_page(out / "index.html", _page([slide], failures, [(LONG, [slide], rates)]))
 
 

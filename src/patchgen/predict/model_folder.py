@@ -58,7 +58,7 @@ class Model(NamedTuple):
 def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str, Any]:
     """The facts needed to rebuild the backbone without its source; `header` is that of the run's checkpoint."""
     backbone = predictor.model.backbone
-    architecture = {k: v for k, v in backbone.model.config.to_diff_dict().items() if k not in NOT_ARCHITECTURE}
+    settings = backbone.model.config.to_diff_dict()
     return {
         "source": backbone.source if not Path(backbone.source).exists() else Path(backbone.source).name,
         "resolved": backbone.resolved,
@@ -66,7 +66,7 @@ def backbone_facts(predictor: Predictor, header: Mapping[str, Any]) -> dict[str,
         "note": backbone.note,
         "digest": header["digest"],
         "family": backbone.model_type,
-        "architecture": architecture,
+        "architecture": {name: value for name, value in settings.items() if name not in NOT_ARCHITECTURE},
         **backbone.pixels.facts(),
     }
 
@@ -273,19 +273,13 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        raise ValueError(f"there is no model folder {folder}{did_you_mean(folder.name, there)}")
-    if not (folder / MODEL_CONFIG).is_file():
-        hint = "; it is a run folder: `patchgen predict` takes it too" if (folder / "config.yaml").is_file() else ""
-        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}")
+    if not is_model_folder(folder):
+        names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        hint = "" if folder.is_dir() else did_you_mean(folder.name, names)
+        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG} with format {MODEL_FORMAT!r}{hint}")
     # the hub's cache holds snapshots/REVISION/FILE as links into blobs/
     refuse_links(folder, within=folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else None)
     facts = read_json(folder / MODEL_CONFIG)
-    if facts.get("format") != MODEL_FORMAT:
-        raise ValueError(
-            f"{folder} is not a model folder of patchgen: its {MODEL_CONFIG} does not say format {MODEL_FORMAT!r}"
-        )
     if facts.get("version") != VERSION:
         raise ValueError(
             f"{folder} has version {facts.get('version')!s:.20} of the model format, this patchgen reads {VERSION}; "
@@ -322,7 +316,11 @@ def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[st
             )
         load_trained(model, tensors)
         return model
-    model = build_on(_backbone(facts["backbone"], tensors), config, method, count)
+    about = facts["backbone"]
+    with torch.random.fork_rng(devices=[]):  # an architecture, whose values come from the weight file
+        network = Loaded(build(about["family"], about["architecture"], tensors), recorded_pixels(about))
+    origin = Origin(about["source"], about["resolved"], about["licence"], about["note"])
+    model = build_on(Backbone(network, origin), config, method, count)
     if isinstance(model.head, ClipHead):
         tensors |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
     try:
@@ -343,14 +341,6 @@ def _clip_head(folder: Path, tensors: dict[str, Tensor]) -> ClipHead:
     return ClipHead(text, Written(tensors["classes"]), len(tensors["classes"]))
 
 
-def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
-    """The architecture; its values come from the weight file."""
-    with torch.random.fork_rng(devices=[]):
-        network = build(facts["family"], facts["architecture"], tensors)
-    origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
-    return Backbone(Loaded(network, recorded_pixels(facts)), origin)
-
-
 # Model hubs
 
 
@@ -364,10 +354,9 @@ def fetch_model(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=list(FILES)))
     except (OSError, HTTPError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"there is no folder {source}, and the hub gave no model of that name ({reason}); check the spelling, "
-            "log in if it is private, or give a local folder"
+            f"there is no folder {source}, and the hub gave no model of that name ({_first_line(error)}); check the "
+            "spelling, log in if it is private, or give a local folder"
         ) from error
 
 
@@ -382,6 +371,11 @@ def push_model(folder: Path, repo: str, *, private: bool = False) -> str:
         done = api.upload_folder(repo_id=repo, folder_path=folder, allow_patterns=list(FILES),
                                  commit_message=f"patchgen {__version__}")  # fmt: skip
     except (OSError, HTTPError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"the hub did not take {repo!r} ({reason}); log in with `hf auth login` first") from error
+        raise ValueError(
+            f"the hub did not take {repo!r} ({_first_line(error)}); log in with `hf auth login` first"
+        ) from error
     return str(done)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

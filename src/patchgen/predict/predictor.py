@@ -38,7 +38,7 @@ from patchgen.methods.build import build_model, check_origin, describe, load_tra
 from patchgen.model.classifier import Classifier
 from patchgen.model.device import find_device
 from patchgen.model.weights import without_requests
-from patchgen.runs.folder import RunFolder
+from patchgen.runs.folder import RunFolder, is_model_folder
 from patchgen.runs.precision import Wanted, computes_half
 from patchgen.runs.tensors import load_tensors
 
@@ -127,12 +127,9 @@ def load_predictor(path: str | Path, checkpoint: Checkpoint = "selected", **how:
         ValueError: neither of the two, or one that is damaged.
     """
     from patchgen.predict.model_folder import read_model
-    from patchgen.runs.folder import is_model_folder
 
     if is_model_folder(path):
         return read_model(path, **how).predictor
-    if not Path(path).exists():
-        raise ValueError(f"there is no model or run folder {path}; `patchgen fit` and `patchgen train` print theirs")
     if not (Path(path) / "config.yaml").is_file():
         raise ValueError(
             f"{path} is not a run folder (it has no config.yaml) and not a model folder (it has no config.json of "
@@ -159,13 +156,9 @@ def without_requests_of(folder: Path, backbone: str | None, allow_download: bool
 
 
 def load_run(
-    run: str | Path,
-    checkpoint: Checkpoint = "selected",
-    *,
-    backbone: str | None = None,
-    allow_download: bool = False,
+    run: str | Path, checkpoint: Checkpoint = "selected", *, backbone: str | None = None, allow_download: bool = False,
     **device: Any,
-) -> Predictor:
+) -> Predictor:  # fmt: skip
     """The classifier of a run folder, ready for images.
 
     Raises:
@@ -177,9 +170,11 @@ def load_run(
     config = replace(config, backbone=backbone or config.backbone)
     file = _checkpoint_file(folder, checkpoint)
     tensors, facts = load_tensors(file)
-    classes = _classes(facts, file)
-    broken = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    if broken:
+    names = facts.get("classes")
+    if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
+        raise ValueError(f"{file}: the header must name each class once, found {names!r}; train the run again")
+    classes = tuple(names)
+    if broken := [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]:
         raise ValueError(f"{file}: {broken[0]} holds values that are not finite; train the run again")
     folder.require_plugins()
     method = make_method(config)
@@ -207,13 +202,6 @@ def _checkpoint_file(folder: RunFolder, name: str) -> Path:
     return folder.checkpoint(name)
 
 
-def _classes(facts: dict[str, Any], file: Path) -> tuple[str, ...]:
-    names = facts.get("classes")
-    if not isinstance(names, list) or not names or len({n for n in names if isinstance(n, str)}) < len(names):
-        raise ValueError(f"{file}: the header must name each class once, found {names!r}; train the run again")
-    return tuple(names)
-
-
 class Predictor:
     """A trained classifier with its classes; `load_predictor` makes one.
 
@@ -223,17 +211,10 @@ class Predictor:
     """
 
     def __init__(
-        self,
-        model: Classifier,
-        classes: tuple[str, ...],
-        config: Config,
-        confidence: Confidence | None = None,
-        stain: Macenko | None = None,
-        tiles: TileScale | None = None,
-        *,
-        accelerator: str | None = None,
+        self, model: Classifier, classes: tuple[str, ...], config: Config, confidence: Confidence | None = None,
+        stain: Macenko | None = None, tiles: TileScale | None = None, *, accelerator: str | None = None,
         precision: Wanted = "32-true",
-    ) -> None:
+    ) -> None:  # fmt: skip
         # A run may have been trained elsewhere: its device is used only if it certainly exists.
         self.device = find_device(accelerator or ("cpu" if config.accelerator == "cpu" else "auto"))
         self.half = precision != "32-true" and computes_half(self.device, precision)

@@ -95,16 +95,17 @@ def summarise(folder: Path) -> SlideSummary:
     """The summary of a finished slide's folder."""
     facts = read_json(folder / "slide.json")
     classes, tiles = tuple(facts["classes"]), list(read_tiles(folder / "tiles.csv", facts["classes"]))
-    unlike = [tile.unlike_training for tile in tiles if tile.unlike_training is not None]
-    masks = [tile.mask for tile in tiles if tile.mask is not None]
     area = (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
     return SlideSummary(
         folder, facts["slide"], facts["model"], sum(tile.tissue for tile in tiles) * area, classes,
-        rates(tiles, classes),
-        float(np.mean(unlike)) if unlike else None,
-        float(np.mean(masks)) if masks else None,
+        rates(tiles, classes), _mean([tile.unlike_training for tile in tiles]), _mean([tile.mask for tile in tiles]),
         {name: files[0] for name, files in facts["files"].items()},
     )  # fmt: skip
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
@@ -125,11 +126,11 @@ def write_cohort(
     """
     slides = [summarise(folder) for folder in folders]
     classes = slides[0].classes
+    failed = [(Path(path).name, why.strip().splitlines()[-1]) for path, why in failures.items()]
     names = [f"{what}_{name}{end}" for end in ("", "_low", "_high") for what in ("mean_p", "share") for name in classes]
     header = ["slide", "folder", "tiles", "tissue_mm2", "label", "mean_probability", "mask_mean", "unlike_training"]
     rows = [[*_cells(slide), ""] for slide in slides]
-    empty = [""] * (len(header) + len(names) - 1)
-    rows += [[Path(path).name, *empty, why.strip().splitlines()[-1]] for path, why in failures.items()]
+    rows += [[name, *[""] * (len(header) + len(names) - 1), reason] for name, reason in failed]
     write_csv(out / TABLE, [*header, *names, "error"], rows, people=True)
     pooled = _by_patient(slides, patients or {})
     if pooled:
@@ -137,7 +138,7 @@ def write_cohort(
             [name, str(len(of)), str(rate.tiles), classes[rate.best], *_numbers(rate)] for name, of, rate in pooled
         ]
         write_csv(out / PATIENTS, ["patient", "slides", "tiles", "label", *names], cells, people=True)
-    return write_page(out / PAGE, _page(slides, failures, pooled))
+    return write_page(out / PAGE, _page(slides, failed, pooled))
 
 
 def _by_patient(
@@ -165,27 +166,26 @@ def _cells(slide: SlideSummary) -> list[str]:
 
 def _page(
     slides: Sequence[SlideSummary],
-    failures: Mapping[str, str],
+    failures: Sequence[tuple[str, str]],
     pooled: Sequence[tuple[str, list[SlideSummary], Rates]] = (),
 ) -> str:
     classes = slides[0].classes
+    rows = [
+        [Cell(slide.slide, link=f"#{file_address(slide.folder.name)}"), slide.rates.tiles, f"{slide.tissue:.2f}",
+         *_means(slide.rates)] for slide in slides
+    ]  # fmt: skip
     return render(
         "cohort.html",
         title=f"{len(slides)} slide{'s' * (len(slides) > 1)}, model {slides[0].model}",
         table_file=TABLE,
         notice=TILE_NOTICE,
         head=["slide", "tiles", "mm²", *classes],
-        rows=[_row(slide) for slide in slides],
+        rows=rows,
         patients_head=["patient", "slides", "tiles", *classes],
         patients=[[name, len(of), rate.tiles, *_means(rate)] for name, of, rate in pooled],
         slides=[_section(slide) for slide in slides],
-        failures=[(Path(path).name, why.strip().splitlines()[-1]) for path, why in failures.items()],
+        failures=failures,
     )
-
-
-def _row(slide: SlideSummary) -> list[object]:
-    name = Cell(slide.slide, link=f"#{file_address(slide.folder.name)}")
-    return [name, slide.rates.tiles, f"{slide.tissue:.2f}", *_means(slide.rates)]
 
 
 def _means(rate: Rates) -> list[Cell]:
