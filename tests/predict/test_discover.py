@@ -13,14 +13,7 @@ import pytest
 import torch
 
 from patchgen.data.images import decode
-from patchgen.predict.discover import (
-    Features,
-    Rule,
-    calibrated_rule,
-    group_features,
-    read_features,
-    reference_images,
-)
+from patchgen.predict.discover import Features, Rule, calibrated_rule, group_features, read_features, reference_images
 from patchgen.predict.predictor import Prediction, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import Predictions, predictions_file, save_predictions

@@ -20,14 +20,7 @@ from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.discover import read_features
 from patchgen.predict.embed import embed
 from patchgen.predict.export import export
-from patchgen.predict.predictor import (
-    NOT_FINITE,
-    Outputs,
-    Prediction,
-    Predictor,
-    Unreadable,
-    load_run,
-)
+from patchgen.predict.predictor import NOT_FINITE, Outputs, Prediction, Predictor, Unreadable, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, save_tensors
 
