@@ -19,9 +19,10 @@ from patchgen.data.table import read_table
 pytest.importorskip("openslide")
 pytest.importorskip("shapely")
 
-from patchgen.slides.cut import AMBIGUOUS, OUTSIDE, choose_label, find_windows  # noqa: E402
+from patchgen.slides.cut import AMBIGUOUS, OUTSIDE, choose_label  # noqa: E402
 from patchgen.slides.pyramid import write_pyramid  # noqa: E402
 from patchgen.slides.slide import TileGrid  # noqa: E402
+from patchgen.slides.tissue import find_windows  # noqa: E402
 
 from .cohort import COLUMNS, MPP, ROWS, SLIDES, TILE, annotation, draw, expected, feature, files_below, ring, rows_of  # noqa: E402
 
@@ -63,7 +64,7 @@ def test_a_tile_has_a_label_only_where_there_is_no_doubt(shares: dict[str, float
 def test_windows_are_all_those_with_enough_tissue(overlap: float) -> None:
     grid = TileGrid((32.0, 32.0), 6, 4, (180, 120), 16)
     mask = np.random.default_rng(2).random((4 * 16, 6 * 16)) < np.linspace(0.1, 0.9, 96)
-    found = {window.corner: window.tissue for window in find_windows(mask, grid, overlap, 0.5)}
+    found = {window.corner: window.tissue for window in find_windows(mask, grid, 0.5, overlap)}
     stride, slow = round(16 * (1 - overlap)), {}
     wide = np.pad(mask, ((0, 16), (0, 16)))
     for y in range(0, 60, stride):  # 120 level-0 pixels are 60 of the mask

@@ -15,9 +15,9 @@ from PIL import Image
 from patchgen.predict.predictor import Prediction
 from patchgen.slides.heatmap import CLASS_COLOURS, collect_maps, colour, enlarge, write_geojson, write_map
 from patchgen.slides.pyramid import write_pyramid
-from patchgen.slides.scan import Place, find_places, read_tiles, scan
+from patchgen.slides.scan import read_tiles, scan
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, make_grid, open_slide, thumbnail
-from patchgen.slides.tissue import otsu, tissue_mask, tissue_share
+from patchgen.slides.tissue import Window, find_windows, otsu, tissue_mask
 
 from .conftest import COLUMNS, MPP, ROWS, STEP, Planted
 
@@ -58,11 +58,11 @@ def grid(opened: Slide) -> TileGrid:
 
 
 @pytest.fixture(scope="module")
-def places(opened: Slide, grid: TileGrid) -> list[Place]:
-    return find_places(tissue_share(tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4), grid), 0.5)
+def places(opened: Slide, grid: TileGrid) -> list[Window]:
+    return find_windows(tissue_mask(thumbnail(opened, grid), grid.cell**2 / 4), grid, 0.5)
 
 
-def scanned(predictor: Any, opened: Slide, grid: TileGrid, places: list[Place], file: Path, batch: int = 8) -> Path:
+def scanned(predictor: Any, opened: Slide, grid: TileGrid, places: list[Window], file: Path, batch: int = 8) -> Path:
     scan(predictor, opened, grid, places, file, batch)
     return file
 
@@ -99,7 +99,7 @@ def test_glass_alone_is_no_tissue() -> None:
     assert not tissue_mask(glass, 10).any()
 
 
-def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: TileGrid, places: list[Place]) -> None:
+def test_tiles_are_exactly_those_with_planted_tissue(planted: Planted, grid: TileGrid, places: list[Window]) -> None:
     assert (grid.columns, grid.rows) == (COLUMNS + 1, ROWS + 1)  # a last one that reaches beyond the slide
     assert {(place.column, place.row) for place in places} == set(planted.tiles)
     assert places == sorted(places, key=lambda place: (place.row, place.column))
@@ -112,8 +112,8 @@ def test_a_slide_of_another_scale_gives_the_same_tissue(planted: Planted, tmp_pa
     with open_slide(tmp_path / "fine.tif") as slide:
         grid = make_grid(slide, MPP, STEP)
         assert grid.step == pytest.approx((STEP * 5 / 3, STEP * 5 / 3))
-        share = tissue_share(tissue_mask(thumbnail(slide, grid), grid.cell**2 / 4), grid)
-        assert {(p.column, p.row) for p in find_places(share, 0.5)} == set(planted.tiles)
+        mask = tissue_mask(thumbnail(slide, grid), grid.cell**2 / 4)
+        assert {(window.column, window.row) for window in find_windows(mask, grid, 0.5)} == set(planted.tiles)
 
 
 def test_an_area_is_read_as_it_is_and_white_beyond(planted: Planted, opened: Slide) -> None:
@@ -155,7 +155,7 @@ def test_no_file_and_no_slide(tmp_path: Path) -> None:
 
 
 def test_every_tile_gets_its_own_verdict(
-    planted: Planted, opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
+    planted: Planted, opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
 ) -> None:
     tiles = list(read_tiles(scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv"), CLASSES))
     assert {(tile.column, tile.row): tile.label for tile in tiles} == planted.tiles
@@ -166,7 +166,7 @@ def test_every_tile_gets_its_own_verdict(
 
 @pytest.mark.parametrize(("lost_lines", "torn"), [(0, ""), (3, "12,7,768,4")])
 def test_a_killed_pass_goes_on_to_the_same_file(
-    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path, torn: str, lost_lines: int
+    opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path, torn: str, lost_lines: int
 ) -> None:
     whole = scanned(ByColour(), opened, grid, places, tmp_path / "whole.csv").read_text()
     file = tmp_path / "tiles.csv"
@@ -186,7 +186,7 @@ def test_a_killed_pass_goes_on_to_the_same_file(
 
 
 def test_a_file_of_other_tiles_is_not_mixed_in(
-    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
+    opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
 ) -> None:
     file = scanned(ByColour(), opened, grid, places[1:], tmp_path / "tiles.csv")
     with pytest.raises(ValueError, match="other tiles"):
@@ -194,7 +194,7 @@ def test_a_file_of_other_tiles_is_not_mixed_in(
 
 
 def test_no_more_than_two_batches_are_read_ahead(
-    opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
+    opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
 ) -> None:
     read: list[int] = []
 
@@ -215,7 +215,7 @@ def test_no_more_than_two_batches_are_read_ahead(
 
 
 def test_maps_have_each_value_at_its_place(
-    planted: Planted, opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path
+    planted: Planted, opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
 ) -> None:
     file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
     maps = collect_maps(read_tiles(file, CLASSES), grid, CLASSES)
@@ -243,7 +243,7 @@ def test_maps_have_each_value_at_its_place(
     assert min(Image.open(tmp_path / "violet_overlay.png").size) > 300
 
 
-def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: list[Place], tmp_path: Path) -> None:
+def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path) -> None:
     file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
     write_geojson(tmp_path / "t.geojson", read_tiles(file, CLASSES), CLASSES)
     found = json.loads((tmp_path / "t.geojson").read_text())

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from patchgen.predict.predictor import Predictor
-    from patchgen.slides.scan import Place
     from patchgen.slides.slide import Slide, TileGrid
+    from patchgen.slides.tissue import Window
 
 DESCRIPTION = "slide.json"
 TILES = "tiles.csv"
@@ -169,26 +169,25 @@ def load_model(arguments: SlideArguments) -> tuple[Predictor, str]:
     return predictor, " ".join([identity(arguments.model, arguments.checkpoint)[:16], predictor.variant]).strip()
 
 
-def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Place]]:
+def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
     """The grid of a slide, its thumbnail and mask of tissue, and the tiles with enough tissue.
 
     Raises:
         UnreadableSlide: there are none.
     """
-    from patchgen.slides.scan import find_places
     from patchgen.slides.slide import UnreadableSlide, make_grid
-    from patchgen.slides.tissue import find_tissue, rule_for, tissue_share
+    from patchgen.slides.tissue import find_tissue, find_windows, rule_for
 
     assert options.mpp is not None and options.tile is not None  # by `with_scale`
     grid = make_grid(slide, options.mpp, options.tile)
     small, mask = find_tissue(slide, grid, rule_for(slide.path, options.tissue, options.mask))
-    places = find_places(tissue_share(mask, grid), options.min_tissue)
-    if not places:
+    windows = find_windows(mask, grid, options.min_tissue)
+    if not windows:
         raise UnreadableSlide(
             slide.path, f"no tile has {options.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
         )
-    slide.handle.allow(len(places))
-    return grid, small, mask, places
+    slide.handle.allow(len(windows))
+    return grid, small, mask, windows
 
 
 def map_slide(folder: Path, arguments: dict[str, Any], slide: str, result: str, quiet: bool) -> None:

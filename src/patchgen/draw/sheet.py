@@ -39,11 +39,7 @@ class Tile:
 
 
 def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle: str = "") -> Image.Image:
-    """Tiles in reading order under a header; a tile with a mask is [image | mask over it], else the image alone.
-
-    Raises:
-        ValueError: no tile, or more columns than can be read.
-    """
+    """Tiles in reading order under a header; a tile with a mask is [image | mask over it], else the image alone."""
     if not tiles:
         raise ValueError("a contact sheet needs at least one tile")
     if not 1 <= columns <= 12:

@@ -98,11 +98,7 @@ def _few(names: Sequence[str], most: int = 10) -> str:
 def collect(
     predictor: Predictor, table: Table, rows: np.ndarray, batch: int = 64, tick: Callable[[int], None] | None = None
 ) -> Answers:
-    """Predict the labelled rows of a table; only the probabilities of each image are stored.
-
-    Raises:
-        ValueError: no label, no class that the model has, or no image that can be read.
-    """
+    """Predict the labelled rows of a table; only the probabilities of each image are stored."""
     classes = tuple(predictor.classes)
     if predictor.config.task != "mdg":
         raise ValueError(f"a run of task {predictor.config.task} has outputs for new classes, which have no names to "

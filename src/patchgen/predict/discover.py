@@ -106,9 +106,6 @@ def reference_images(run: RunFolder, data: str | None = None, per_class: int = P
 
     Args:
         data: current path of the run's data, if it has changed.
-
-    Raises:
-        ValueError: the data cannot be read, or is not what the run was trained on.
     """
     from patchgen.data.splits import read_splits
     from patchgen.tasks import make_fold
@@ -196,9 +193,6 @@ def group_features(
         at_most: the largest number of new classes that an estimate considers; by default the number of known classes,
             at least LOOK_AT_LEAST and at most the number of images.
         rule: When a group gets the class that the classifier names.
-
-    Raises:
-        ValueError: no image that can be read, or fewer of them than new classes.
     """
     known, images = len(set(known_labels)), len(features.predictions)
     if not images:

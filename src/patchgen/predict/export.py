@@ -126,11 +126,7 @@ def float32_noise(predictor: Predictor, images: Sequence[np.ndarray]) -> dict[st
 
 
 def judged(differences: Mapping[str, float], noise: Mapping[str, float], file: str) -> dict[str, Difference]:
-    """The differences with what is allowed of each.
-
-    Raises:
-        ValueError: one is larger.
-    """
+    """The differences with what is allowed of each."""
     found = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in differences.items()}
     wrong = [f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in found.items() if not d.value <= d.allowed]
     if wrong:
@@ -187,11 +183,7 @@ def _write(predictor: Predictor, path: Path) -> None:
 
 
 def write_graph(predictor: Predictor, whole: Exported, example: Tensor, path: Path) -> None:
-    """A module around the predictor's model as ONNX: input `pixels` like the example, of any number.
-
-    Raises:
-        ValueError: the model cannot be exported.
-    """
+    """A module around the predictor's model as ONNX: input `pixels` like the example, of any number."""
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     predictor.model.cpu()
     with warnings.catch_warnings():

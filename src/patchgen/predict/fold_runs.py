@@ -93,11 +93,7 @@ class Subject:
 
 
 def open_subject(folder: RunFolder, name: str, fold: Fold, checkpoint: Checkpoint, **device: Any) -> Subject:
-    """A run of the fold.
-
-    Raises:
-        ValueError: it was trained for other classes.
-    """
+    """A run of the fold."""
     predictor = load_run(folder.path, checkpoint, **device)
     if predictor.classes != fold.classes:
         raise ValueError(
@@ -155,9 +151,6 @@ def _check_data(folder: RunFolder, fold: Fold, data: str | None) -> None:
 
     Args:
         data: Current path of the data as given by the user; the original path may no longer exist.
-
-    Raises:
-        ValueError: they differ.
     """
     config = folder.config
     try:
@@ -247,11 +240,7 @@ def score_ensemble(
 
 
 def open_members(runs: Sequence[str | Path], data: str | None = None) -> tuple[list[RunFolder], Fold]:
-    """The runs' folders and the fold that they share.
-
-    Raises:
-        ValueError: fewer than two runs, or runs that cannot be averaged.
-    """
+    """The runs' folders and the fold that they share."""
     if len({Path(run).resolve() for run in runs}) < max(len(runs), 2):
         raise ValueError(f"an ensemble needs at least two different runs, got {', '.join(map(str, runs)) or 'none'}")
     folders, fold = open_runs(runs, data)

@@ -63,9 +63,6 @@ def open_runtime(
 
     Args:
         images: Number of images to predict; below `WORTH`, `auto` does not convert a model for them.
-
-    Raises:
-        ValueError: a runtime that was requested by name cannot be used.
     """
     if runtime == "torch":
         return None
@@ -106,11 +103,7 @@ def _missing(runtime: str) -> list[str]:
 
 
 def _check(predictor: Predictor, runtime: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Differences from torch and speed beside it; an earlier check counts if machine and versions are the same.
-
-    Raises:
-        RefusedRuntime: the runtime is missing, crashed, or its outputs differ too much.
-    """
+    """Differences from torch and speed beside it; an earlier check counts if machine and versions are the same."""
     if missing := _missing(runtime):
         raise RefusedRuntime(f"it needs {', '.join(missing)} (pip install 'patchgen[{EXTRAS[runtime]}]')")
     file, half, threads = _file(predictor), _half(predictor, runtime), torch.get_num_threads()

@@ -132,9 +132,6 @@ def read_shapes(path: str | Path, any_class: bool = False) -> tuple[dict[str, li
 
     Args:
         any_class: Take areas without a class too.
-
-    Raises:
-        ValueError: not GeoJSON, an invalid polygon, too many points, or no labelled area.
     """
     from shapely.errors import ShapelyError
 

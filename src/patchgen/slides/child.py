@@ -23,12 +23,7 @@ MEMORY = 4 << 30  # bytes of the child's address space
 
 
 class SlideChild:
-    """A slide opened in a child process.
-
-    Raises:
-        ChildError: OpenSlide's error for the file.
-        ChildDied: it crashed or timed out.
-    """
+    """A slide opened in a child process."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.child = Child(__name__, SECONDS, SLIDE_SECONDS)

@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from patchgen.common.files import replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
 from patchgen.slides.annotations import Box, shares
 from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, check_count, make_grid, open_slide
-from patchgen.slides.tissue import find_tissue, rule_for
+from patchgen.slides.tissue import Window, find_tissue, find_windows, rule_for
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"
 COLUMNS = ("file", "label", "x", "y", "width", "height", "tissue", "cover")
@@ -50,14 +49,6 @@ class CutSettings:
     mask: str | None = None  # the user's masks of tissue
 
 
-@dataclass(frozen=True)
-class Window:
-    """The position of a tile."""
-
-    corner: tuple[float, float]  # level-0 pixels
-    tissue: float
-
-
 def cut_slide(
     folder: Path, slide: str, annotation: str | None, label: str, settings: dict[str, Any], result: str
 ) -> None:
@@ -65,16 +56,13 @@ def cut_slide(
 
     Args:
         folder: The claim's folder; not used, because cutting a slide takes only minutes.
-
-    Raises:
-        UnreadableSlide: the slide cannot be used, or shows no tissue.
     """
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:
         grid = make_grid(opened, rules.mpp, rules.tile)
         _, mask = find_tissue(opened, grid, rule_for(opened.path, rules.tissue, rules.mask))
         check_count(opened, *(math.ceil(n / (1 - rules.overlap)) for n in (grid.columns, grid.rows)))
-        windows = list(find_windows(mask, grid, rules.overlap, rules.min_tissue))
+        windows = find_windows(mask, grid, rules.min_tissue, rules.overlap)
         if not windows:
             raise UnreadableSlide(
                 slide, f"no tile has {rules.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
@@ -97,23 +85,6 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
     del settings["tissue"], settings["mask"]
     settings |= rule_for(Path(slide), rules.tissue, rules.mask).facts()
     return {"slide": Path(slide).name, "bytes": size, "annotation": drawn, "label": label, **settings}
-
-
-def find_windows(mask: np.ndarray, grid: TileGrid, overlap: float, least: float) -> Iterator[Window]:
-    """Tiles with enough tissue, row by row, from a mask (rows * cell, columns * cell) of the whole grid."""
-    sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
-    sums[0, :] = sums[:, 0] = 0
-    stride = 1 - overlap  # in tiles
-    columns, rows = (int(np.ceil(n / (s * stride) - 1e-9)) for n, s in zip(grid.size, grid.step, strict=True))
-    for row in range(rows):
-        y = min(round(row * stride * grid.cell), mask.shape[0])
-        for column in range(columns):
-            x = min(round(column * stride * grid.cell), mask.shape[1])
-            right, bottom = x + grid.cell, y + grid.cell
-            inside = sums[bottom, right] - sums[y, right] - sums[bottom, x] + sums[y, x]
-            share = float(inside / grid.cell**2)
-            if share > 0 and share >= least:
-                yield Window((column * stride * grid.step[0], row * stride * grid.step[1]), share)
 
 
 def choose_label(shares: Mapping[str, float], covered: float, least: float) -> str:

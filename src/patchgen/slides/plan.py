@@ -49,11 +49,7 @@ class Plan:
 
 
 def find_slides(words: Sequence[str]) -> list[Path]:
-    """Files as they are, and the slides below folders, each once.
-
-    Raises:
-        ValueError: no argument, or a folder without a slide.
-    """
+    """Files as they are, and the slides below folders, each once."""
     slides: dict[Path, None] = {}
     for word in words:
         path = expanded(word)
@@ -67,11 +63,7 @@ def find_slides(words: Sequence[str]) -> list[Path]:
 
 
 def find_annotations(words: Sequence[str]) -> list[Path]:
-    """The same for annotations.
-
-    Raises:
-        ValueError: a file that is not there, or a folder without any.
-    """
+    """The same for annotations."""
     annotations: dict[Path, None] = {}
     for word in words:
         path = expanded(word)
@@ -89,20 +81,12 @@ def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
 
 
 def read_labels(path: str | Path) -> dict[str, dict[str, str]]:
-    """The rows of --labels by slide; a slide is named with or without its extension.
-
-    Raises:
-        ValueError: no such file or column, an empty cell, or a slide twice.
-    """
+    """The rows of --labels by slide; a slide is named with or without its extension."""
     return _read_rows(path, "--labels", ("label", "domain", *GROUP))
 
 
 def read_patients(path: str | Path) -> dict[str, str]:
-    """The patient of each slide, by its name in the file.
-
-    Raises:
-        ValueError: no such file or column, or a slide twice.
-    """
+    """The patient of each slide, by its name in the file."""
     rows = _read_rows(path, "--patients", GROUP)
     return {slide: next((cells[name] for name in GROUP if cells.get(name)), slide) for slide, cells in rows.items()}
 
@@ -141,9 +125,6 @@ def make_plan(
         classes: The allowed classes; all by default.
         ignore: Annotation classes to ignore.
         outside: The label of tissue outside all annotations.
-
-    Raises:
-        ValueError: an annotation for no slide or for two, an unknown class, two slides with the same name and site.
     """
     annotation_of = _match(slides, annotations)
     planned, unlabelled, aside = [], [], Counter[str]()

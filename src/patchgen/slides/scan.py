@@ -1,7 +1,6 @@
 """Predict the tiles of a slide in batches, into a resumable CSV file.
 
-    places = find_places(share, least=0.5)                    # tiles with enough tissue, row by row
-    scan(predictor, slide, grid, places, Path("tiles.csv"))   # appends; a second call predicts only the missing tiles
+    scan(predictor, slide, grid, windows, Path("tiles.csv"))  # appends; a second call predicts only the missing tiles
     for tile in read_tiles(Path("tiles.csv"), classes): ...
 
 Memory holds two batches, whatever the slide's size. A resumed pass uses the same batches as an uninterrupted one, and
@@ -23,18 +22,10 @@ from patchgen.common.files import not_through_links, replacing
 from patchgen.common.reading import batches
 from patchgen.predict.predictor import Prediction, Predictor
 from patchgen.slides.slide import Slide, TileGrid
+from patchgen.slides.tissue import Window
 
-PLACE = ("column", "row", "x", "y", "width", "height", "tissue")
+WHERE = ("column", "row", "x", "y", "width", "height", "tissue")
 VERDICT = ("label", "confidence", "mask", "unlike_training")
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tile to predict."""
-
-    column: int
-    row: int
-    tissue: float  # share of it that is tissue
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,28 +42,22 @@ class TilePrediction:
     unlike_training: bool | None
 
 
-def find_places(share: np.ndarray, least: float) -> list[Place]:
-    """Tiles whose share of tissue (rows, columns) is at least `least`, and never without any tissue."""
-    rows, columns = np.nonzero((share >= least) & (share > 0))
-    return [Place(int(c), int(r), float(share[r, c])) for r, c in zip(rows, columns, strict=True)]
-
-
 def scan(
     predictor: Predictor,
     slide: Slide,
     grid: TileGrid,
-    places: Sequence[Place],
+    windows: Sequence[Window],
     file: Path,
     batch: int = 64,
     tick: Callable[[int], None] | None = None,
 ) -> None:
     """Predict the tiles missing from `file`, and append them batch by batch."""
-    columns = [*PLACE, *VERDICT, *(f"p_{name}" for name in predictor.classes)]
-    done = _resume(file, _csv([columns]), places, batch)
+    columns = [*WHERE, *VERDICT, *(f"p_{name}" for name in predictor.classes)]
+    done = _resume(file, _csv([columns]), windows, batch)
     if tick and done:
         tick(done)
     with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
-        for part, pixels in read_batches(slide, grid, places[done:], predictor, batch, tick):
+        for part, pixels in read_batches(slide, grid, windows[done:], predictor, batch, tick):
             stream.write(_csv(_row(*pair, grid) for pair in zip(part, predictor.score(pixels), strict=True)))
             stream.flush()
 
@@ -80,23 +65,23 @@ def scan(
 def read_batches(
     slide: Slide,
     grid: TileGrid,
-    places: Sequence[Place],
+    windows: Sequence[Window],
     predictor: Predictor,
     batch: int,
     tick: Callable[[int], None] | None = None,
-) -> Iterator[tuple[Sequence[Place], list[np.ndarray]]]:
+) -> Iterator[tuple[Sequence[Window], list[np.ndarray]]]:
     """Batches of tiles as the model reads them, (S, S, 3) uint8; the next batch is read while one is used."""
     size = predictor.config.image_size
 
-    def read(place: Place) -> np.ndarray:
-        return slide.read(grid.corner(place.column, place.row), grid.step, (size, size), predictor.interpolation)
+    def read(window: Window) -> np.ndarray:
+        return slide.read(window.corner, grid.step, (size, size), predictor.interpolation)
 
-    yield from batches(places, read, batch, tick, each=True)
+    yield from batches(windows, read, batch, tick, each=True)
 
 
-def _row(place: Place, prediction: Prediction, grid: TileGrid) -> list[Any]:
-    left, top, right, bottom = grid.box(place.column, place.row)
-    where = [place.column, place.row, left, top, right - left, bottom - top, f"{place.tissue:.4f}"]
+def _row(window: Window, prediction: Prediction, grid: TileGrid) -> list[Any]:
+    left, top, right, bottom = grid.box(window.column, window.row)
+    where = [window.column, window.row, left, top, right - left, bottom - top, f"{window.tissue:.4f}"]
     mask = "" if prediction.mask is None else f"{prediction.mask.mean():.6f}"
     unlike = "" if prediction.unlike_training is None else str(prediction.unlike_training).lower()
     verdict = [prediction.label, f"{prediction.confidence:.6f}", mask, unlike]
@@ -109,7 +94,7 @@ def _csv(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _resume(file: Path, header: str, places: Sequence[Place], batch: int) -> int:
+def _resume(file: Path, header: str, windows: Sequence[Window], batch: int) -> int:
     """Truncate the file to its last complete batch and return its number of tiles; a new file gets its header."""
     first = header.encode()
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
@@ -117,10 +102,10 @@ def _resume(file: Path, header: str, places: Sequence[Place], batch: int) -> int
         lines = [first]
     whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a kill may leave half a line
     predicted = [tuple(line.decode().split(",", 2)[:2]) for line in whole]
-    expected = [(str(place.column), str(place.row)) for place in places[: len(whole)]]
+    expected = [(str(window.column), str(window.row)) for window in windows[: len(whole)]]
     if lines[0] != first or predicted != expected:
         raise ValueError(f"{file} belongs to other tiles or another model; remove it, or choose another --out")
-    done = len(whole) if len(whole) == len(places) else len(whole) // batch * batch
+    done = len(whole) if len(whole) == len(windows) else len(whole) // batch * batch
     with replacing(file) as temporary:
         temporary.write_bytes(b"".join(lines[: 1 + done]))
     return done

@@ -158,7 +158,7 @@ class TileGrid:
     size: tuple[int, int]  # of the slide
     cell: int  # pixels per tile in the thumbnail and in maps
 
-    def corner(self, column: int, row: int) -> tuple[float, float]:
+    def corner(self, column: float, row: float) -> tuple[float, float]:
         """Upper left corner in level-0 pixels."""
         return column * self.step[0], row * self.step[1]
 
@@ -175,11 +175,7 @@ class TileGrid:
 
 
 def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
-    """Tiles of `tile` pixels at `mpp` microns per pixel.
-
-    Raises:
-        UnreadableSlide: the slide is coarser than that; its tiles would be blurred.
-    """
+    """Tiles of `tile` pixels at `mpp` microns per pixel."""
     if max(slide.mpp) > FINER * mpp:
         raise UnreadableSlide(
             slide.path,
@@ -194,11 +190,7 @@ def make_grid(slide: Slide, mpp: float, tile: int) -> TileGrid:
 
 
 def check_count(slide: Slide, columns: int, rows: int) -> None:
-    """Reject a slide of more tiles than any scanner makes, which would never end.
-
-    Raises:
-        UnreadableSlide: names the counts.
-    """
+    """Reject a slide of more tiles than any scanner makes, which would never end."""
     if max(columns, rows) > LONGEST or columns * rows > MOST_TILES:
         raise UnreadableSlide(
             slide.path,

@@ -1,7 +1,7 @@
 """Which part of a slide is tissue: by a function on its thumbnail, or by the user's own mask.
 
     small, mask = find_tissue(slide, grid, TissueRule("otsu"))             # thumbnail and (H, W) bool
-    share = tissue_share(mask, grid)                                       # (rows, columns) in [0, 1]
+    windows = find_windows(mask, grid, least=0.5)                          # tiles with enough tissue, row by row
 
 The built-in function takes saturated colour on pale glass, by Otsu's threshold. A plug-in replaces it:
 
@@ -52,11 +52,7 @@ class TissueRule:
 
 
 def check_rule(method: str, mask: str | None, slides: Sequence[Path]) -> None:
-    """Check --tissue and --mask before any work.
-
-    Raises:
-        ValueError: an unknown name, no such file, or one file for several slides.
-    """
+    """Check --tissue and --mask before any work."""
     load_all()
     if method not in TISSUE:
         raise ValueError(f"--tissue: unknown {method!r}{did_you_mean(method, TISSUE)} (known: {', '.join(TISSUE)})")
@@ -67,11 +63,7 @@ def check_rule(method: str, mask: str | None, slides: Sequence[Path]) -> None:
 
 
 def rule_for(slide: Path, method: str, mask: str | None) -> TissueRule:
-    """The rule for one slide: in a folder of masks, that with the slide's name.
-
-    Raises:
-        UnreadableSlide: the folder has none.
-    """
+    """The rule for one slide: in a folder of masks, that with the slide's name."""
     if mask is None or expanded(mask).is_file():
         return TissueRule(method, expanded(mask) if mask else None)
     for ending in (*PICTURES, *SHAPES):
@@ -157,6 +149,34 @@ TissueFunction = Callable[[np.ndarray, float], np.ndarray]
 TISSUE: dict[str, TissueFunction] = open_table("tissue", {"otsu": tissue_mask})
 
 
-def tissue_share(mask: np.ndarray, grid: TileGrid) -> np.ndarray:
-    """How much of each tile is tissue: (rows, columns) in [0, 1]."""
-    return mask.reshape(grid.rows, grid.cell, grid.columns, grid.cell).mean(axis=(1, 3))
+@dataclass(frozen=True)
+class Window:
+    """A tile with enough tissue."""
+
+    column: int
+    row: int
+    corner: tuple[float, float]  # level-0 pixels
+    tissue: float  # share of it that is tissue
+
+
+def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float = 0.0) -> list[Window]:
+    """Tiles whose share of tissue is at least `least`, and never without any, row by row.
+
+    Args:
+        mask: (rows * cell, columns * cell) bool of the whole grid.
+        overlap: Of neighbouring tiles, as a share of their side.
+    """
+    sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, grid.cell), (1, grid.cell)), mode="edge")
+    sums[0, :] = sums[:, 0] = 0
+    stride, windows = 1 - overlap, []  # in tiles
+    columns, rows = (int(np.ceil(n / (s * stride) - 1e-9)) for n, s in zip(grid.size, grid.step, strict=True))
+    for row in range(rows):
+        y = min(round(row * stride * grid.cell), mask.shape[0])
+        for column in range(columns):
+            x = min(round(column * stride * grid.cell), mask.shape[1])
+            right, bottom = x + grid.cell, y + grid.cell
+            inside = sums[bottom, right] - sums[y, right] - sums[bottom, x] + sums[y, x]
+            share = float(inside / grid.cell**2)
+            if share > 0 and share >= least:
+                windows.append(Window(column, row, grid.corner(column * stride, row * stride), share))
+    return windows
