@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import common, fit, flat
+from benchmarks import common, flat
 from benchmarks.generated import write_manifest, write_runs
 from patchgen.data.table import read_table
 from patchgen.report.write import make_grids
@@ -51,10 +51,3 @@ def test_memory_is_that_of_the_command(tmp_path: Path) -> None:
         flat.peak_bytes(["predict", str(tmp_path / "nothing-here"), str(tmp_path)])
     [line] = flat.lines({"images": {"counts": [1, 9], "bytes": [100e6, 120e6], "ratio": 1.2}})
     assert line == ("peak memory over images: 1 to 9, 100, 120 MB", "1.20", "<= 1.1", False)
-
-
-@pytest.mark.slow
-def test_a_fit_without_each_thing_that_saves_work() -> None:
-    found = fit.measure("tiny", image_size=28, pixels=32, images=10, share=0.1)
-    assert found["without"].keys() == fit.NAMES.keys() and found["ratio"] > 0
-    assert len(fit.lines(found)) == 1 + len(fit.NAMES)

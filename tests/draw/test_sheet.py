@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import matplotlib
 import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
 from patchgen.draw.overlay import OPACITY
-from patchgen.draw.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over, write_sheet
+from patchgen.draw.sheet import HEADER, MARGIN, WIDTH, Tile, contact_sheet, fit_text, mask_over
 
 RED, GREEN, BLUE = (200, 0, 0), (0, 200, 0), (0, 0, 200)
 
@@ -84,19 +82,3 @@ def test_odd_names_do_not_break_a_sheet() -> None:
 def test_what_cannot_be_drawn(tiles: int, columns: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         contact_sheet("t", [Tile(plain(RED), "x")] * tiles, columns)
-
-
-def test_a_sheet_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sheet = contact_sheet("t", [Tile(plain(RED), "x")])
-    write_sheet(tmp_path / "a.png", sheet)
-    before = (tmp_path / "a.png").read_bytes()
-    assert Image.open(tmp_path / "a.png").size == sheet.size
-
-    def full(self: Image.Image, where: Path, kind: str) -> None:
-        Path(where).write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(Image.Image, "save", full)
-    with pytest.raises(OSError, match="full"):
-        write_sheet(tmp_path / "a.png", sheet)
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"] and (tmp_path / "a.png").read_bytes() == before

@@ -20,7 +20,7 @@ from patchgen.predict.attribution import RANKINGS
 from patchgen.predict.discover import read_features
 from patchgen.predict.embed import embed
 from patchgen.predict.export import export
-from patchgen.predict.predictor import NOT_FINITE, Outputs, Prediction, Predictor, Unreadable, load_run
+from patchgen.predict.predictor import NOT_FINITE, Outputs, Prediction, Predictor, Unreadable, identity, load_run
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors, save_tensors
 
@@ -194,6 +194,14 @@ def test_missing_things_are_named(copied: RunFolder, tmp_path: Path) -> None:
     copied.checkpoint("selected").write_bytes(b"junk")
     with pytest.raises(ValueError, match="damaged"):
         load_run(copied.path)
+
+
+def test_what_predictions_depend_on_is_in_the_identity(copied: RunFolder) -> None:
+    before = identity(copied.path)
+    rewrite(copied, lambda tensors, _: tensors["head.bias"].add_(1))
+    weights = identity(copied.path)
+    (copied.path / "config.yaml").write_text((copied.path / "config.yaml").read_text() + "\n")
+    assert len({before, weights, identity(copied.path), identity(copied.path, "swad")}) == 4
 
 
 # Explanations

@@ -94,8 +94,9 @@ def test_a_row_per_slide_and_a_page_with_their_pictures(mapped: Path) -> None:
 
 
 def test_finished_slides_are_not_read_again_and_a_broken_one_is_listed(
-    cohort: Path, model: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cohort: Path, model: Path, mapped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     from patchgen.slides.slide import Slide
 
     def never(*_: Any) -> None:
@@ -110,6 +111,9 @@ def test_finished_slides_are_not_read_again_and_a_broken_one_is_listed(
     page = (out / "index.html").read_text()
     assert "bad&lt;b&gt;.svs" in page and "<b>.svs" not in page
     assert files_below(out / "a1") == files_below(mapped / "a1")
+    assert main(["slide", str(model), *words, "--batch", "16", "--strict"]) == 1
+    assert main(["slide", str(model), *words, "--min-tissue", "0.9"]) == 2
+    assert "started with other settings (min_tissue 0.5, now 0.9)" in capsys.readouterr().err
 
 
 # Several processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,24 +193,6 @@ def test_a_file_of_other_tiles_is_not_mixed_in(
         scan(ByColour(), opened, grid, places, file)  # type: ignore[arg-type]
 
 
-def test_no_more_than_two_batches_are_read_ahead(
-    opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
-) -> None:
-    read: list[int] = []
-
-    class Counting(ByColour):
-        def score(self, images: Sequence[np.ndarray]) -> list[Prediction]:
-            assert len(read) <= 8 * (self.batches + 2)
-            return super().score(images)
-
-    def counted(*arguments: Any) -> np.ndarray:
-        read.append(1)
-        return opened.read(*arguments)
-
-    scan(Counting(), SimpleNamespace(read=counted), grid, places, tmp_path / "t.csv", 8)  # type: ignore[arg-type]
-    assert len(read) == len(places)
-
-
 # Maps and shapes
 
 
@@ -261,54 +243,6 @@ def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: lis
         assert properties["measurements"]["p violet"] == tile.probabilities[1]
     write_geojson(tmp_path / "empty.geojson", [], CLASSES)
     assert json.loads((tmp_path / "empty.geojson").read_text())["features"] == []
-
-
-def test_whole_path_from_the_shell(
-    planted: Planted, tiny_run: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from patchgen.cli import main
-
-    (tmp_path / "broken.svs").write_text("no slide")
-    run, out = str(tiny_run().path), tmp_path / "out"
-    words = ["slide", run, str(tmp_path / "broken.svs"), str(planted.path), "--out", str(out)]
-    words += ["--tile", str(STEP), "--mpp", "0.5"]
-    assert main(words) == 0
-    text = capsys.readouterr()
-    assert text.out.strip() == str(out / "biopsy") and "1 of 2 slides could not be read" in text.err
-    facts = json.loads((out / "biopsy" / "slide.json").read_text())
-    assert facts["origin"] == [0, 0]
-    assert facts["tiles"] == len(planted.tiles) and set(facts["files"]) > {"p circle", "mask mean"}
-    assert all((out / "biopsy" / name).is_file() for names in facts["files"].values() for name in names)
-    before = (out / "biopsy" / "tiles.csv").read_bytes()
-    assert main([*words, "--strict"]) == 1  # again, with nothing left to predict
-    assert (out / "biopsy" / "tiles.csv").read_bytes() == before
-    assert main([*words, "--min-tissue", "0.9"]) == 2
-    assert "started with other settings (min_tissue 0.5, now 0.9)" in capsys.readouterr().err
-
-
-def test_another_calibration_is_another_model(
-    planted: Planted, tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from patchgen.cli import main
-    from patchgen.config import Config
-    from patchgen.fit.procedure import fit
-    from patchgen.predict.model_folder import write_model
-    from patchgen.predict.predictor import Confidence
-
-    config = Config(**{**tiny_settings, "method": "lp-ln", "unseen": "none", "swad": False})
-    model = fit(config, tmp_path / "runs", expecting=False, quiet=True)
-    [run] = (tmp_path / "runs").iterdir()
-    calibrated = write_model(tmp_path / "model", model)
-    model.predictor.confidence = Confidence(3.0, model.predictor.confidence.familiar)
-    cooler = write_model(tmp_path / "cooler", model)
-    words = [str(planted.path), "--out", str(tmp_path / "out"), "--tile", str(STEP), "--mpp", "0.5"]
-    assert main(["slide", str(calibrated), *words]) == 0
-    before = (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes()
-    for other in (run, cooler):
-        assert main(["slide", str(other), *words]) == 2
-        assert "started with other settings (model '" in capsys.readouterr().err
-    assert main(["slide", str(calibrated.rename(tmp_path / "moved")), *words]) == 0
-    assert (tmp_path / "out" / "biopsy" / "tiles.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize(
