@@ -70,11 +70,11 @@ def main(argv: list[str]) -> int:
     announce()
     from patchgen.common.progress import Progress
     from patchgen.data.table import read_table
-    from patchgen.predict.answers import check_classes, chosen_rows, collect, training_sites
+    from patchgen.predict.answers import check_classes, collect, rows_of_sites, training_sites
     from patchgen.predict.evaluate import bootstrap_draws, check_options, evaluate
 
     table = read_table(data, for_scoring=True)
-    rows = chosen_rows(table, arguments.sites)
+    rows = rows_of_sites(table, arguments.sites)
     predictor = arguments.load(arguments.run, len(rows))
     check_options(arguments.positive, arguments.resamples, predictor.classes)
     check_classes(table, rows, predictor.classes)

@@ -28,7 +28,7 @@ from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
 from patchgen.fit.inputs import as_data, kind_of_labels
 from patchgen.methods.presets import method_settings, own_hparams, preset_settings
-from patchgen.predict.answers import chosen_rows, collect
+from patchgen.predict.answers import collect, rows_of_sites
 from patchgen.predict.evaluate import RESAMPLES, check_options, evaluate
 from patchgen.predict.model_folder import Model, fetch_model, push_model, read_model, write_model
 from patchgen.predict.predictor import Prediction, Predictor
@@ -309,7 +309,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
         table, facts = read_table(os.fspath(data), for_scoring=True), self._fitted().about["data"]
         check_options(positive, resamples, self.predictor.classes)
-        answers = collect(self.predictor, table, chosen_rows(table, sites), batch)
+        answers = collect(self.predictor, table, rows_of_sites(table, sites), batch)
         sites_trained = sorted(set(facts["sites"]) - {facts.get("unseen")})
         expected = self._fitted().about.get("expected")
         return evaluate(answers, positive, resamples, sites_trained, expected=expected)

@@ -68,7 +68,7 @@ class Answers:
         return self.take(self.label != UNKNOWN)
 
 
-def chosen_rows(table: Table, sites: Sequence[str] = ()) -> np.ndarray:
+def rows_of_sites(table: Table, sites: Sequence[str] = ()) -> np.ndarray:
     """Rows of the named sites, in table order; all rows if no site is named."""
     if not sites:
         return np.arange(len(table))

@@ -72,10 +72,10 @@ class Exported(nn.Module):
         if self.raw:
             pixels = pixels.permute(0, 3, 1, 2).float() / 255
         out = self.model(normalize(pixels, backbone.mean, backbone.std))
-        found = {"probabilities": (out.logits / self.temperature).softmax(1), "features": out.features}
+        outputs = {"probabilities": (out.logits / self.temperature).softmax(1), "features": out.features}
         if out.mask is not None:
-            found["mask"] = out.mask.unflatten(1, self.model.grid)
-        return tuple(found[name] for name in self.outputs)
+            outputs["mask"] = out.mask.unflatten(1, self.model.grid)
+        return tuple(outputs[name] for name in self.outputs)
 
 
 class Logits(nn.Module):
@@ -127,11 +127,13 @@ def float32_noise(predictor: Predictor, images: Sequence[np.ndarray]) -> dict[st
 
 def judged(differences: Mapping[str, float], noise: Mapping[str, float], file: str) -> dict[str, Difference]:
     """The differences with what is allowed of each."""
-    found = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in differences.items()}
-    wrong = [f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in found.items() if not d.value <= d.allowed]
+    judgements = {n: Difference(gap, min(MOST, max(LEAST, NOISE_FACTOR * noise[n]))) for n, gap in differences.items()}
+    wrong = [
+        f"{n} by {d.value:.1e}, allowed {d.allowed:.1e}" for n, d in judgements.items() if not d.value <= d.allowed
+    ]
     if wrong:
         raise ValueError(f"the outputs of {file} differ from the model's ({'; '.join(wrong)}); it was removed")
-    return found
+    return judgements
 
 
 def compare(
@@ -142,9 +144,9 @@ def compare(
     for batch in BATCHES:
         for start in range(0, len(images) if batch > 1 else 1, batch):
             part = images[start : start + batch]
-            expected = predictor.score(part)
+            predictions = predictor.score(part)
             for name, values in run(part).items():
-                gap = float(np.abs(values - np.stack([getattr(one, name) for one in expected])).max())
+                gap = float(np.abs(values - np.stack([getattr(prediction, name) for prediction in predictions])).max())
                 # comparisons with nan are always false, and must not look like agreement
                 worst[name] = gap if np.isnan(gap) else max(worst.get(name, 0.0), gap)
     return worst

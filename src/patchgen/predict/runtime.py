@@ -234,8 +234,8 @@ def _in_child(runtime: str, file: Path, threads: int, pixels: np.ndarray, half: 
         if child.returncode:
             last = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise RefusedRuntime(f"it failed on its first image ({last[:200]})")
-        with np.load(answers, allow_pickle=False) as found:
-            return dict(found)
+        with np.load(answers, allow_pickle=False) as outputs:
+            return dict(outputs)
 
 
 def _processor() -> str:
