@@ -176,15 +176,9 @@ def _left_out_runs(run: RunFolder) -> list[RunFolder]:
 
 
 def group_features(
-    features: Features,
-    known_features: np.ndarray,
-    known_labels: Sequence[str],
-    *,
-    new_classes: int | None = None,
-    at_most: int | None = None,
-    seed: int = 1,
-    rule: Rule = Rule(),  # noqa: B008  frozen
-) -> Groups:
+    features: Features, known_features: np.ndarray, known_labels: Sequence[str], *, new_classes: int | None = None,
+    at_most: int | None = None, seed: int = 1, rule: Rule = Rule(),  # noqa: B008  frozen
+) -> Groups:  # fmt: skip
     """Semi-supervised k-means with the known classes pinned.
 
     Args:
@@ -198,8 +192,12 @@ def group_features(
     if not images:
         first = "".join(f"; the first, {image.path}: {image.reason}" for image in features.unreadable[:1])
         raise ValueError(f"none of the {len(features.unreadable)} images could be read{first}")
-    _check_count("new_classes", new_classes, images)
-    _check_count("at_most", at_most, images)
+    for name, value in (("new_classes", new_classes), ("at_most", at_most)):
+        if value is not None and not 1 <= value <= images:
+            raise ValueError(
+                f"{name} must be between 1 and the number of readable images, {images}, not {value}; by default it is "
+                "estimated from the images"
+            )
     estimate = None
     if new_classes is None:
         most = known + (at_most or min(images, max(LOOK_AT_LEAST, known)))
@@ -240,22 +238,10 @@ def _few_of_each(labels: Sequence[str], most: int, seed: int) -> np.ndarray:
     The estimate assumes that new classes are as large as the known ones: with many examples and few images, known
     classes would be split first, and the estimate would always be that nothing is new.
     """
-    order = np.random.default_rng(seed).permutation(len(labels))
-    taken: Counter[str] = Counter()
-    rows = []
-    for row in order:
-        taken[labels[row]] += 1
-        if taken[labels[row]] <= most:
-            rows.append(row)
-    return np.sort(rows)
+    import pandas as pd
 
-
-def _check_count(name: str, value: int | None, images: int) -> None:
-    if value is not None and not 1 <= value <= images:
-        raise ValueError(
-            f"{name} must be between 1 and the number of readable images, {images}, not {value}; by default it is "
-            "estimated from the images"
-        )
+    shuffled = pd.Series(labels).iloc[np.random.default_rng(seed).permutation(len(labels))]
+    return np.sort(shuffled.groupby(shuffled).head(most).index)
 
 
 def _name_clusters(known: Sequence[str], member: Sequence[int]) -> dict[int, str]:

@@ -196,12 +196,11 @@ def geometry_rows(fold: Fold, count: int, seed: int) -> np.ndarray:
 
 def evenly(rows: np.ndarray, label: np.ndarray, count: int, seed: int) -> np.ndarray:
     """`count` of the rows, drawn by the seed, from each class in turn."""
-    order = np.random.default_rng(seed).permutation(len(rows))
-    turn = np.empty(len(rows), dtype=np.int64)  # how many of its class come before it
-    for name in np.unique(label):
-        of_class = order[label[order] == name]
-        turn[of_class] = np.arange(len(of_class))
-    return rows[order[np.argsort(turn[order], kind="stable")][:count]]
+    import pandas as pd
+
+    shuffled = pd.Series(label).iloc[np.random.default_rng(seed).permutation(len(rows))]
+    turn = shuffled.groupby(shuffled).cumcount()  # how many of its class come before it
+    return rows[turn.sort_values(kind="stable").index[:count]]
 
 
 # Ensembles

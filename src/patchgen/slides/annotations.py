@@ -161,7 +161,10 @@ def _features(path: Path) -> list[dict[str, Any]]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        if data.count(b"[") > MOST_POINTS:  # each point is a list
+            raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
+        content = json.loads(data)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, MemoryError) as error:
@@ -174,8 +177,6 @@ def _features(path: Path) -> list[dict[str, Any]]:
         features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
     if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
         raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind)}")
-    if _points(features) > MOST_POINTS:
-        raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
     return features
 
 
@@ -193,20 +194,6 @@ def _why_not(properties: dict[str, Any], geometry: dict[str, Any]) -> str:
         return f"object of type {kind}"
     shape = str(geometry.get("type"))
     return "" if shape in ("Polygon", "MultiPolygon", "GeometryCollection") else f"shape {shape}"
-
-
-def _points(content: Any) -> int:
-    """Lists of numbers in the parsed file, at any depth."""
-    waiting, points = [content], 0
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            waiting += part.values()
-        elif isinstance(part, list):
-            nested = [inner for inner in part if isinstance(inner, (list, dict))]
-            waiting += nested
-            points += not nested
-    return points
 
 
 def _area(geometry: dict[str, Any]) -> BaseGeometry:

@@ -158,10 +158,10 @@ def _numbers(rate: Rates) -> list[str]:
 
 
 def _cells(slide: SlideSummary) -> list[str]:
+    rates = slide.rates
     optional = ["" if value is None else f"{value:.6f}" for value in (slide.mask, slide.unlike)]
-    best = [slide.classes[slide.rates.best], f"{slide.rates.values[slide.rates.best]:.6f}"]
-    name = [slide.slide, slide.folder.name]
-    return [*name, str(slide.rates.tiles), f"{slide.tissue:.4f}", *best, *optional, *_numbers(slide.rates)]
+    about = [slide.slide, slide.folder.name, str(rates.tiles), f"{slide.tissue:.4f}"]
+    return [*about, slide.classes[rates.best], f"{rates.values[rates.best]:.6f}", *optional, *_numbers(rates)]
 
 
 def _page(

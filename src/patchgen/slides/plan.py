@@ -50,34 +50,30 @@ class Plan:
 
 def find_slides(words: Sequence[str]) -> list[Path]:
     """Files as they are, and the slides below folders, each once."""
-    slides: dict[Path, None] = {}
-    for word in words:
-        path = expanded(word)
-        files = _below(path, ENDINGS) if path.is_dir() else [path]
-        if not files:
-            raise ValueError(f"the folder {printable(word)} and its sub-folders hold no slide ({' '.join(ENDINGS)})")
-        slides |= dict.fromkeys(files)
+    slides = _files(words, ENDINGS, f"hold no slide ({' '.join(ENDINGS)})")
     if not slides:
         raise ValueError("no slide given; name slide files or folders of slides")
-    return list(slides)
+    return slides
 
 
 def find_annotations(words: Sequence[str]) -> list[Path]:
-    """The same for annotations."""
-    annotations: dict[Path, None] = {}
-    for word in words:
-        path = expanded(word)
-        files = _below(path, GEOJSON) if path.is_dir() else [path]
-        if not files or not all(file.is_file() for file in files):
-            what = "holds no .geojson file" if path.is_dir() else "does not exist"
-            raise ValueError(f"--annotations: {printable(word)} {what}; QuPath writes one with File > Export objects")
-        annotations |= dict.fromkeys(files)
-    return list(annotations)
+    """The same for annotations, which must exist."""
+    files = _files(words, GEOJSON, "hold no .geojson file for --annotations")
+    if missing := [file for file in files if not file.is_file()]:
+        fix = "QuPath writes one with File > Export objects"
+        raise ValueError(f"--annotations: {printable(missing[0])} does not exist; {fix}")
+    return files
 
 
-def _below(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    visible = (path for path in sorted(folder.rglob("*")) if not path.name.startswith("."))
-    return [path for path in visible if path.suffix.lower() in endings and path.is_file()]
+def _files(words: Sequence[str], endings: tuple[str, ...], rule: str) -> list[Path]:
+    files: dict[Path, None] = {}
+    for path in map(expanded, words):
+        below = [file for file in sorted(path.rglob("*")) if file.suffix.lower() in endings and file.is_file()]
+        visible = [file for file in below if not file.name.startswith(".")]
+        if path.is_dir() and not visible:
+            raise ValueError(f"the folder {printable(path)} and its sub-folders {rule}")
+        files |= dict.fromkeys(visible if path.is_dir() else [path])
+    return list(files)
 
 
 def read_labels(path: str | Path) -> dict[str, dict[str, str]]:

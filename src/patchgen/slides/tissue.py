@@ -56,9 +56,11 @@ def check_rule(method: str, mask: str | None, slides: Sequence[Path]) -> None:
     load_all()
     if method not in TISSUE:
         raise ValueError(f"--tissue: unknown {method!r}{did_you_mean(method, TISSUE)} (known: {', '.join(TISSUE)})")
-    if mask is not None and not expanded(mask).exists():
+    if mask is None:
+        return
+    if not expanded(mask).exists():
         raise ValueError(f"--mask: there is no file or folder {mask}")
-    if mask is not None and expanded(mask).is_file() and len(slides) > 1:
+    if expanded(mask).is_file() and len(slides) > 1:
         raise ValueError(f"--mask {mask} is one file for {len(slides)} slides; give a folder of masks named like them")
 
 
