@@ -316,11 +316,7 @@ def _build(folder: Path, facts: dict[str, Any], config: Config, tensors: dict[st
             )
         load_trained(model, tensors)
         return model
-    about = facts["backbone"]
-    with torch.random.fork_rng(devices=[]):  # an architecture, whose values come from the weight file
-        network = Loaded(build(about["family"], about["architecture"], tensors), recorded_pixels(about))
-    origin = Origin(about["source"], about["resolved"], about["licence"], about["note"])
-    model = build_on(Backbone(network, origin), config, method, count)
+    model = build_on(_backbone(facts["backbone"], tensors), config, method, count)
     if isinstance(model.head, ClipHead):
         tensors |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
     try:
@@ -339,6 +335,14 @@ def _clip_head(folder: Path, tensors: dict[str, Tensor]) -> ClipHead:
     projection.weight.data = tensors["projection"]
     text = ClipText(None, projection, tensors["scale"])  # type: ignore[arg-type]
     return ClipHead(text, Written(tensors["classes"]), len(tensors["classes"]))
+
+
+def _backbone(facts: dict[str, Any], tensors: dict[str, Tensor]) -> Backbone:
+    """The architecture; its values come from the weight file."""
+    with torch.random.fork_rng(devices=[]):
+        network = build(facts["family"], facts["architecture"], tensors)
+    origin = Origin(facts["source"], facts["resolved"], facts["licence"], facts["note"])
+    return Backbone(Loaded(network, recorded_pixels(facts)), origin)
 
 
 # Model hubs

@@ -171,7 +171,8 @@ def _features(path: Path) -> list[dict[str, Any]]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
-    kind, features = type(content).__name__, content
+    kind: Any = type(content).__name__
+    features = content
     if isinstance(content, dict):
         kind = content.get("type")
         features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
