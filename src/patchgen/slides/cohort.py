@@ -44,8 +44,18 @@ class Rates:
 
     @property
     def values(self) -> np.ndarray:
-        """(2C,): mean probability of each class, then share of the tiles that it is predicted for."""
+        """(2C,): the means, then the shares."""
         return _rates(self.blocks.sum(0))
+
+    @property
+    def means(self) -> np.ndarray:
+        """(C,): mean probability of each class."""
+        return np.split(self.values, 2)[0]
+
+    @property
+    def shares(self) -> np.ndarray:
+        """(C,): share of the tiles that it is predicted for."""
+        return np.split(self.values, 2)[1]
 
     @cached_property
     def interval(self) -> np.ndarray:
@@ -59,7 +69,7 @@ class Rates:
     @property
     def best(self) -> int:
         """The class with the largest mean probability."""
-        return int(np.argmax(self.values[: len(self.values) // 2]))
+        return int(np.argmax(self.means))
 
 
 def _rates(sums: np.ndarray) -> np.ndarray:
@@ -161,7 +171,7 @@ def _cells(slide: SlideSummary) -> list[str]:
     rates = slide.rates
     optional = ["" if value is None else f"{value:.6f}" for value in (slide.mask, slide.unlike)]
     about = [slide.slide, slide.folder.name, str(rates.tiles), f"{slide.tissue:.4f}"]
-    return [*about, slide.classes[rates.best], f"{rates.values[rates.best]:.6f}", *optional, *_numbers(rates)]
+    return [*about, slide.classes[rates.best], f"{rates.means[rates.best]:.6f}", *optional, *_numbers(rates)]
 
 
 def _page(
@@ -183,34 +193,18 @@ def _page(
         rows=rows,
         patients_head=["patient", "slides", "tiles", *classes],
         patients=[[name, len(of), rate.tiles, *_means(rate)] for name, of, rate in pooled],
-        slides=[_section(slide) for slide in slides],
+        slides=slides,
         failures=failures,
+        thumbnail=THUMBNAIL,
+        mask=MASK,
+        address=file_address,
     )
 
 
 def _means(rate: Rates) -> list[Cell]:
     """Mean probability of each class with its interval, the largest marked."""
-    count = len(rate.values) // 2
-    low, high = rate.interval[:, :count]
-    texts = [f"{mean:.3f}" for mean in rate.values[:count]]
+    texts = [f"{mean:.3f}" for mean in rate.means]
+    low, high = rate.interval[:, : len(texts)]
     if not np.isnan(low).any():
         texts = [f"{text} ({a:.2f} to {b:.2f})" for text, a, b in zip(texts, low, high, strict=True)]
     return [Cell(text, "best" if i == rate.best else "") for i, text in enumerate(texts)]
-
-
-def _section(slide: SlideSummary) -> dict[str, object]:
-    """The section of a slide on the page."""
-    folder = slide.folder.name
-    shares = slide.rates.values[len(slide.classes) :]
-    text = ", ".join(f"{name} {share:.1%}" for name, share in zip(slide.classes, shares, strict=True))
-    unlike = f"; {slide.unlike:.1%} unlike the training images" if slide.unlike is not None else ""
-    return {
-        "id": file_address(folder),
-        "name": slide.slide,
-        "text": f"{slide.rates.tiles} tiles: {text}{unlike}.",
-        "thumbnail": file_address(folder, THUMBNAIL),
-        "maps": [
-            ("mean of the selection mask" if name == MASK else name, file_address(folder, file))
-            for name, file in slide.maps.items()
-        ],
-    }
