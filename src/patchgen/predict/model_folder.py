@@ -273,13 +273,19 @@ def _check_tensors(file: Path, facts: dict[str, Any], tensors: Mapping[str, Tens
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    if not is_model_folder(folder):
-        names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        hint = "" if folder.is_dir() else did_you_mean(folder.name, names)
-        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG} with format {MODEL_FORMAT!r}{hint}")
+    if not folder.is_dir():
+        there = [p.name for p in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise ValueError(f"there is no model folder {folder}{did_you_mean(folder.name, there)}")
+    if not (folder / MODEL_CONFIG).is_file():
+        hint = "; it is a run folder: `patchgen predict` takes it too" if (folder / "config.yaml").is_file() else ""
+        raise ValueError(f"{folder} is not a model folder: it has no {MODEL_CONFIG}{hint}")
     # the hub's cache holds snapshots/REVISION/FILE as links into blobs/
     refuse_links(folder, within=folder.parents[1] / "blobs" if folder.parent.name == "snapshots" else None)
     facts = read_json(folder / MODEL_CONFIG)
+    if facts.get("format") != MODEL_FORMAT:
+        raise ValueError(
+            f"{folder} is not a model folder of patchgen: its {MODEL_CONFIG} does not say format {MODEL_FORMAT!r}"
+        )
     if facts.get("version") != VERSION:
         raise ValueError(
             f"{folder} has version {facts.get('version')!s:.20} of the model format, this patchgen reads {VERSION}; "

@@ -161,10 +161,7 @@ def _features(path: Path) -> list[dict[str, Any]]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path} is longer than {MOST_BYTES:,} bytes; export the annotations alone, without cells")
-        data = path.read_bytes()
-        if data.count(b"[") > MOST_POINTS:  # each point is a list
-            raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
-        content = json.loads(data)
+        content = json.loads(data := path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError, MemoryError) as error:
@@ -178,6 +175,8 @@ def _features(path: Path) -> list[dict[str, Any]]:
         features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
     if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
         raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind)}")
+    if data.count(b"[") > MOST_POINTS:  # each point is a list
+        raise ValueError(f"{path} draws more than {MOST_POINTS:,} points; simplify them and export again")
     return features
 
 
