@@ -72,9 +72,3 @@ def test_a_run_uses_them(uneven: Path, tiny_settings: dict[str, Any], tmp_path: 
     run = train(config, tmp_path, quiet=True)
     assert run.done and run.config.class_weights == "balanced"
     assert seen[0] is not None and seen[0].numpy() == pytest.approx(make_fold(config).balanced_weights())
-
-
-@pytest.mark.parametrize("method", ["mixup", "groupdro", "promptstyler"])
-def test_methods_with_another_main_loss_refuse(method: str) -> None:
-    with pytest.raises(ValueError, match="leave --class-weights out"):
-        make_method(Config(data="x", unseen="a", method=method, class_weights="balanced"))

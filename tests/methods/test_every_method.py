@@ -1,15 +1,28 @@
-"""Every method of the table learns a problem that is easy in every domain, as its own `update` makes the steps."""
+"""Every method of the table: it learns an easy problem, and asks the device for no value in the midst of a step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from patchgen.data.loaders import Batch
-from patchgen.diagnose.cost import DOMAINS, make_rival
+from patchgen.config import Config
+from patchgen.data.loaders import Batch, DomainBatches
+from patchgen.diagnose.cost import DOMAINS, make_rival, random_batch
 from patchgen.methods import METHODS, compared_methods
 from patchgen.methods.build import load_trained
+from patchgen.methods.method import by_domain
+from patchgen.methods.mixup import mix
 from patchgen.model.backbone import load_architecture
+from patchgen.model.classifier import trained_tensors
+from patchgen.train.fold import FoldTrainer
+from patchgen.train.lifecycle import train
+from patchgen.train.loop import plain_step
 
 CLASSES, STEPS, SIZE = 3, 40, 28
 NEAR = {"gestur": {"decay": 0.5}, "mtl": {"ema": 0.5}}  # averages that can follow forty steps
@@ -46,3 +59,69 @@ def test_all_leaves_out_upper_bounds_and_keeps_the_order() -> None:
     assert {"lp", "lp-ln", "patchgen", "gmdg"} <= set(every)
     assert not {name for name in every if METHODS[name].labels == "all" or METHODS[name].mask == "true"}
     assert compared_methods(["patchgen", "all"])[0] == "patchgen" and len(compared_methods(["all", "lp"])) == len(every)
+
+
+# What a step waits for
+
+OF_DOMAINS = ["irm", "vrex", "groupdro", "coral", "mmd", "mixup", "mldg", "fish", "arm", "mdsdi"]
+
+
+def some_labels(**more: Any) -> Batch:
+    """A batch of three domains, in which every other image has no label, as the task mdg_gcd has it."""
+    batch = random_batch(12, 28)
+    return replace(batch, label=torch.where(batch.index % 2 == 0, batch.label, -1), **more)
+
+
+def after_a_step(name: str, batch: Batch) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    rival = make_rival(name, load_architecture("tiny"), 28, lr=1e-2)
+    plain_step(rival.method, rival.model, rival.optimizer, batch)
+    return trained_tensors(rival.model)
+
+
+@pytest.mark.parametrize("name", compared_methods(["all"]))
+def test_a_step_asks_for_nothing(name: str, asks: Any) -> None:
+    rival = make_rival(name, load_architecture("tiny"), 28)
+    with asks:
+        plain_step(rival.method, rival.model, rival.optimizer, some_labels(num_domains=DOMAINS))
+    assert not asks.who
+
+
+@pytest.mark.parametrize("name", OF_DOMAINS)
+def test_a_batch_that_says_how_it_is_arranged_gives_the_same_step_bit_for_bit(name: str, asks: Any) -> None:
+    told = after_a_step(name, some_labels(num_domains=DOMAINS))
+    with asks:
+        looked = after_a_step(name, some_labels())
+    assert asks.who  # a look would be noticed
+    assert told.keys() == looked.keys() and all(torch.equal(told[key], looked[key]) for key in told)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_parts_of_a_batch_are_arranged_as_they_say(parts: int) -> None:
+    rows = {0: np.arange(5), 2: np.arange(5, 7), 3: np.arange(7, 30)}
+    batches = DomainBatches(None, np.zeros(30, dtype=int), rows, 8, 1, None)  # type: ignore[arg-type]
+    for part in range(parts):
+        batch = batches.at(3, part, parts, images=False)
+        looked = by_domain(replace(batch, num_domains=None))
+        assert [found.tolist() for found in by_domain(batch)] == [found.tolist() for found in looked]
+        assert [batch.domain[found].unique().tolist() for found in by_domain(batch)] == [[0], [2], [3]]
+
+
+def test_a_blended_batch_is_arranged_as_before() -> None:
+    mixed = mix(some_labels(num_domains=DOMAINS), 0.2)
+    assert mixed.num_domains == DOMAINS and mixed.draw is None
+
+
+@pytest.mark.parametrize("settings", [{"micro_batch": 5}, {"tune": "full"}])
+def test_the_trainers_own_steps_ask_for_nothing(
+    settings: Any, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: Any
+) -> None:
+    whole = FoldTrainer.take_step
+
+    def watched(self: FoldTrainer, number: int) -> None:
+        with asks:
+            whole(self, number)
+
+    monkeypatch.setattr(FoldTrainer, "take_step", watched)
+    train(Config(**{**tiny_settings, "method": "patchgen+coral", **settings}), tmp_path, quiet=True)
+    assert not asks.who

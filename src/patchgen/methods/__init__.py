@@ -17,11 +17,11 @@ from patchgen.methods.alignment import Cdann, Coral, Dann, Mmd
 from patchgen.methods.arm import Arm
 from patchgen.methods.averages import Gestur, Sma
 from patchgen.methods.balance import Balance, PatchGenAttend, PatchGenSelect, SelectTrueMask
-from patchgen.methods.clip import CoOp, ZeroShot
+from patchgen.methods.clip import ClipOod, CoOp, ZeroShot
 from patchgen.methods.clipceil import ClipCeil
-from patchgen.methods.clipood import ClipOod
 from patchgen.methods.dpl import Dpl
 from patchgen.methods.gmdg import DomainGaussian, DomainMoments, Gmdg
+from patchgen.methods.heads import Mtl, Rsc
 from patchgen.methods.invariance import GroupDro, Irm, Vrex
 from patchgen.methods.kadaptation import KAdaptation, KAdaptationMoa
 from patchgen.methods.lreg import LReg, MarginalEntropy, Pim, PimLReg
@@ -30,9 +30,7 @@ from patchgen.methods.meta import Fish, Mldg
 from patchgen.methods.method import AllLabels, Erm, Full, LinearProbe, Method
 from patchgen.methods.miro import Miro
 from patchgen.methods.mixup import BfMixLike, Mixup
-from patchgen.methods.mtl import Mtl
 from patchgen.methods.patchgen import PatchGenCls, PatchGenMethod, PatchGenTrueMask, PatchGenWithoutLosses
-from patchgen.methods.rsc import Rsc
 from patchgen.methods.selfreg import SelfReg
 from patchgen.methods.source_free import Duprg, PromptStyler
 from patchgen.methods.style import MixStyle, SagNet

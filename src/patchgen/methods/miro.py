@@ -13,8 +13,9 @@ cannot drift and is left out. With `miro` 0 none of this is computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,10 +57,11 @@ class Miro(Method):
             return
         learned = {name: tensor for name, tensor in model.backbone.named_parameters() if tensor.requires_grad}
         self.pretrained = NamedBuffers(learned, saved=False)  # a resumed run gets them from the backbone
-        side = model.backbone.patch_size
-        found = drifting_taps(model.backbone, (model.grid[0] * side, model.grid[1] * side))
-        self._taps = Taps([module for module, _ in found])
-        self.variances.extend(ChannelVariance(channels) for _, channels in found)
+        modules = tap_modules(model.backbone)
+        found = zip(modules, outputs_of(modules, model), strict=True)
+        drifting = {module: num_channels(output) for module, output in found if output.requires_grad}
+        self._taps = Taps(list(drifting))
+        self.variances.extend(ChannelVariance(channels) for channels in drifting.values())
 
     def losses(self, out: Output, batch: Batch) -> dict[str, Tensor]:
         found = super().losses(out, batch)
@@ -107,54 +109,53 @@ def tap_modules(backbone: Backbone) -> list[nn.Module]:
     return [stem, *(blocks[i] for i in last if i >= 0)]
 
 
-def drifting_taps(backbone: Backbone, image_size: tuple[int, int]) -> list[tuple[nn.Module, int]]:
-    """The taps that depend on trained tensors, and their channels; both are determined with one black image."""
-    modules = tap_modules(backbone)
-    taps = Taps(modules)
-    device = next(backbone.parameters()).device
+def outputs_of(modules: Sequence[nn.Module], model: Classifier) -> list[Tensor]:
+    """The outputs of modules for one black image, in a pass with gradients."""
+    found: list[Tensor] = []
+    handles = [on_tensor(module, found.append) for module in modules]
+    size = [side * model.backbone.patch_size for side in model.grid]
     with torch.enable_grad():
-        backbone(torch.zeros(1, 3, *image_size, device=device))
-    taps.remove()
-    seen = zip(modules, taps.take(), strict=True)
-    return [(module, z.shape[1] if z.ndim == 4 else z.shape[-1]) for module, z in seen if z.requires_grad]
+        model.backbone(torch.zeros(1, 3, *size, device=next(model.parameters()).device))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def num_channels(output: Tensor) -> int:
+    """Of tokens (B, T, D), vectors (B, D) or maps (B, D, h, w)."""
+    return output.shape[1] if output.ndim == 4 else output.shape[-1]
 
 
 class Taps:
     """Records the outputs of modules in training passes (those with gradients), and in a reference pass on request."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._seen: dict[int, Tensor] = {}
-        self._compared: dict[int, Tensor] | None = None  # outputs of a reference pass in progress
+        self._seen: list[Tensor] = []
+        self._compares = False  # a reference pass is in progress
         self._half: torch.dtype | None = None  # dtype of the training pass, if it differs from the weights'
-        self._handles = [on_tensor(module, self._note(i)) for i, module in enumerate(modules)]
+        for i, module in enumerate(modules):
+            on_tensor(module, partial(self._note, i))
 
-    def _note(self, i: int) -> Callable[[Tensor], None]:
-        def note(output: Tensor) -> None:
-            if self._compared is not None:
-                self._compared[i] = output
-            elif torch.is_grad_enabled():
-                self._seen[i] = output
-                kind = output.device.type
-                self._half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-
-        return note
+    def _note(self, i: int, output: Tensor) -> None:
+        if torch.is_grad_enabled():
+            kind = output.device.type
+            self._half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        elif not self._compares:
+            return
+        self._seen[i:] = [output]  # a new pass begins with the first tap
 
     def take(self) -> list[Tensor]:
-        """Outputs of the last training pass; can be taken once, so that its graph is freed."""
-        seen, self._seen = self._seen, {}
-        return [seen[i] for i in range(len(self._handles))]
+        """Outputs of the last pass; can be taken once, so that its graph is freed."""
+        seen, self._seen = self._seen, []
+        return seen
 
     @torch.no_grad()
     def reference(self, backbone: Backbone, weights: dict[str, Tensor], images: Tensor) -> list[Tensor]:
         """Outputs for the same images with other weights, in the dtype of the training pass."""
-        self._compared = {}
+        self._compares = True
         try:
             with torch.autocast(images.device.type, self._half) if self._half else nullcontext():
                 functional_call(backbone, weights, images)
-            return [self._compared[i] for i in range(len(self._handles))]
+            return self.take()
         finally:
-            self._compared = None
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+            self._compares = False

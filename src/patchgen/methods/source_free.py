@@ -50,27 +50,22 @@ class Duprg(SourceFree):
         words = BANKS[int(self.hparams["bank"])]
         texts = [in_domain(word, name) for name in names for word in words]
         sentences = tower.read(texts).unflatten(0, (len(names), len(words)))  # (C, M, E)
-        network = Autoencoder(sentences.shape[-1]).to(sentences)
+        network = autoencoder(sentences.shape[-1]).to(sentences)
         optimizer = torch.optim.AdamW(network.parameters(), lr=self.hparams["sentence_lr"], weight_decay=DECAY)
         for _ in range(int(self.hparams["sentence_steps"])):
             optimizer.zero_grad()
-            unified_loss(sentences, network(sentences), self.hparams["domains"], self.hparams["classes"]).backward()
+            outputs = F.normalize(network(sentences), dim=-1)
+            unified_loss(sentences, outputs, self.hparams["domains"], self.hparams["classes"]).backward()
             optimizer.step()
-        return network(sentences).mean(1), None  # not normalised again
+        return F.normalize(network(sentences), dim=-1).mean(1), None  # not normalised again
 
 
-class Autoencoder(nn.Module):
-    """Sentences (..., E) -> unit vectors (..., E), with a bottleneck of width E / 2."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim // 2),
-            nn.Linear(dim // 2, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim),
-        )  # fmt: skip
-
-    def forward(self, sentences: Tensor) -> Tensor:
-        return F.normalize(self.layers(sentences), dim=-1)
+def autoencoder(dim: int) -> nn.Sequential:
+    """Sentences (..., E) -> (..., E), with a bottleneck of width E / 2."""
+    return nn.Sequential(
+        nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim // 2),
+        nn.Linear(dim // 2, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, dim),
+    )  # fmt: skip
 
 
 def unified_loss(sentences: Tensor, outputs: Tensor, domains: float, classes: float) -> Tensor:

@@ -31,6 +31,7 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import POSITIVE, SHARE, Method
+from patchgen.methods.miro import num_channels, outputs_of
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.generic import on_tensor
@@ -81,7 +82,7 @@ class SagNet(Method):
     def setup(self, model: Classifier) -> None:
         super().setup(model)
         [place] = style_places(model.backbone, (1,) if model.backbone.family.convolutional else ())
-        self.style = StyleHead(channels_at(place, model), model.head.out_features)
+        self.style = StyleHead(num_channels(outputs_of([place], model)[0]), model.head.out_features)
         self._seen: Tensor | None = None
         on_training_passes(place, model.backbone, self._randomise)
 
@@ -159,17 +160,6 @@ def style_places(backbone: Backbone, stages: tuple[int, ...]) -> list[nn.Module]
     """The given stages of a convolutional network; for a ViT, the last block of the first quarter."""
     blocks = backbone.model.get_submodule(backbone.family.blocks)
     return [blocks[i] for i in stages or (max(len(blocks) // 4, 1) - 1,)]
-
-
-def channels_at(place: nn.Module, model: Classifier) -> int:
-    """Number of channels of a module's output, determined with one black image."""
-    found: list[Tensor] = []
-    handle = on_tensor(place, found.append)
-    size = (side * model.backbone.patch_size for side in model.grid)
-    with torch.no_grad():
-        model.backbone(torch.zeros(1, 3, *size, device=next(model.parameters()).device))
-    handle.remove()
-    return found[0].shape[1] if found[0].ndim == 4 else found[0].shape[-1]
 
 
 def on_training_passes(place: nn.Module, backbone: Backbone, change: Callable[[Tensor], Tensor]) -> None:
