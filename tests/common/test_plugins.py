@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +22,6 @@ from patchgen.runs.folder import run_name
 GUIDE = (Path(__file__).parents[2] / "docs" / "study" / "methods.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)[0]
 WORDS = "--backbone tiny --image-size 56 --steps 3 --eval-every 2 --batch-per-domain 4 --val-images 4 --quiet"
-SMALL = WORDS.split(" ")
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plugins")
-    (folder / "center.py").write_text(EXAMPLE, encoding="utf-8")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def patchgen(place: Path) -> Run:
-    """`patchgen(*words)`: a fresh process in that folder, with a cache of its own."""
-
-    def run(*words: str, cache: str = "cache") -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PATCHGEN_CACHE": str(place / cache)}
-        environment.pop(plugins.VARIABLE, None)
-        command = [sys.executable, "-P", "-m", "patchgen", *words]
-        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=300)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def run_folder(patchgen: Run, image_folder: Path) -> Path:
-    words = ["train", str(image_folder), "--unseen", "studio", "--method", "patchgen+center", *SMALL]
-    done = patchgen(*words, "--plugin", "center.py")
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
 
 
 @pytest.fixture
@@ -66,39 +36,52 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             del table[key]
 
 
-def test_a_run_records_its_plugin_and_is_named_by_its_content(place: Path, run_folder: Path) -> None:
-    [used] = json.loads((place / run_folder / "env.json").read_text())["plugins"]
-    assert used["name"] == "center.py" and len(used["version"]) == 64
-
-
-def test_predictions_find_it_again_without_being_told(patchgen: Run, run_folder: Path, image_folder: Path) -> None:
-    [image, *_] = sorted(image_folder.rglob("*.png"))
-    done = patchgen("predict", str(run_folder), str(image))
-    assert done.returncode == 0, done.stderr
-    assert image.name in done.stdout
-
-
-def test_elsewhere_the_missing_file_is_named_and_its_own_code_is_never_run(
-    patchgen: Run, run_folder: Path, place: Path, image_folder: Path
-) -> None:
-    (place / run_folder / "center.py").write_text("raise SystemExit('ran')")
-    [image, *_] = sorted(image_folder.rglob("*.png"))
-    words = ("predict", str(run_folder), str(image))
-    done = patchgen(*words, cache="other")
-    assert done.returncode == 2
-    assert re.search(r"plug-in center.py \(sha256 \w{12}\.\.\.\).*--plugin FILE.py", done.stderr), done.stderr
-    assert patchgen(*words, "--plugin=center.py", cache="other").returncode == 0
-
-
 @pytest.mark.slow
-def test_a_sweep_hands_it_to_its_workers(patchgen: Run, place: Path, image_folder: Path) -> None:
+def test_in_fresh_processes(tmp_path: Path, image_folder: Path) -> None:
+    """Trained, found again without being told, swept; elsewhere it is missing, and the folder's own code never runs."""
+    (tmp_path / "center.py").write_text(EXAMPLE, encoding="utf-8")
+
+    def patchgen(words: str, cache: str = "cache") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATCHGEN_CACHE": str(tmp_path / cache), plugins.VARIABLE: ""}
+        command = [sys.executable, "-P", "-m", "patchgen", *words.split()]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    done = patchgen(f"train {image_folder} --unseen studio --method patchgen+center {WORDS} --plugin center.py")
+    assert done.returncode == 0, done.stderr
+    run, [image, *_] = tmp_path / done.stdout.strip(), sorted(image_folder.rglob("*.png"))
+    assert json.loads((run / "env.json").read_text())["plugins"][0]["name"] == "center.py"
+    done = patchgen(f"predict {run} {image}")
+    assert done.returncode == 0 and image.name in done.stdout, done.stderr
+    (run / "center.py").write_text("raise SystemExit('ran')")
+    done = patchgen(f"predict {run} {image}", cache="other")
+    assert done.returncode == 2 and "--plugin FILE.py" in done.stderr
+    assert patchgen(f"predict {run} {image} --plugin=center.py", cache="other").returncode == 0
     settings: dict[str, Any] = {"data": str(image_folder), "unseen": "studio", "backbone": "tiny", "image_size": 56}
     settings |= {"steps": 3, "eval_every": 2, "batch_per_domain": 4, "val_images": 4, "grid": {"method": ["center"]}}
-    (place / "recipe.yaml").write_text(json.dumps(settings))
-    done = patchgen("sweep", "recipe.yaml", "--out", "swept", "--workers", "1", "--plugin", "center.py")
+    (tmp_path / "recipe.yaml").write_text(json.dumps(settings))
+    done = patchgen("sweep recipe.yaml --out swept --workers 1 --plugin center.py")
     assert done.returncode == 0, done.stderr
-    [env] = (place / "swept").glob("*/env.json")
+    [env] = (tmp_path / "swept").glob("*/env.json")
     assert json.loads(env.read_text())["plugins"][0]["name"] == "center.py"
+
+
+def test_a_recorded_file_is_found_again_and_elsewhere_it_is_named(
+    tmp_path: Path, forgotten: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "center.py").write_text(EXAMPLE, encoding="utf-8")
+    version = plugins.load(tmp_path / "center.py").version
+    recorded = plugins.used_by(Config("d", "u", method="patchgen+center"))
+    assert recorded == [{"name": "center.py", "version": version}] and len(version) == 64
+    for cache in ("cache", "other"):
+        monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / cache))
+        plugins._loaded.clear()
+        del METHODS["center"]
+        if cache == "cache":
+            plugins.require(recorded, "run")
+            assert "center" in METHODS
+    with pytest.raises(ValueError, match=rf"plug-in center.py .sha256 {version[:12]}\.\.\.\).*--plugin FILE.py"):
+        plugins.require(recorded, "run")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ def test_yaml_round_trip(settings: dict[str, Any], tmp_path: Path) -> None:
     assert again == config and run_name(again, "rows") == run_name(config, "rows")
 
 
+RIGHT = ("data: a", "unseen: b")
+WHOLE = ("data: a", "- data\n- unseen", "", "data: [a")  # these are the whole file
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "settings.yaml"
     path.write_text(text, encoding="utf-8")
@@ -76,27 +80,45 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("data: a\nunseen: b\nevel_every: 3", "unknown setting 'evel_every'; did you mean 'eval_every'"),
-        ("data: a\nunseen: b\nzzz: 3", "unknown setting 'zzz'$"),
-        ("data: a\nunseen: b\n7: 3", "unknown setting 7"),
+        ("evel_every: 3", "unknown setting 'evel_every'; did you mean 'eval_every'"),
+        ("zzz: 3", "unknown setting 'zzz'$"),
+        ("7: 3", "unknown setting 7"),
         ("data: a", "unseen are required"),
         ("- data\n- unseen", "must hold settings as `name: value` lines, found list"),
         ("", "found NoneType"),
         ("data: [a", "not readable YAML"),
-        ("data: a\nunseen: b\nlr: 1e-3", r"lr must be a finite number, not '1e-3'; YAML .* 1.0e-3"),
-        ("data: a\nunseen: b\nsteps: many", "steps must be a whole number, not 'many'"),
-        ("data: a\nunseen: b\nsteps: true", "steps must be a whole number, not True"),
-        ("data: a\nunseen: b\nsteps: 1.5", "steps must be a whole number, not 1.5"),
-        ("data: a\nunseen: b\nswad: 1", "swad must be true or false, not 1"),
-        ("data: a\nunseen: 2016", "unseen must be text, not 2016; put it in quotes"),
-        ("data: a\nunseen: b\nselect: orcale", "select must be one of .*, not 'orcale'; did you mean 'oracle'"),
-        ("data: a\nunseen: b\npool: max", "pool must be one of .*, patchgen-cls, select or null, not 'max'"),
-        ("data: a\nunseen: b\nsplit: null", "split must be one of domainbed, group, not None"),
+        ("lr: 1e-3", r"lr must be a finite number, not '1e-3'; YAML .* 1.0e-3"),
+        ("steps: many", "steps must be a whole number, not 'many'"),
+        ("steps: true", "steps must be a whole number, not True"),
+        ("steps: 1.5", "steps must be a whole number, not 1.5"),
+        ("swad: 1", "swad must be true or false, not 1"),
+        ("unseen: 2016", "unseen must be text, not 2016; put it in quotes"),
+        ("select: orcale", "select must be one of .*, not 'orcale'; did you mean 'oracle'"),
+        ("pool: max", "pool must be one of .*, patchgen-cls, select or null, not 'max'"),
+        ("split: null", "split must be one of domainbed, group, not None"),
+        ("unseen: null", "unseen must be text"),
+        ("unseen: [a]", "unseen must be text"),
+        ("backbone: {a: 1}", "backbone must be text"),
+        ("hparams: 5", "hparams must be `name: value` pairs, not 5"),
+        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number .*'x'"),
+        ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
+        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1000000000"),
+        ("hparams: {miro: 1.0e+290}", r"hparams must be .* to 1e\+09, not .*miro"),
+        ("image_size: 0", "image_size must be at least 1"),
+        ("seed: 4294967296", "seed must be at most 4294967295"),
+        ("threads: 100000", "threads must be at most 1024"),
+        ("tau: 2024-13-45", "is not readable YAML: month must be in 1..12"),
+        ("tau: " + "[" * 3000, "is not readable YAML"),
+        ("tau: " + "9" * 5000, "is not readable YAML"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
-        load_settings(write(tmp_path, text))
+    """The line replaces one of a right file, or is added to it."""
+    whole = text if text in WHOLE else "\n".join([*(line for line in RIGHT if line[:4] != text[:4]), text])
+    path = write(tmp_path, whole)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_settings(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", Config.bounds)
@@ -255,32 +277,3 @@ def test_a_backbone_that_is_not_there_is_one_sentence(tiny_settings: dict[str, A
     for name, message in (("none.safetensors", "there is no weight file"), ("none", "backbone must be one of")):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             train(Config(**{**tiny_settings, "backbone": str(tmp_path / name)}), tmp_path / "runs", quiet=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("unseen: null", "unseen must be text"),
-        ("unseen: [a]", "unseen must be text"),
-        ("backbone: {a: 1}", "backbone must be text"),
-        ("hparams: 5", "hparams must be `name: value` pairs, not 5"),
-        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number .*'x'"),
-        ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
-        ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1000000000"),
-        ("hparams: {miro: 1.0e+290}", r"hparams must be .* to 1e\+09, not .*miro"),
-        ("image_size: 0", "image_size must be at least 1"),
-        ("seed: 4294967296", "seed must be at most 4294967295"),
-        ("threads: 100000", "threads must be at most 1024"),
-        ("tau: 2024-13-45", "is not readable YAML: month must be in 1..12"),
-        ("tau: " + "[" * 3000, "is not readable YAML"),
-        ("tau: " + "9" * 5000, "is not readable YAML"),
-    ],
-)
-def test_a_wrong_file_of_settings_is_one_line_with_its_name(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(
-        "\n".join(f"{k}: {v}" for k, v in {"data": "d", "unseen": "u"}.items() if k not in text) + f"\n{text}\n"
-    )
-    with pytest.raises(ValueError, match=message) as caught:
-        load_settings(path)
-    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)

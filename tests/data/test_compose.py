@@ -239,16 +239,6 @@ def test_oracle_json_says_what_is_where(few: Path, tmp_path: Path) -> None:
     assert facts["photographs"].keys() == facts["backgrounds"].keys()
 
 
-def test_the_same_set_is_left_and_other_data_refused(few: Path, tmp_path: Path) -> None:
-    composition, done = compose(few, num_classes=2, per_class=1), []
-    folder = composition.write(tmp_path / "set")
-    before = (folder / "oracle.json").stat().st_mtime_ns
-    assert composition.write(folder, done.append) == folder and not done
-    with pytest.raises(ValueError, match="contains other data; name a new folder"):
-        compose(few, num_classes=2, per_class=1, seed=2).write(folder)
-    assert (folder / "oracle.json").stat().st_mtime_ns == before
-
-
 def test_an_unreadable_image_is_named_and_nothing_stays(few: Path, tmp_path: Path) -> None:
     (few / "plain" / "001.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"cannot read image .*plain/001.png: UnidentifiedImageError"):

@@ -95,29 +95,6 @@ def test_a_folder_of_an_earlier_version_has_nothing_to_compare(folder: Path, tmp
     assert main(words) == 0 and not file.exists()
 
 
-def test_a_plan_over_runs_that_are_there_reads_the_data_once(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The digests are those of the table that named the run, whatever the options it was read with."""
-    from patchgen.sweep import plan
-    from patchgen.tasks import mdg
-
-    words = ["compare", str(folder), *WORDS.split(), "--out", str(tmp_path / "runs")]
-    words[4:6] = ["--methods", "lp"]
-    assert main(words) == 0
-    read, compared = [], []
-
-    def reading(*given: object, **options: object) -> object:
-        read.append(given)
-        return read_table(*given, **options)  # type: ignore[arg-type]
-
-    for module in (plan, mdg):
-        monkeypatch.setattr(module, "read_table", reading)
-    monkeypatch.setattr(plan, "digests", lambda table: compared.append(table) or digests(table))
-    assert main([*words, "--table-only"]) == 0
-    assert len(read) == len(compared) == 1
-
-
 # A table and a store that runs share
 
 

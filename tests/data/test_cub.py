@@ -74,6 +74,9 @@ ERRORS: dict[str, tuple[dict[str, list[str] | None], str]] = {
     "id twice": ({"images_txt": ["1 a.jpg", "1 b.jpg"]}, "images.txt', line 2: the id 1 appears twice"),
     "no id": ({"classes_txt": ["1 001.Auk", "Jay"]}, "classes.txt', line 2: expected a number.*'Jay'"),
     "no value": ({"classes_txt": ["1"]}, "line 1: expected a number, a space and a value"),
+    "parent": ({"images_txt": ["1 ../outside.jpg"]}, "leads out of the folder"),
+    "absolute": ({"images_txt": ["1 /etc/passwd"]}, "leads out of the folder"),
+    "parents inside": ({"images_txt": ["1 001.Auk/../../../outside.jpg"]}, "leads out of the folder"),
     "empty": ({"images_txt": [""]}, "images.txt' is empty"),
     "same names": ({"classes_txt": ["1 a", "2 a", "3 b"]}, "two classes the same name"),
 }

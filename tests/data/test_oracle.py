@@ -289,19 +289,6 @@ def test_a_lost_mask_is_named(tmp_path: Path) -> None:
         Oracle(replace(SMALL, per_class=1)).write(folder)
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
-    calls: list[int] = []
-
-    def stop_at_third(count: int) -> None:
-        calls.append(count)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Oracle(SMALL).write(tmp_path / "set", stop_at_third)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_two_writers_of_the_same_set_agree(tmp_path: Path) -> None:
     oracle = Oracle(replace(SMALL, per_class=1))
     raced = oracle.write(tmp_path / "set", lambda _: (tmp_path / "set").exists() or oracle.write(tmp_path / "set"))

@@ -2,18 +2,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from patchgen.config import Config
 from patchgen.data.stain import STAINS, Histology, HistologyDraw, from_density, to_density
-from patchgen.train.fold import FoldTrainer
-from patchgen.train.lifecycle import train
 
 OFF = Histology(turn=0, flip=0, scale=0, shift=0)
 
@@ -46,16 +41,6 @@ def test_positions_are_exact_rearrangements(turns: int, flip: bool) -> None:
     found = draws.apply(images, 9)
     torch.testing.assert_close(found[0], expected, atol=2e-6, rtol=0)
     torch.testing.assert_close(found[1], images[1], atol=2e-6, rtol=0)
-
-
-def test_an_odd_pixel_keeps_its_value() -> None:
-    images = torch.ones(8, 3, 5, 5)
-    images[:, :, 0, 1] = 0.25  # a rearrangement has it once, a resampling would spread it
-    draws = replace(still(8), turns=torch.arange(8) % 4, flip=torch.arange(8) >= 4)
-    found = draws.apply(images, 5)
-    assert ((found - 0.25).abs() < 1e-5).sum() == 24 and len(
-        {tuple(image[0].flatten().tolist()) for image in found}
-    ) == 8
 
 
 def by_hand(colour: tuple[float, float, float], scale: list[float], shift: list[float]) -> list[float]:
@@ -117,34 +102,3 @@ def test_wrong_images_are_refused() -> None:
         still(2).apply(torch.zeros(2, 3, 8, 8), 4)
     with pytest.raises(ValueError, match="2 images but 3 draws"):
         still(3).apply(torch.zeros(2, 3, 4, 4), 4)
-
-
-# In training
-
-
-def test_an_interrupted_run_goes_on_to_the_same_numbers(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = Config(**{**tiny_settings, "augmentation": "histology", "swad": False})
-    whole = train(config, tmp_path / "whole", quiet=True)
-    step = FoldTrainer.take_step
-
-    def breaks(self: FoldTrainer, number: int) -> None:
-        if number == 4:
-            raise KeyboardInterrupt
-        step(self, number)
-
-    monkeypatch.setattr(FoldTrainer, "take_step", breaks)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", quiet=True)
-    monkeypatch.setattr(FoldTrainer, "take_step", step)
-    again = train(config, tmp_path / "broken", quiet=True)
-
-    def numbers(run: Any) -> list[dict[str, Any]]:
-        return [
-            {k: v for k, v in r.items() if k != "seconds"} for kind in ("evaluation", "test") for r in run.records(kind)
-        ]
-
-    assert numbers(again) == numbers(whole)
-    natural = train(Config(**{**tiny_settings, "swad": False}), tmp_path / "natural", quiet=True)
-    assert natural.path.name != whole.path.name and numbers(natural) != numbers(whole)

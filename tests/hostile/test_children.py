@@ -57,11 +57,13 @@ def no_ops(tmp_path: Path) -> list[Job]:
     return no_op_jobs(1, tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_a_worker_of_a_sweep(trap: Path, tmp_path: Path) -> None:
     launched(no_ops(tmp_path), LocalLauncher(tmp_path / "runs", workers=1, threads=1))
     assert not trap.exists()
 
 
+@pytest.mark.slow
 def test_a_task_of_slurm(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     from patchgen.sweep.clusters import SlurmLauncher

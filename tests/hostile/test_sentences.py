@@ -47,7 +47,7 @@ def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "closed"), [("--help", "<&- >&-"), ("methods", ">&- 2>&-"), ("runs nowhere", "2>&-")]
+    ("words", "closed"), [("--help", "<&- >&-"), ("--version", ">&- 2>&-"), ("runs nowhere", "2>&-")]
 )
 def test_closed_streams(closed: str, words: str, tmp_path: Path) -> None:
     command = f"exec {python()[0]} -P -m patchgen {words} {closed}"
