@@ -73,10 +73,6 @@ CPU = Path("/proc/cpuinfo")
 SECONDS = 120  # timeout of the child, on a busy machine
 NATIVE = {"avx512_bf16", "amx_bf16", "bf16"}  # Linux names of such instructions on x86 and ARM
 PRODUCT = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); raise SystemExit(float((a @ a)[0, 0]) != 256)"
-ADVICE = (
-    "--precision bf16-mixed crashes on this machine: its CPU announces AMX, but using it kills the process; use "
-    "--precision 32-true, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, which disables AMX"
-)
 
 
 @cache
@@ -110,4 +106,7 @@ def native_bf16() -> bool:
 def require_bf16() -> None:
     """ValueError with the fix if bfloat16 products do not work."""
     if not bf16_works():
-        raise ValueError(ADVICE)
+        raise ValueError(
+            "--precision bf16-mixed crashes on this machine: its CPU announces AMX, but using it kills the process; "
+            "use --precision 32-true, or set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, without AMX"
+        )

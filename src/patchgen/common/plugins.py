@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
@@ -126,7 +127,7 @@ def require(recorded: Any, where: str | Path) -> None:
         if name in _loaded or version in _loaded:
             continue
         kept = _copy_of(version)
-        if name.endswith(".py") and _is_digest(version) and kept.is_file():
+        if name.endswith(".py") and re.fullmatch("[0-9a-f]{64}", version) and kept.is_file():
             source = kept.read_bytes()
             if hashlib.sha256(source).hexdigest() == version:
                 _run(kept, source, name)
@@ -168,10 +169,6 @@ def _put(group: str, name: str, value: Any) -> None:
 
 def _copy_of(digest: str) -> Path:
     return cache_dir() / "plugins" / f"{digest}.py"
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def take_options(words: Iterable[str]) -> tuple[list[str], list[str]]:

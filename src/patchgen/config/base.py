@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from patchgen.common.text import did_you_mean
 from patchgen.common.untrusted import broken_rule, read_yaml, shortly
@@ -21,7 +21,6 @@ from patchgen.common.untrusted import broken_rule, read_yaml, shortly
 Tune = Literal["head", "layernorm", "upper-layernorm", "last_block", "full", "lora"]
 Refine = Literal["linear", "ln-linear", "linear-ln"]
 RhoStart = Literal["mean", "conv"]
-S = TypeVar("S", bound="Settings")
 LARGEST = 1e9  # maximum rate or weight: far beyond useful values, and far below the largest 32-bit float
 RATE, AT_LEAST_1 = (0, LARGEST), (1, math.inf)
 
@@ -146,19 +145,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return "" if field.default is dataclasses.MISSING else field.default
-
-
-def from_file(kind: type[S], path: str | Path, changes: Mapping[str, Any], found: Mapping[str, Any] | None = None) -> S:
-    """The settings `kind` of a file; errors name the file.
-
-    Args:
-        found: the result of `read_settings`, if the file has already been read.
-    """
-    settings = known_settings(kind, {**(read_settings(path) if found is None else found), **changes}, str(path))
-    try:
-        return kind(**settings)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -90,25 +90,24 @@ def _check_join(
     classes: Mapping[int, str],
 ) -> None:
     """Every image needs a class that exists and a part; every class its own name."""
-    for name, column in zip(FILES[1:3], (class_of, is_train), strict=True):
+    for path in paths.values():
+        if os.path.isabs(path) or ".." in path.split("/"):
+            raise ValueError(f"'{folder / FILES[0]}': {path!r} leads out of the folder; get CUB from its source")
+    ids = set(map(str, classes))
+    for name, column, known, rule in (
+        (FILES[1], class_of, ids, f"a class id of classes.txt ({len(ids)} classes)"),
+        (FILES[2], is_train, {"0", "1"}, "1 (train) or 0 (test)"),
+    ):
         if lost := [i for i in paths if i not in column]:
             raise ValueError(
                 f"'{folder / name}' says nothing of {len(lost):,} of the {len(paths):,} images in images.txt, first id "
                 f"{lost[0]}; both must come from the same copy of CUB"
             )
-    for path in paths.values():
-        if os.path.isabs(path) or ".." in path.split("/"):
-            raise ValueError(f"'{folder / FILES[0]}': {path!r} leads out of the folder; get CUB from its source")
-    known = {str(class_id) for class_id in classes}
-    _check_values(folder / FILES[1], paths, class_of, known, f"a class id of classes.txt ({len(known)} classes)")
-    _check_values(folder / FILES[2], paths, is_train, {"0", "1"}, "1 (train) or 0 (test)")
+        if wrong := [i for i in paths if column[i] not in known]:
+            what = f"image {wrong[0]} has {column[wrong[0]]!r}, not {rule}"
+            raise ValueError(f"'{folder / name}': {what}; {len(wrong):,} such")
     if len(set(classes.values())) < len(classes):
         raise ValueError(f"'{folder / 'classes.txt'}' gives two classes the same name; unpack it again")
-
-
-def _check_values(path: Path, ids: Mapping[int, str], column: Mapping[int, str], known: set[str], rule: str) -> None:
-    if wrong := [i for i in ids if column[i] not in known]:
-        raise ValueError(f"'{path}': image {wrong[0]} has {column[wrong[0]]!r}, not {rule}; {len(wrong):,} such")
 
 
 def _notes(paths: Mapping[int, str], is_train: Mapping[int, str], ids: list[int], train: np.ndarray) -> tuple[str, ...]:
