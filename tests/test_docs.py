@@ -26,7 +26,6 @@ RESULTS = sorted((DOCS / "results").glob("*.md"))
 WRITTEN = [
     DOCS / name
     for name in (
-        "use/quickstart.md",
         "use/evaluate.md",
         "use/reading-masks.md",
         "use/troubleshooting.md",

@@ -1,4 +1,4 @@
-"""README and tour keep their word: their commands run, targets exist, links lead somewhere, their Python works."""
+"""README and quick start keep their word: their commands and Python run, targets exist, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from patchgen.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-TOUR = (ROOT / "docs" / "use" / "tour.md").read_text(encoding="utf-8")
+START = (ROOT / "docs" / "use" / "quickstart.md").read_text(encoding="utf-8")
 MOST_LINES = 110  # of the README: two screens; the rest is in docs/
 CHEAP = shlex.split("--backbone tiny --image-size 56 --steps 2 --eval-every 1 --batch-per-domain 2 --val-images 2")
 # the network, which tests never use, and a server, which never ends: of these only the help is asked
@@ -24,7 +24,7 @@ EXTRA = {"train": CHEAP, "compare": CHEAP, "fit": [*CHEAP, "--no-expect"]}
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", f"{README}\n{TOUR}", re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```", f"{README}\n{START}", re.MULTILINE | re.DOTALL)
 
 
 def commands(program: str) -> list[list[str]]:
@@ -75,7 +75,7 @@ def model(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_sample_has_the_names_in_the_text(sample: Path) -> None:
-    domains, classes = re.findall(r"four\s+domains (.+?), each with\s+the\s+classes (.+?), from", TOUR, re.DOTALL)[0]
+    domains, classes = re.findall(r"four\s+domains (.+?), each with\s+the\s+classes (.+?), from", START, re.DOTALL)[0]
     found = {domain.name: sorted(kind.name for kind in domain.iterdir()) for domain in sample.iterdir()}
     assert sorted(found) == re.findall(r"`(\w+)`", domains)
     assert set(map(tuple, found.values())) == {tuple(re.findall(r"`(\w+)`", classes))}
@@ -112,22 +112,22 @@ def test_run_folder_holds_what_its_page_says(tiny_run: Callable[..., SimpleNames
     run = tiny_run().path
     page = (ROOT / "docs" / "study" / "mdg.md").read_text(encoding="utf-8")
     table = re.search(r"## The run folder\n(.*?)\n\n(?=Its|#)", page, re.DOTALL)
-    assert table and "mdg.md#the-run-folder" in TOUR
+    assert table and "mdg.md#the-run-folder" in START
     for pattern in re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE):
         assert list(Path(run).glob(pattern)), pattern
 
 
 def test_names_in_the_text_exist() -> None:
     assert f"{len(METHODS)} methods and controls" in README
-    for name in re.findall(r"`patchgen ([a-z]+)", README + TOUR):
+    for name in re.findall(r"`patchgen ([a-z]+)", README + START):
         assert name in COMMANDS, name
     for name in ("lp-ln", "patchgen-no-losses", "patchgen-select"):
-        assert f"`{name}`" in TOUR and name in METHODS
+        assert f"`{name}`" in START and name in METHODS
 
 
 def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {words[0] for words in commands("make")} | set(re.findall(r"`make ([a-z-]+)", README + TOUR))
+    named = {words[0] for words in commands("make")} | set(re.findall(r"`make ([a-z-]+)", README + START))
     assert named and named <= targets
 
 
@@ -140,5 +140,5 @@ def test_relative_links_lead_somewhere() -> None:
 
 @pytest.mark.parametrize("source", blocks("python"))
 def test_python_runs(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(source, "tour.md", "exec"), {})
+    exec(compile(source, "quickstart.md", "exec"), {})
     assert capsys.readouterr().out == "torch.Size([8, 256]) torch.Size([8, 384]) torch.Size([8, 384])\n"
