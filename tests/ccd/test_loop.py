@@ -235,12 +235,6 @@ def test_parts_and_half_precision_follow_the_whole_run(
         assert other == pytest.approx(first, rel=near, abs=near)
 
 
-def test_a_finished_run_is_left_alone(unbroken: RunFolder, settings: dict[str, Any]) -> None:
-    before = (unbroken.path / "records.jsonl").stat().st_mtime_ns
-    again = train(StreamConfig(**settings), unbroken.path.parent, quiet=True)
-    assert again.path == unbroken.path and (again.path / "records.jsonl").stat().st_mtime_ns == before
-
-
 def test_training_sees_no_label_and_no_image_that_it_may_not(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -401,12 +395,3 @@ def test_a_backbone_without_prompts_is_refused_before_the_first_epoch(
         train(StreamConfig(**chosen), tmp_path / "runs", quiet=True)
     assert not list(tmp_path.glob("runs/*/records.jsonl"))
     train(StreamConfig(**{**chosen, "method": "gcd+patchgen"}), tmp_path / "runs", quiet=True)  # has none
-
-
-def test_the_backbone_is_named_with_what_there_is_to_know_about_it(
-    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(StreamTrainer, "fit", lambda self: None)
-    train(StreamConfig(**settings), tmp_path)
-    [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("backbone:")]
-    assert line == "backbone: tiny architecture, random weights (seed 0) (random weights: for tests and timing)"

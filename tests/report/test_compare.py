@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from patchgen.common.text import markdown, plus_minus
 from patchgen.config import Config
 from patchgen.report.compare import (
     accuracy_grid,
@@ -73,12 +72,6 @@ def test_other_scores_are_means_over_domains_then_seeds() -> None:
     assert grid is not None and [column.heading for column in grid.columns] == ["macro F1", "AUROC"]
     assert body(grid) == [["lp", "35.0 ± 5.0", "70.0 ± 10.0"], ["old", "", ""]]  # seed 3 lacks a domain
     assert metrics_grid(frame(score(0.5)), ["lp"], DOMAINS) is None
-
-
-def test_average_takes_only_seeds_that_have_every_domain() -> None:
-    rows = [score(0.5), score(0.7, seed=2), score(0.9, "photo", 2)]
-    assert accuracies(frame(*rows))[0][2:] == ["90.0", "80.0"]
-    assert accuracies(frame(*rows[:2]), ["lp", "full"]) == [["lp", "60.0 ± 10.0", "", ""], ["full", "", "", ""]]
 
 
 def test_a_cell_with_fewer_seeds_than_asked_says_so() -> None:
@@ -161,13 +154,6 @@ def test_the_verdict_compares_with_the_best() -> None:
 def test_a_sum_beside_a_plain_baseline_is_noted(labels: list[str], said: list[str]) -> None:
     notes = unequal_terms(labels)
     assert len(notes) == len(said) and all(word in note for word, note in zip(said, notes, strict=True))
-
-
-def test_markdown_is_aligned() -> None:
-    assert markdown(["a", "long"], [["wide one", "1"], ["", "22"]]) == (
-        "| a        | long |\n| -------- | ---- |\n| wide one | 1    |\n|          | 22   |"
-    )
-    assert (plus_minus(1, 0.25, 2), plus_minus(-3.14159), plus_minus(2, sign="+")) == ("1.00 ± 0.25", "-3.1", "+2.0")
 
 
 def scored(accuracy: float) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from patchgen.cli import main
-from patchgen.report.render import escape, latex_document
+from patchgen.report.render import escape
 from patchgen.report.write import write_report
 
 Make = Callable[..., Path]
@@ -65,12 +64,6 @@ def test_latex_is_well_formed(written: Path) -> None:
     for fragment in fragments:
         check_latex(fragment.read_text())
         assert r"\toprule" in fragment.read_text() and r"\textcolor{gray}" in (written / "report.tex").read_text()
-
-
-@pytest.mark.parametrize("broken", [r"\begin{table}", "a_b", "50 % of", "{", r"\foo", "$x", "中"])
-def test_the_reader_of_latex_can_fail(broken: str) -> None:
-    with pytest.raises(AssertionError):
-        check_latex(latex_document([]).replace(r"\end{document}", broken + r"\end{document}"))
 
 
 def test_escape() -> None:
@@ -174,18 +167,3 @@ def test_gains_are_of_patchgen_over_its_host(mixed_runs: Path) -> None:
     before, after = ([row.value for row in find("ccd", method=name, **wanted)]
                      for name in ("PromptCCD", "PromptCCD+PatchGen"))  # fmt: skip
     assert paper == pytest.approx([b - a for a, b in zip(before, after, strict=True)])
-
-
-def test_the_command(fold: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fold(0.8)
-    (fold(0.8, seed=2) / "done").unlink()
-    assert main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--part", "all"]) == 0
-    out, err = capsys.readouterr()
-    assert out.strip() == str(tmp_path / "out" / "report.html") and "1 folder left out" in err
-    assert "the whole unseen domain" in (tmp_path / "out" / "report.md").read_text()
-
-
-@pytest.mark.parametrize("words", [["absent"], []])
-def test_mistakes_are_one_sentence(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", *words]) == 2
-    assert capsys.readouterr().err.strip().startswith("patchgen report: ")
