@@ -6,12 +6,16 @@ The paper's numbers are set apart in all of them. A LaTeX fragment needs \usepac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape as escape_html
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from patchgen.common.text import markdown, plus_minus
-from patchgen.report.table import Column, Entry, Grid, Line
+from patchgen.report.table import Column, Entry, Grid, Line, Number
+
+if TYPE_CHECKING:
+    from patchgen.report.reference import Row
 
 CSV_HEADER = (
     "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",
@@ -47,6 +51,18 @@ def footnotes(grid: Grid) -> dict[str, int]:
     return {command: number for number, command in enumerate(grid.commands(), 1)}
 
 
+def _cells(
+    grid: Grid, line: Line, missing: Callable[[str], str], best: str, paper: str, escape: Callable[[str], str] = str
+) -> list[str]:
+    """A line's texts: ours, or what stands for a missing number's command, and the paper's; `{}` is their place."""
+    texts = []
+    for column, entry in zip(grid.columns, line.entries, strict=True):
+        ours = escape(missing(entry.command) if entry.missing else number_text(grid, column, entry))
+        ours = best.format(ours) if grid.is_best(entry) else ours
+        texts.append(" ".join(filter(None, (ours, paper.format(escape(paper_text(entry))) if entry.paper else ""))))
+    return texts
+
+
 # Markdown
 
 
@@ -64,8 +80,7 @@ def to_markdown(grid: Grid) -> str:
     marks = footnotes(grid)
     head = [_inert(word).replace("|", "\\|") for word in (grid.first, *map(heading, grid.columns))]
     rows = [
-        [_plain(label_text(line), line.paper)]
-        + [_markdown_cell(grid, *cell, marks) for cell in zip(grid.columns, line.entries, strict=True)]
+        [_plain(label_text(line), line.paper), *_cells(grid, line, lambda code: f"[{marks[code]}]", "**{}**", "*{}*")]
         for line in grid.lines
     ]
     text = [f"## {_inert(grid.title)}", "", f"*{_inert(grid.setup)}*", "", markdown(head, rows), ""]
@@ -84,26 +99,10 @@ def _plain(text: str, paper: bool) -> str:
     return f"*{safe}*" if paper else safe
 
 
-def _markdown_cell(grid: Grid, column: Column, entry: Entry, marks: dict[str, int]) -> str:
-    ours = f"[{marks[entry.command]}]" if entry.missing else number_text(grid, column, entry)
-    ours = f"**{ours}**" if grid.is_best(entry) else ours
-    return " ".join(filter(None, (ours, f"*{paper_text(entry)}*" if entry.paper else "")))
-
-
-# The terminal
-
-
 def to_terminal(grid: Grid) -> tuple[list[str], list[list[str]], list[str]]:
     """Heading, rows and the style of each row; `[-]` is a cell that has no run."""
-
-    def cell(line: Line, column: Column, entry: Entry) -> str:
-        if line.paper:
-            return paper_text(entry)
-        ours = "[-]" if entry.missing else number_text(grid, column, entry) + " (best)" * grid.is_best(entry)
-        return " ".join(filter(None, (ours, f"(paper {paper_text(entry)})" if entry.paper else "")))
-
     rows = [
-        [label_text(line), *(cell(line, c, e) for c, e in zip(grid.columns, line.entries, strict=True))]
+        [label_text(line), *_cells(grid, line, lambda code: "[-]", "{} (best)", "{}" if line.paper else "(paper {})")]
         for line in grid.lines
     ]
     return [grid.first, *map(heading, grid.columns)], rows, ["dim" if line.paper else "" for line in grid.lines]
@@ -119,11 +118,10 @@ def to_rows(grid: Grid) -> Iterable[Sequence[str]]:
             if entry.number or entry.paper or entry.missing:
                 checkpoint = "swad" if line.label.endswith("+ SWAD") else column.checkpoint
                 place = (grid.name, label_text(line), column.group, column.heading, checkpoint, column.metric)
-                yield (*place, *_our_cells(entry), *_paper_cells(entry), entry.command)
+                yield (*place, *_our_cells(entry.number), *_paper_cells(entry.paper), entry.command)
 
 
-def _our_cells(entry: Entry) -> tuple[str, ...]:
-    number = entry.number
+def _our_cells(number: Number | None) -> tuple[str, ...]:
     if number is None:
         return ("",) * 8
     error = "" if number.error is None else f"{number.error:.4f}"
@@ -132,8 +130,7 @@ def _our_cells(entry: Entry) -> tuple[str, ...]:
     return f"{number.mean:.4f}", error, seeds, *rest
 
 
-def _paper_cells(entry: Entry) -> tuple[str, ...]:
-    row = entry.paper
+def _paper_cells(row: Row | None) -> tuple[str, ...]:
     if row is None:
         return ("",) * 4
     return f"{row.value:g}", "" if row.error is None else f"{row.error:g}", "yes" if row.rerun else "no", row.source
@@ -156,6 +153,7 @@ PREAMBLE = r"""\documentclass{article}
 \usepackage{graphicx}
 \begin{document}
 """
+GREY = r"\textcolor{{gray}}{{{}}}"
 WIDE = 7  # columns from which on a table is scaled to the line
 
 
@@ -200,13 +198,6 @@ def _latex_head(grid: Grid) -> list[str]:
 
 
 def _latex_row(grid: Grid, line: Line, marks: dict[str, int]) -> str:
-    cells = [_grey(escape(label_text(line))) if line.paper else escape(label_text(line))]
-    for column, entry in zip(grid.columns, line.entries, strict=True):
-        ours = escape(f"[{marks[entry.command]}]" if entry.missing else number_text(grid, column, entry))
-        ours = rf"\textbf{{{ours}}}" if grid.is_best(entry) else ours
-        cells.append(" ".join(filter(None, (ours, _grey(escape(paper_text(entry)))))))
-    return " & ".join(cells) + r" \\"
-
-
-def _grey(text: str) -> str:
-    return rf"\textcolor{{gray}}{{{text}}}" if text else ""
+    label = escape(label_text(line))
+    cells = _cells(grid, line, lambda code: f"[{marks[code]}]", r"\textbf{{{}}}", GREY, escape)
+    return " & ".join([GREY.format(label) if line.paper else label, *cells]) + r" \\"
