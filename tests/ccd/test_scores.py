@@ -10,14 +10,7 @@ import pytest
 import torch
 
 from patchgen.ccd.data import Stream, read_stream
-from patchgen.ccd.scores import (
-    discover,
-    entered,
-    forgetting,
-    halve_held_out,
-    score,
-    validation_score,
-)
+from patchgen.ccd.scores import discover, entered, forgetting, halve_held_out, score, validation_score
 from patchgen.ccd.stages import Schedule
 from patchgen.discovery import clustering_accuracy
 

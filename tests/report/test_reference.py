@@ -169,10 +169,7 @@ def test_tables_that_repeat_each_other() -> None:
 
 def test_ccd_all_is_the_weighted_mean_of_known_and_unknown() -> None:
     """A = w K + (1 - w) U, w the share of stage-0 classes among a session's images under PromptCCD's split."""
-    share = {
-        "CIFAR-100": (2450 / 5950, 1050 / 6550, 1050 / 7050),
-        "CUB": (280 / 700, 140 / 800, 140 / 860),
-    }
+    share = {"CIFAR-100": (2450 / 5950, 1050 / 6550, 1050 / 7050), "CUB": (280 / 700, 140 / 800, 140 / 860)}
     checked = 0
     for dataset, weights in share.items():
         for session, w in enumerate(weights, 1):

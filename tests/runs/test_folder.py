@@ -143,8 +143,7 @@ def test_a_second_process_is_refused_until_the_first_has_ended(run: RunFolder) -
 
 
 @pytest.mark.parametrize(
-    ("variables", "first"),
-    [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"SLURM_PROCID": "2"}, False)],
+    ("variables", "first"), [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"SLURM_PROCID": "2"}, False)]
 )
 def test_of_a_launched_job_only_the_first_process_locks(
     variables: dict[str, str], first: bool, monkeypatch: pytest.MonkeyPatch

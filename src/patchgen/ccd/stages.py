@@ -256,7 +256,6 @@ def some_of(names: Iterable[str], limit: int = 5) -> str:
 # PromptCCD's protocol, which PatchGen's table follows: 70 % of the classes are labelled, three equal groups enter later
 SCHEDULES: dict[str, Schedule] = {
     "paper": Schedule(
-        groups=(0.7, 0.1, 0.1, 0.1),
-        ratios=((0.87, 0.54, 0.50, 1.0), (0.70, 0.67, 1.0), (0.90, 1.0), (1.0,)),
+        groups=(0.7, 0.1, 0.1, 0.1), ratios=((0.87, 0.54, 0.50, 1.0), (0.70, 0.67, 1.0), (0.90, 1.0), (1.0,))
     )
 }

@@ -71,12 +71,7 @@ def measure(
 
 
 def _chunk(
-    subject: Subject,
-    rows: np.ndarray,
-    others: np.ndarray,
-    rankings: Sequence[str],
-    options: Options,
-    share: np.ndarray,
+    subject: Subject, rows: np.ndarray, others: np.ndarray, rankings: Sequence[str], options: Options, share: np.ndarray
 ) -> Iterator[Record]:
     pixels, other = subject.pixels(rows), subject.pixels(others)
     probabilities = subject.probabilities(pixels)
@@ -128,10 +123,7 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, operators: Sequenc
 
 
 def _ask(
-    answers: faith.Answers,
-    selections: Mapping[str, Tensor],
-    curves: Mapping[str, tuple[Tensor, Tensor]],
-    asked: Tensor,
+    answers: faith.Answers, selections: Mapping[str, Tensor], curves: Mapping[str, tuple[Tensor, Tensor]], asked: Tensor
 ) -> dict[str, Tensor]:
     """Name -> (B,K,3): probability of the true and of the predicted class, and whether the true one is the answer."""
     everything = torch.ones_like(next(iter(selections.values())))
