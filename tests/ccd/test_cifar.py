@@ -81,18 +81,6 @@ def test_images_are_written_once_and_other_records_get_another_folder(tmp_path: 
     assert cifar_table(root).root != first.root
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path: Path, fresh_cache: Path) -> None:
-    root = write(tmp_path / "c")
-
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cifar_table(root, progress=stop)
-    assert not list(fresh_cache.rglob("*.png"))
-    assert all(cifar_table(root).file(i).is_file() for i in range(5))
-
-
 def test_lost_images_are_named(tmp_path: Path) -> None:
     root = write(tmp_path / "c")
     cifar_table(root).file(1).unlink()

@@ -49,16 +49,6 @@ def test_the_evidence_is_the_product_of_predictive_densities(count: int, dim: in
     assert float(found) == pytest.approx(predictive_evidence(rows, 0.7), rel=1e-8)
 
 
-def test_the_score_of_a_partition_has_the_prior_of_a_dirichlet_process() -> None:
-    """Concentration 1: p(partition) is proportional to the product of (n_k - 1)!."""
-    prior = Prior(2, 1.0)
-    rows = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    groups = ClusterStatistics.of(rows, torch.tensor([0, 0, 0, 0, 1]), 2)
-    arguments = (groups.counts, groups.squares, groups.sums.square().sum(1))
-    extra = prior.score_groups(groups) - prior.evidence(*arguments)
-    assert extra.exp().tolist() == pytest.approx([6.0, 1.0])
-
-
 @pytest.mark.parametrize("start", [1, 5, 20])
 def test_growing_finds_the_number_of_blobs(start: int) -> None:
     rows, classes = blobs(7)
@@ -98,15 +88,6 @@ def test_a_known_component_without_rows_stays_and_an_unknown_one_goes() -> None:
     grown = grow(rows[classes < 2], around(means), known=1)
     assert grown.components == 3
     torch.testing.assert_close(grown.means[0], means[0], atol=1e-6, rtol=0)
-
-
-def test_replay_holds_a_class_whose_images_are_gone() -> None:
-    rows, classes = blobs(4)
-    last = SphericalMixture.fit(rows[classes < 2], 2)
-    replay = last.sample(30, torch.Generator().manual_seed(0))
-    now = rows[classes >= 2]
-    grown = grow(now, SphericalMixture.fit(now, 3, start=last.means, replay=replay), known=2, replay=replay)
-    assert grown.components == 4 and F.cosine_similarity(grown.means[:2], last.means).min() > 0.99
 
 
 def test_errors_say_the_rule_and_the_value() -> None:

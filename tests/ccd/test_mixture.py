@@ -109,24 +109,6 @@ def test_the_likelihood_never_falls(seed: int, floor: float) -> None:
     assert {0.0: held == 0, 0.06: 1 <= held <= 5, 0.2: held == 6}[floor]
 
 
-def test_a_floor_climbs_where_adding_to_the_variances_falls() -> None:
-    """Classes narrower than the regularisation, as real features are: why it is a floor and nothing that is added."""
-    rows, _ = blobs(12, 32, 20, 1.5, uneven=2)
-    start = SphericalMixture.fit(rows, 12, iterations=0).means.double()
-    added = [state[3] for state in scikit_em(rows, start, 8, added=0.03)]
-    assert max(np.diff(added)) < 0  # every step
-    ours = SphericalMixture.fit(rows, 12, start=start, regularisation=0.03)
-    assert np.diff(ours.history).min() >= 0 and ours.history[-1] > max(added)
-
-
-def test_a_fit_without_a_start_finds_the_blobs_and_repeats_itself() -> None:
-    rows, classes = blobs(6, 32, 20, 0.4)
-    first, again = SphericalMixture.fit(rows, 6, seed=3), SphericalMixture.fit(rows, 6, seed=3)
-    assert torch.equal(first.means, again.means) and first.history == again.history
-    found = first.nearest(rows, 1)[:, 0]
-    assert len({(int(c), int(f)) for c, f in zip(classes, found, strict=True)}) == 6  # one to one
-
-
 def test_a_warm_start_keeps_ids_and_adds_what_is_missing() -> None:
     """Twelve known means (more than ten: names must not be sorted as text) and three new blobs."""
     rows, classes = blobs(15, 32, 20, 0.4)

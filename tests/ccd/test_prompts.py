@@ -111,14 +111,6 @@ def test_every_transformer_takes_a_set_of_prompts_and_keeps_no_trace_of_it(famil
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_each_image_sees_its_own_prompts() -> None:
-    backbone, images, prompts = small("dinov2"), draw(1, 3, 16, 16).expand(2, -1, -1, -1), draw(2, 3, 32, seed=1)
-    cls = prompted(backbone, images, prompts).cls
-    alone = prompted(backbone, images[:1], prompts[1:]).cls
-    torch.testing.assert_close(cls[1:], alone)
-    assert not torch.allclose(cls[0], cls[1], atol=1e-4)
-
-
 def test_a_failed_forward_leaves_no_hook_behind() -> None:
     backbone = small("dinov2")
     with pytest.raises(ValueError, match="multiples of the patch size"):

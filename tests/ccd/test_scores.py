@@ -91,8 +91,3 @@ def test_held_out_images_choose_or_score_never_both(stream: Stream) -> None:
     assert np.bincount(stream.label[choose], minlength=4).tolist() == [2, 2, 2, 0]
     assert np.bincount(stream.label[rate], minlength=4).tolist() == [2, 2, 2, 1]
     assert set(stream.label[entered(stream, rate, 0)]) == {0, 1}
-
-
-def test_the_fingerprint_sees_the_stages(stream: Stream, tmp_path: Path) -> None:
-    other = read_stream(tmp_path / "x", Schedule((0.5, 0.5), ((0.8, 1.0), (1.0,))), seed=7, holdout=0.2)
-    assert stream.fingerprint() != other.fingerprint()

@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from patchgen.ccd.settings import SMALL, StreamConfig, stream_preset
-from patchgen.config import dump_config, load_settings
 from patchgen.runs.folder import run_name
-
-
-def test_round_trip_through_yaml(tmp_path: Path) -> None:
-    config = StreamConfig("birds", **SMALL, method="gcd")
-    (tmp_path / "config.yaml").write_text(dump_config(config))
-    assert load_settings(tmp_path / "config.yaml") == config
 
 
 def test_the_hash_names_what_decides_the_numbers() -> None:
@@ -46,12 +39,6 @@ def test_the_hash_names_what_decides_the_numbers() -> None:
 def test_bad_settings(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         StreamConfig("birds", **settings)
-
-
-def test_unknown_settings_get_a_suggestion(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("data: birds\ntask: ccd\nwarmup: 3\n")
-    with pytest.raises(ValueError, match="did you mean 'warm_up'"):
-        load_settings(tmp_path / "c.yaml")
 
 
 def test_presets_know_the_host_s_settings_for_cub(tmp_path: Path) -> None:

@@ -30,14 +30,6 @@ def test_peak_memory_counts_what_is_alive() -> None:
     assert memory.alive == 0
 
 
-def test_peak_memory_sees_what_backward_needs() -> None:
-    x = torch.ones(1000, requires_grad=True)
-    with cost.PeakMemory([x]) as memory:
-        y = x.exp()  # 4,000 bytes, saved for backward
-        y.sum().backward()
-    assert y.numel() and memory.peak >= 8000  # at least y and the gradient
-
-
 def test_flops_by_hand(tiny_cost: dict[str, Any]) -> None:
     """tiny: D = 64, 2 blocks, 16 patches + 5 prefix tokens, 1 head; the module sees the 16 patches."""
     dim, patches, tokens, classes = 64, 16, 21, cost.NUM_CLASSES
@@ -70,16 +62,6 @@ def test_the_peak_of_a_step_is_that_of_a_fresh_rival_whatever_was_measured_befor
     cost.count_flops(rival, data)
     fresh = cost.make_rival("lp-ln", cost.load_architecture("tiny"), 28)
     assert cost.step_peak(rival, data) == cost.step_peak(fresh, data)
-
-
-def test_a_step_trains_module_head_and_norms_alone() -> None:
-    rival = cost.make_rival("patchgen", cost.load_architecture("tiny"), 56)
-    before = {name: p.detach().clone() for name, p in rival.model.named_parameters()}
-    rival.step(cost.random_batch(3, 56))
-    moved = {name for name, p in rival.model.named_parameters() if not torch.equal(p, before[name])}
-    learning = {name for name, p in rival.model.named_parameters() if p.requires_grad}
-    assert moved <= learning and {name.split(".")[0] for name in moved} == {"backbone", "select", "head"}
-    assert all("norm" in name for name in moved if name.startswith("backbone"))
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"image_size": 57}, {"source": "dinov2-smal"}])

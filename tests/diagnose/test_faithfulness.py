@@ -158,12 +158,6 @@ def test_equal_sets_are_asked_once_and_an_images_sets_stand_together() -> None:
     assert [index for index, _ in asked] == sorted(index for index, _ in asked)
 
 
-def test_top_has_the_size_asked_for() -> None:
-    order = torch.tensor([[2, 0, 1], [1, 2, 0]])
-    found = faith.top(order, torch.tensor([1, 2]))
-    assert found.tolist() == [[False, False, True], [False, True, True]]
-
-
 def test_every_image_gets_another_ones_patches() -> None:
     for count in (2, 3, 10):
         found = faith.partners(count, seed=1)

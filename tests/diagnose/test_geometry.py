@@ -31,13 +31,6 @@ def test_numbers_tell_tight_classes_from_domains_that_are_apart() -> None:
     assert domains["knn_across_domains"]["unseen"] < 0.6  # a third by chance
 
 
-def test_silhouette_by_hand() -> None:
-    # two groups of two at distance 10, within 1: s = 1 - 1 / mean distance to the other group
-    points = np.array([[0.0], [1.0], [10.0], [11.0]])
-    expected = np.mean([1 - 1 / 10.5, 1 - 1 / 9.5, 1 - 1 / 9.5, 1 - 1 / 10.5])
-    assert geometry.silhouette(points, np.array(["x", "x", "y", "y"])) == pytest.approx(expected)
-
-
 def test_knn_learns_from_the_other_domains_only() -> None:
     """In the unseen domain the classes have changed places: its own images would say otherwise."""
     points = np.repeat(np.eye(2), 10, axis=0)[np.tile(np.arange(20), 2)]

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -80,38 +79,14 @@ def test_latex_compiles(written: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:]
 
 
-class Fetches(HTMLParser):
-    """Collects what a browser would have to fetch, and checks that elements close in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.fetched: list[str] = []
-        self.titles: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        self.fetched += [str(found[key]) for key in ("src", "href") if key in found and tag != "use"]
-        self.titles += [str(found["title"])] if tag == "td" and found.get("title") else []
-        if tag not in ("meta", "img", "br", "path", "use", "rect", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Closed at once, as drawings are."""
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("meta", "img", "br", "path", "use", "rect", "link"):
-            assert self.open.pop() == tag
-
-
 def test_the_page_is_self_contained_and_every_cell_knows_its_origin(written: Path) -> None:
     text = (written / "report.html").read_text()
-    page = Fetches()
-    page.feed(text)
-    assert not page.open and not [one for one in page.fetched if not one.startswith(("#", "data:"))]
+    addresses = re.findall(r"""(?<!use)\s(?:src|href)=["']([^"']+)""", text)
+    assert addresses and all(each.startswith(("#", "data:")) for each in addresses)
     assert "<script" not in text and "@import" not in text
-    assert any("80 images, 80 % of the unseen domain; checkpoint by source-validation; runs" in t for t in page.titles)
-    assert any(t.startswith("for unseen in") or t.startswith("patchgen train") for t in page.titles)
+    titles = re.findall(r'<td[^>]* title="([^"]+)"', text)
+    assert any("80 images, 80 % of the unseen domain; checkpoint by source-validation; runs" in t for t in titles)
+    assert any(t.startswith(("for unseen in", "patchgen train")) for t in titles)
     assert 'class="paper"' in text and "not finished" in text and "patchgen sweep histology-small" in text
 
 

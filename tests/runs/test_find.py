@@ -93,11 +93,6 @@ def test_clean_only_says_what_it_would_do(five: list[Job], tmp_path: Path, capsy
     assert not [path for path in (tmp_path / "runs").iterdir() if path.name.endswith(".removed")]
 
 
-def test_clean_of_failed_runs_alone(five: list[Job], tmp_path: Path) -> None:
-    assert main(["runs", "clean", str(tmp_path), "--failed", "--yes"]) == 0
-    assert there(five) == [True, False, True, True, True]
-
-
 def test_clean_of_checkpoints_keeps_the_named_and_the_records(five: list[Job], tmp_path: Path) -> None:
     assert main(["runs", "clean", str(tmp_path), "--keep-checkpoints", "selected", "--yes"]) == 0
     for job in (five[0], five[4]):

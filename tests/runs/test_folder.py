@@ -12,18 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.data.table import Table
 from patchgen.runs.find import describe
-from patchgen.runs.folder import MODEL_FORMAT, RunFolder, environment
+from patchgen.runs.folder import MODEL_FORMAT, RunFolder
 from patchgen.runs.tensors import save_tensors
-from patchgen.tasks.mdg import make_fold
 from patchgen.train.lifecycle import _first_process
-from patchgen.train.summary import summarize
 
 
 @pytest.fixture
@@ -153,33 +149,6 @@ def test_of_a_launched_job_only_the_first_process_locks(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert _first_process() == first
-
-
-# The summary
-
-
-def test_the_summary_is_one_table_with_its_notes_behind_it(run: RunFolder) -> None:
-    table = Table(
-        Path("photos"), tuple(f"{i}.png" for i in range(60)), ("site_a", "site_b", "site_c"), ("cat", "dog", "owl"),
-        np.repeat(np.arange(3), 20), np.where(np.arange(60) < 58, np.arange(60) % 2, 2),
-    )  # fmt: skip
-    score = {"accuracy": 0.5, "f1": 0.25, "images": 20}
-    shared = {"kind": "test", "in": score, "all": score, "covered": {"without": ["owl"], **score}}
-    run.append({**shared, "checkpoint": "selected", "step": 7})
-    run.append({**shared, "checkpoint": "swad", "start_step": 2, "end_step": 9})
-    run.write_json("env.json", {"backbone": {"resolved": "tiny architecture"}})
-    text = summarize(run, run.config, make_fold(run.config, table))
-    rows = [i for i, line in enumerate(text.splitlines()) if line.startswith("|")]
-    assert len(rows) == 4 and rows == list(range(rows[0], rows[0] + 4))  # an empty line would end the table
-    assert "| selected | 7 | 0.5000 | 0.5000 | 0.2500 | 20 |" in text and "| swad | 2-9 |" in text
-    for checkpoint in ("selected", "swad"):
-        assert f"Without owl, which no source has, {checkpoint}: 0.5000" in text
-
-
-def test_environment_names_what_numbers_depend_on() -> None:
-    found = environment(threads=3)
-    assert found["threads"] == 3 and found["packages"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert json.loads(json.dumps(found)) == found
 
 
 # Damage
