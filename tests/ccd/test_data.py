@@ -60,15 +60,13 @@ def test_holdout_and_seed(tmp_path: Path) -> None:
     fifth = read_stream(root, THREE, holdout=0.2)
     check(fifth)
     assert np.bincount(fifth.label[fifth.held_out]).tolist() == [4] * 5
-    one, again, other = (read_stream(root, THREE, seed) for seed in (1, None, 2))
+    one, again, other = (read_stream(root, replace(THREE, seed=seed)) for seed in (1, 1, 2))
     assert one.held_out.tolist() == again.held_out.tolist() != other.held_out.tolist()
     assert one.stage.tolist() == again.stage.tolist() != other.stage.tolist()
     assert (one.schedule.seed, other.schedule.seed) == (1, 2)
     for share in (1, -0.1, float("nan")):
         with pytest.raises(ValueError, match="holdout is a share of each class"):
             read_stream(root, THREE, holdout=share)
-    with pytest.raises(ValueError, match="seed must be a non-negative whole number"):
-        read_stream(root, THREE, seed=-1)
 
 
 def test_domains_are_ignored(tmp_path: Path) -> None:
@@ -104,10 +102,9 @@ def write_cifar(root: Path, train: np.ndarray, test: np.ndarray, classes: int) -
 def test_cifar_holds_out_the_official_test_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path / "cache"))
     root = write_cifar(tmp_path / "cifar-100-binary", np.tile(np.arange(10), 30), np.tile(np.arange(10), 2), 10)
-    seen: list[int] = []
-    stream = read_stream(root, holdout=0.5, progress=seen.append)
+    stream = read_stream(root, holdout=0.5)
     check(stream)
-    assert sum(seen) == 320 and stream.held_out.tolist() == list(range(300, 320))
+    assert stream.held_out.tolist() == list(range(300, 320))
     assert stream.table.paths[300].startswith("test/") and stream.table.file(319).is_file()
     # 30 images a class, as in CUB; 7 + 1 + 1 + 1 classes
     assert counts(stream) == [[26, 2, 1, 1]] * 7 + [[0, 21, 6, 3], [0, 0, 27, 3], [0, 0, 0, 30]]

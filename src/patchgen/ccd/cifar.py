@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +25,6 @@ OFFICIAL_IMAGES = {"train": 50_000, "test": 10_000}
 SIDE = 32
 RECORD = 2 + 3 * SIDE * SIDE  # bytes
 MOST_BYTES = 1 << 29  # of a file; the official `train.bin` has 154 MB
-Progress = Callable[[int], object]
 
 
 def is_cifar(folder: Path) -> bool:
@@ -38,12 +37,11 @@ def is_cifar(folder: Path) -> bool:
     return (folder / NAMES).is_file() and any((folder / f"{part}.bin").is_file() for part in OFFICIAL_IMAGES)
 
 
-def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", progress: Progress | None = None) -> Table:
+def cifar_table(root: str | Path, part: Literal["train", "test"] = "train") -> Table:
     """The images of one part, in the official order, as files in the user's cache (written there the first time).
 
     Args:
         root: the folder with `train.bin`, `test.bin` and `fine_label_names.txt`.
-        progress: called with 1 after each image that is written.
     """
     folder = Path(os.path.abspath(os.path.expanduser(root)))
     files = [folder / name for name in ("train.bin", "test.bin", NAMES)]
@@ -56,7 +54,7 @@ def cifar_table(root: str | Path, part: Literal["train", "test"] = "train", prog
     home = cache_dir() / "cifar-100" / _digest(files)
     if not _is_complete(home, part, paths):
         with replacing_folder(home / part, sync=False) as temporary:  # a race writes the same images twice
-            _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], records[:, 2:], progress)
+            _write_images(temporary, [path.removeprefix(f"{part}/") for path in paths], records[:, 2:])
     return Table(Path(os.path.abspath(home)), paths, ("cifar-100",), classes, np.zeros_like(label), label)
 
 
@@ -94,7 +92,7 @@ def _digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progress: Progress | None) -> None:
+def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray) -> None:
     """Write pixels (N, 3072), planes R, G, B."""
     from PIL import Image
 
@@ -103,8 +101,6 @@ def _write_images(folder: Path, paths: Sequence[str], pixels: np.ndarray, progre
     for path, planes in zip(paths, pixels, strict=True):
         image = np.ascontiguousarray(planes.reshape(3, SIDE, SIDE).transpose(1, 2, 0))
         Image.fromarray(image).save(folder / path, compress_level=1)
-        if progress:
-            progress(1)
 
 
 def _is_complete(home: Path, part: str, paths: Sequence[str]) -> bool:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +29,6 @@ from patchgen.data.table import Table, fingerprint, read_table
 
 HELD_OUT_DRAW = 1  # a separate random stream: held-out images are independent of the stages
 HELD_OUT_NAMES = {"test", "val", "valid", "validation"}
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +36,7 @@ class Stream:
     """The rows of a table in stages; a row is in one stage, held out, or not used."""
 
     table: Table
-    schedule: Schedule  # with the seed in force
+    schedule: Schedule
     stages: Stages
     held_out: np.ndarray  # rows never trained on: the official test part, or a drawn share of every class
     notes: tuple[str, ...]  # remarks on the data for the user
@@ -92,40 +90,30 @@ class _Source(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def read_stream(
-    data: str | Path,
-    schedule: Schedule | str | Path = "paper",
-    seed: int | None = None,
-    *,
-    holdout: float = 0.1,
-    progress: Progress | None = None,
-) -> Stream:
+def read_stream(data: str | Path, schedule: Schedule | str | Path = "paper", *, holdout: float = 0.1) -> Stream:
     """Read, check and stage the data of a run.
 
     Args:
         data: folder or manifest.
         schedule: a schedule, the name of one, or a YAML file.
-        seed: for the stages and the held-out images; by default that of the schedule.
         holdout: share of each class to hold out if the data has no test part; 0 holds out none.
-        progress: called with 1 after each image of CIFAR that is unpacked.
     """
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is a share of each class, from 0 and below 1; got {holdout}")
     schedule = schedule if isinstance(schedule, Schedule) else get_schedule(schedule)
-    schedule = schedule if seed is None else replace(schedule, seed=seed)
-    table, test, notes = _read(Path(data), progress)
+    table, test, notes = _read(Path(data))
     out = _draw_held_out(table, holdout, schedule.seed) if test is None else test
     stages = make_stages(np.where(out, -1, table.label), table.classes, schedule)
     scored = (table.label >= 0) & (stages.entry[table.label] >= 0)  # a class in no stage cannot be scored
     return Stream(table, schedule, stages, np.flatnonzero(out & scored), (*notes, *_notes(table, stages)))
 
 
-def _read(data: Path, progress: Progress | None) -> _Source:
+def _read(data: Path) -> _Source:
     folder = Path(os.path.abspath(os.path.expanduser(data)))
     if not folder.is_dir():
         return _without_domains(read_table(data, disjoint=True))
     if is_cifar(folder):
-        return _read_cifar(folder, progress)
+        return _read_cifar(folder)
     if is_cub(folder):
         cub = read_cub(folder)
         return _Source(cub.table, np.isin(np.arange(len(cub.table)), cub.test), cub.notes)
@@ -139,8 +127,8 @@ def _read(data: Path, progress: Progress | None) -> _Source:
     return _without_domains(read_table(folder, disjoint=True))
 
 
-def _read_cifar(folder: Path, progress: Progress | None) -> _Source:
-    train, test = cifar_table(folder, "train", progress), cifar_table(folder, "test", progress)
+def _read_cifar(folder: Path) -> _Source:
+    train, test = cifar_table(folder, "train"), cifar_table(folder, "test")
     domain, label = (np.concatenate([getattr(part, name) for part in (train, test)]) for name in ("domain", "label"))
     both = Table(train.root, train.paths + test.paths, train.domains, train.classes, domain, label)
     here = {"train": len(train), "test": len(test)}

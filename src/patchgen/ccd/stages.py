@@ -18,7 +18,7 @@ import hashlib
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -150,18 +150,14 @@ def shuffled(rows: np.ndarray, class_name: str, seed: int, *purpose: int) -> np.
     return rows[np.argsort(keys, kind="stable")]
 
 
-def make_stages(
-    label: np.ndarray | Sequence[int], class_names: Sequence[str], schedule: Schedule, seed: int | None = None
-) -> Stages:
+def make_stages(label: np.ndarray | Sequence[int], class_names: Sequence[str], schedule: Schedule) -> Stages:
     """Distribute the images of every class over the stages.
 
     Args:
         label: (N,) class ids; -1 for rows that are not used.
         class_names: the C classes in the data set's order, to which the shares refer.
-        seed: by default that of the schedule.
     """
     ids, names = np.asarray(label), tuple(class_names)
-    schedule = schedule if seed is None else replace(schedule, seed=seed)
     group = schedule.group_of(names)
     stage = np.full(len(ids), UNUSED, dtype=np.int64)
     for c in np.flatnonzero(group >= 0):
@@ -247,10 +243,10 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def some_of(names: Iterable[str], limit: int = 5) -> str:
+def some_of(names: Iterable[str]) -> str:
     """The first few names and how many more there are, for messages."""
     listed = list(names)
-    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+    return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")
 
 
 # PromptCCD's protocol, which PatchGen's table follows: 70 % of the classes are labelled, three equal groups enter later

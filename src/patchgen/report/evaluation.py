@@ -68,9 +68,9 @@ def picture(path: Path, mask: np.ndarray | None) -> str:
     return data_address(side_by_side(image, [] if mask is None else [mask], 4), "JPEG")
 
 
-def shown(value: float | None, digits: int = 3) -> str:
+def shown(value: float | None) -> str:
     """A number, or a dash if it is undefined."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    return "–" if value is None else f"{value:.3f}"
 
 
 def span(interval: Sequence[float] | None) -> str:
