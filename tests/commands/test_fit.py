@@ -225,7 +225,7 @@ def test_a_budget_gives_up_methods_then_steps_then_all_but_quick(image_folder: P
     plan = make_plan(image_folder)
     rates = dict.fromkeys(plan.candidates, Rate(step=0.01, forward=0.002, build=2.0))
     # by hand: 3 x (150 steps x 24 images + final 150 x 36), evaluations and tests on 8 or 12 images, calibration on 90
-    counted = plan.with_candidates({"lp-ln": plan.candidates["lp-ln"]})
+    counted = replace(plan, candidates={"lp-ln": plan.candidates["lp-ln"]})
     steps, evaluations = 150 * 12 * (3 * 2 + 3), 2 * (3 * 8 + 12)
     by_hand = 4 * 2.0 + 0.01 * steps + 0.002 * (evaluations + 3 * 30 + 90)
     assert estimate(counted, rates) == pytest.approx(by_hand, rel=0.01)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -18,14 +18,12 @@ from patchgen.common.machine import use_threads
 from patchgen.config import PRESETS, Config
 from patchgen.fit import BEST
 from patchgen.fit.calibrate import calibration_images
+from patchgen.fit.plan import Plan
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model
 from patchgen.model.device import find_device
 from patchgen.model.losses import cross_entropy
-
-if TYPE_CHECKING:
-    from patchgen.fit.plan import Plan
-    from patchgen.tasks import Fold
+from patchgen.tasks import Fold
 
 T = TypeVar("T")
 FEWEST_STEPS = 60  # fewer train nothing useful: then the quick settings
@@ -87,12 +85,10 @@ def _seconds(work: Callable[[], T]) -> tuple[float, T]:
 
 def estimate(plan: Plan, rates: Mapping[str, Rate]) -> float:
     """Seconds until the model is written, if nothing else runs on this machine."""
-    total, last = 0.0, list(plan.candidates)[-1]
-    jobs = [(label, *job) for label in plan.candidates for job in plan.left_out_with(label)]
-    for label, config, fold in [*jobs, (last, plan.candidates[last], plan.final)]:
-        if not plan.is_finished(config):
-            total += training_seconds(config, fold, rates[label])
-    return total + calibration_images(plan.final) * rates[last].forward + len(plan.table) * rates[last].lower
+    label, config = list(plan.candidates.items())[-1]
+    jobs = [*plan.left_out, (label, config, plan.final)]
+    total = sum(training_seconds(job, fold, rates[each]) for each, job, fold in jobs if not plan.is_finished(job))
+    return total + calibration_images(plan.final) * rates[label].forward + len(plan.table) * rates[label].lower
 
 
 def training_seconds(config: Config, fold: Fold, rate: Rate) -> float:
@@ -117,7 +113,7 @@ def within(plan: Plan, rates: Mapping[str, Rate], minutes: float, fixed: frozens
         return plan, "nothing had to be changed"
     if len(plan.candidates) > 1 and "methods" not in fixed:
         label = BEST if BEST in plan.candidates else list(plan.candidates)[-1]
-        plan = plan.with_candidates({label: plan.candidates[label]})
+        plan = replace(plan, candidates={label: plan.candidates[label]})
         notes.append(f"{label} alone, nothing is compared")
         if estimate(plan, rates) <= seconds:
             return plan, "; ".join(notes)
@@ -148,4 +144,4 @@ def _steps_within(plan: Plan, rates: Mapping[str, Rate], seconds: float) -> int:
 
 def _with(plan: Plan, **changes: object) -> Plan:
     configs = {label: replace(config, **changes) for label, config in plan.candidates.items()}  # type: ignore[arg-type]
-    return plan.with_candidates(configs)
+    return replace(plan, candidates=configs)

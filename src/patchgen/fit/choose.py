@@ -40,10 +40,7 @@ class Comparison:
     needed: float  # the difference must exceed this
     better: int  # images that only `method` got right
     worse: int  # images that only `against` got right
-
-    @property
-    def shown(self) -> bool:
-        return self.difference > self.needed
+    shown: bool  # the difference exceeds it
 
 
 @dataclass(frozen=True)
@@ -80,25 +77,14 @@ def _keep(
     names = list(right)
     kept, comparisons = names[0], []
     for name in names[1:]:
-        found = compare(right, name, kept, groups, LEVEL / (len(names) - 1))
-        comparisons.append(found)
-        kept = name if found.shown else kept
+        apart = [a.astype(int) - b.astype(int) for a, b in zip(right[name], right[kept], strict=True)]
+        errors = [_variance(d, groups[i] if groups else None) for i, d in enumerate(apart)]
+        differences = np.array([d.mean() for d in apart])
+        mean, needed = float(differences.mean()), reach(differences, errors, LEVEL / (len(names) - 1))
+        better, worse = (sum(int((d == sign).sum()) for d in apart) for sign in (1, -1))
+        comparisons.append(Comparison(name, kept, mean, needed, better, worse, shown=mean > needed))
+        kept = name if mean > needed else kept
     return kept, comparisons
-
-
-def compare(
-    right: Mapping[str, Sequence[np.ndarray]],
-    method: str,
-    against: str,
-    groups: Sequence[np.ndarray] | None = None,
-    level: float = LEVEL,
-) -> Comparison:
-    """Whether `method` is better than `against` at left-out sites by more than chance."""
-    apart = [a.astype(int) - b.astype(int) for a, b in zip(right[method], right[against], strict=True)]
-    errors = [_variance(d, groups[i] if groups else None) for i, d in enumerate(apart)]
-    differences = np.array([d.mean() for d in apart])
-    better, worse = (sum(int((d == sign).sum()) for d in apart) for sign in (1, -1))
-    return Comparison(method, against, float(differences.mean()), reach(differences, errors, level), better, worse)
 
 
 def reach(differences: np.ndarray, variances: Sequence[float], level: float = LEVEL) -> float:

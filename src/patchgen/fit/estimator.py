@@ -23,6 +23,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from patchgen.config import NO_DOMAIN, PRESETS, Config, Pool, Refine, Selection, SplitRule, Tune
 from patchgen.config.base import RhoStart
 from patchgen.data.inputs import squares
+from patchgen.data.table import read_table
 from patchgen.draw.overlay import Explanation
 from patchgen.fit import BEST, COMPARED
 from patchgen.fit.expect import Expected
@@ -275,18 +276,13 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
         if y is None and hasattr(images, "columns") and "label" in images.columns:
             y = images["label"]
         if y is None:
-            images, y = self._labelled(images)
+            if not isinstance(images, (str, os.PathLike)):
+                raise ValueError("score needs y=, the class of each image, unless the data is a folder or manifest")
+            table = read_table(os.fspath(images))
+            rows = np.flatnonzero(table.label >= 0)
+            images, y = [table.file(i) for i in rows], [table.label_name(i) for i in rows]
         right = self.predict(images).astype(str) == np.asarray(y).astype(str)
         return float(np.average(right, weights=sample_weight))
-
-    def _labelled(self, data: Any) -> tuple[list[Path], list[str]]:
-        from patchgen.data.table import read_table
-
-        if not isinstance(data, (str, os.PathLike)):
-            raise ValueError("score needs y=, the class of each image, unless the data is a folder or manifest")
-        table = read_table(os.fspath(data))
-        rows = [i for i in range(len(table)) if table.label[i] >= 0]
-        return [table.file(i) for i in rows], [table.label_name(i) for i in rows]
 
     def evaluate(
         self,
@@ -305,14 +301,11 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
             sites: Score only these sites of the data.
             resamples: Bootstrap resamples; 0 for no intervals.
         """
-        from patchgen.data.table import read_table
-
-        table, facts = read_table(os.fspath(data), for_scoring=True), self._fitted().about["data"]
+        table = read_table(os.fspath(data), for_scoring=True)
         check_options(positive, resamples, self.predictor.classes)
         answers = collect(self.predictor, table, rows_of_sites(table, sites), batch)
-        sites_trained = sorted(set(facts["sites"]) - {facts.get("unseen")})
         expected = self._fitted().about.get("expected")
-        return evaluate(answers, positive, resamples, sites_trained, expected=expected)
+        return evaluate(answers, positive, resamples, sorted(self.domains_), expected=expected)
 
     def explain(self, image: Any) -> Explanation:
         """Which patches of an image (path, PIL image or array) are read more than others, and its likeliest classes."""
@@ -322,8 +315,7 @@ class PatchGenClassifier(ClassifierMixin, BaseEstimator):
 
     def save(self, folder: str | Path, *, with_backbone: bool = True) -> Path:
         """Write a model folder: safetensors, JSON and a model card; small, but not self-contained without backbone."""
-        self.predictor  # noqa: B018  raises if there is nothing to save
-        return write_model(folder, self.model_, with_backbone=with_backbone)
+        return write_model(folder, self._fitted(), with_backbone=with_backbone)
 
     @classmethod
     def load(cls, folder: str | Path, *, runtime: RuntimeName = "torch") -> Self:

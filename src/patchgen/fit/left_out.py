@@ -13,8 +13,6 @@ from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import Predictions, read_predictions, save_predictions
 from patchgen.tasks import Fold
 
-QUANTILES = tuple(i / 20 for i in range(21))
-
 
 def predictions_at(run: RunFolder, fold: Fold, checkpoint: Checkpoint) -> Predictions:
     """The predictions for the unseen site, in the order of `rows_of`.
@@ -37,14 +35,6 @@ def right(predictions: Predictions) -> np.ndarray:
     """(n,) bool: whether each image got its class."""
     correct: np.ndarray = predictions.probabilities.argmax(1) == predictions.label
     return correct
-
-
-def confidence_quantiles(predictions: Predictions) -> list[float]:
-    """The largest probability of each image, before calibration, at 21 evenly spaced quantiles.
-
-    An image of a known class at a new site is this confident; what is less so may be of an unknown class.
-    """
-    return [round(float(q), 6) for q in np.quantile(predictions.probabilities.max(1), QUANTILES)]
 
 
 def rows_of(fold: Fold) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from patchgen.config import Config
 from patchgen.data.benchmarks import visible_folders
 from patchgen.data.content import shared_store
 from patchgen.data.doctor import TINY_CLASS
-from patchgen.data.images import BILINEAR, ImageStore
+from patchgen.data.images import BILINEAR
 from patchgen.data.listing import list_files, skipped_line
 from patchgen.data.table import Table, fingerprint, is_result
 from patchgen.methods import make_method
@@ -41,12 +42,6 @@ class Plan:
     interpolation: str = BILINEAR  # expected by the backbone; set by `check_models`
 
     @cached_property
-    def store(self) -> ImageStore:
-        config = self.first
-        cache = cache_dir() if config.cache else None
-        return shared_store(self.table, config.image_size, cache, self.interpolation)
-
-    @cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self.table)
 
@@ -55,31 +50,19 @@ class Plan:
         return RunFolder(self.runs / run_name(config, self._fingerprint)).done
 
     @property
-    def is_folder(self) -> bool:
-        """Whether the data is a folder, of which all files are used; a manifest lists its files."""
-        return expanded(self.first.data).is_dir()
-
-    @property
     def first(self) -> Config:
         return next(iter(self.candidates.values()))
 
     @property
-    def left_out(self) -> list[tuple[Config, Fold]]:
-        """The trainings that leave a site out."""
-        return [job for label in self.candidates for job in self.left_out_with(label)]
-
-    def left_out_with(self, label: str) -> list[tuple[Config, Fold]]:
-        """Those of one method."""
-        return [(replace(self.candidates[label], unseen=site), fold) for site, fold in self.sites.items()]
-
-    def with_candidates(self, candidates: dict[str, Config]) -> Plan:
-        """The same plan with other methods or settings."""
-        return replace(self, candidates=candidates)
+    def left_out(self) -> list[tuple[str, Config, Fold]]:
+        """The trainings that leave a site out, each with the label of its candidate."""
+        pairs = itertools.product(self.candidates.items(), self.sites.items())
+        return [(label, replace(config, unseen=site), fold) for (label, config), (site, fold) in pairs]
 
     @property
     def all_finished(self) -> bool:
         """Whether only the last training remains, or exists for one of the methods."""
-        return all(self.is_finished(config) for config, _ in self.left_out) and any(
+        return all(self.is_finished(config) for _, config, _ in self.left_out) and any(
             self.is_finished(config) for config in self.candidates.values()
         )
 
@@ -95,14 +78,15 @@ class Plan:
             parts.append(f"{len(self.sites)} sites left out in turn{each}")
         last = f"without {self.final.unseen}" if self.final.test else "on all sites"
         parts.append(f"the better one {last}" if len(names) > 1 else f"{names[0]} {last}")
-        done = sum(self.is_finished(config) for config, _ in self.left_out)
+        done = sum(self.is_finished(config) for _, config, _ in self.left_out)
         done += any(self.is_finished(config) for config in self.candidates.values())
         where = self.runs.absolute()
         self.say(f"{total} training{'s' * (total > 1)}: {', then '.join(parts)}; {done or 'none'} finished in {where}")
-        if skipped := list_files(self.table.root).skipped if self.is_folder else []:
-            self.say(f"data: {skipped_line(skipped)}")
-        if results := [f.name for f in visible_folders(self.table.root) if is_result(f)] if self.is_folder else []:
-            self.say(f"data: ignored {', '.join(results)}: runs and models, not images of a site")
+        if expanded(self.first.data).is_dir():  # of which all files are used; a manifest lists its files
+            if skipped := list_files(self.table.root).skipped:
+                self.say(f"data: {skipped_line(skipped)}")
+            if results := [folder.name for folder in visible_folders(self.table.root) if is_result(folder)]:
+                self.say(f"data: ignored {', '.join(results)}: runs and models, not images of a site")
         for warning in warnings_of(self.table):
             self.say(f"data: {warning}")
 
@@ -141,8 +125,10 @@ def check_readable(plan: Plan) -> None:
         ValueError: lists all unreadable images.
     """
     rows = np.flatnonzero(plan.table.label >= 0)
+    cache = cache_dir() if plan.first.cache else None
+    store = shared_store(plan.table, plan.first.image_size, cache, plan.interpolation)
     with Progress("reading images", len(rows), quiet=plan.quiet) as bar:
-        bad = plan.store.unreadable(rows, bar.tick)
+        bad = store.unreadable(rows, bar.tick)
     if bad:
         lines = [f"  {plan.table.paths[row]}: {error.reason}" for row, error in bad[:LISTED]]
         more = [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []

@@ -13,9 +13,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from patchgen.common.files import expanded
 from patchgen.common.progress import Progress, logger, print_once
@@ -27,7 +29,7 @@ from patchgen.fit.budget import estimate, measure, within
 from patchgen.fit.calibrate import calibrate, calibration_images
 from patchgen.fit.choose import Choice, choose
 from patchgen.fit.expect import Expected, expect
-from patchgen.fit.left_out import confidence_quantiles, groups_of, predictions_at, right
+from patchgen.fit.left_out import groups_of, predictions_at, right
 from patchgen.fit.plan import Plan, check_models, check_readable, label_of
 from patchgen.methods import method_class
 from patchgen.predict.card import comparison_sentence
@@ -56,8 +58,8 @@ class SiteFold:
     validation: float  # mean accuracy on the held-out parts of its training sites
     uncovered: list[str]  # classes that only this site has, which cannot be learned from the others
     run: str
-    method: str = ""
-    confidence: list[float] = field(default_factory=list)  # quantiles of the largest probability there
+    method: str
+    confidence: list[float]  # 21 quantiles of the largest probability there, before calibration
 
 
 class Clock:
@@ -154,7 +156,7 @@ def _quick_plan(plan: Plan) -> Plan | None:
         return None
     try:
         quick = replace(config, **{**PRESETS["quick"], "swad": False})
-        quick_plan = _settled(plan.with_candidates({label_of(quick): quick}))
+        quick_plan = _settled(replace(plan, candidates={label_of(quick): quick}))
         check_models(quick_plan)
     except ValueError:  # such as a convolutional network, or another patch size
         return None
@@ -177,7 +179,7 @@ def _quick_look(
 
 def _run(plan: Plan, track: str | bool) -> Model:
     """All trainings of a plan, and its model."""
-    work = [len(fold.train) for _ in plan.candidates for fold in plan.sites.values()] + [len(plan.final.train)]
+    work = [len(fold.train) for *_, fold in plan.left_out] + [len(plan.final.train)]
     clock = Clock(work, plan.say)
     scored = {label: _leave_out(plan, config, clock, track) for label, config in plan.candidates.items()}
     choice = _choose(plan, scored) if len(scored) > 1 else None
@@ -203,7 +205,8 @@ def _plan(candidates: list[Config], runs: str | Path, expecting: bool, split_giv
     if config.unseen == NO_DOMAIN and NO_DOMAIN in table.domains:
         raise ValueError(f"a site is called {NO_DOMAIN!r}, which here means that no site is left out; rename it")
     say = _say(quiet)
-    if not split_given and _names_groups(config, table):
+    named = table.group is not None and not expanded(config.data).is_dir()  # not by a benchmark's file names
+    if not split_given and named:
         say("patients stay together: --split group, because the manifest names groups")
         candidates = [replace(one, split="group") for one in candidates]
         config = candidates[0]
@@ -231,7 +234,7 @@ def _settled(plan: Plan) -> Plan:
     every = [replace(config, unseen=site) for config in plan.candidates.values() for site in sites]
     precision = choose_precision(every, plan.runs, fingerprint(plan.table))
     plan.say(f"precision: {precision}, by `auto`")
-    return plan.with_candidates({label: replace(c, precision=precision) for label, c in plan.candidates.items()})
+    return replace(plan, candidates={label: replace(c, precision=precision) for label, c in plan.candidates.items()})
 
 
 def _leave_out(plan: Plan, config: Config, clock: Clock, track: str | bool) -> list[SiteFold]:
@@ -257,7 +260,7 @@ def _choose(plan: Plan, scored: dict[str, list[SiteFold]]) -> Choice:
     }
     choice = choose(answers, groups_of(list(plan.sites.values())))
     for one in choice.comparisons:
-        plan.say(comparison_sentence({**asdict(one), "shown": one.shown}, choice.images))
+        plan.say(comparison_sentence(asdict(one), choice.images))
     return choice
 
 
@@ -293,10 +296,7 @@ def finish(
 def choice_facts(choice: Choice, sites: list[str]) -> dict[str, Any]:
     """The facts about the comparison of methods for the card."""
     by_site = {name: dict(zip(sites, values, strict=True)) for name, values in choice.accuracy.items()}
-    comparisons = [{**asdict(one), "shown": one.shown} for one in choice.comparisons]
-    counted = dict(zip(sites, choice.counted, strict=True))
-    return {"chosen": choice.chosen, "accuracy": by_site, "comparisons": comparisons, "counted": counted,
-            "images": choice.images}  # fmt: skip
+    return {**asdict(choice), "accuracy": by_site, "counted": dict(zip(sites, choice.counted, strict=True))}
 
 
 def reported(config: Config) -> Checkpoint:
@@ -324,20 +324,15 @@ def _site_fold(run: RunFolder, fold: Fold) -> SiteFold:
     test = score_record(run, wanted)["all"]
     chosen = best(run.records("evaluation"), run.config.select, fold.metric)["validation"].values()
     validation = sum(site["accuracy"] for site in chosen) / len(chosen)
-    quantiles = confidence_quantiles(predictions_at(run, fold, wanted))
-    method = label_of(run.config)
+    confidence = np.quantile(predictions_at(run, fold, wanted).probabilities.max(1), np.linspace(0, 1, 21))
     return SiteFold(
-        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name, method, quantiles
-    )
+        fold.unseen, test["accuracy"], test["images"], validation, fold.uncovered, run.path.name,
+        label_of(run.config), confidence.astype(float).round(6).tolist(),
+    )  # fmt: skip
 
 
 def _expected(folds: list[SiteFold]) -> Expected:
     return expect({one.site: one.accuracy for one in folds}, {one.site: one.images for one in folds})
-
-
-def _names_groups(config: Config, table: Table) -> bool:
-    """Whether a manifest has groups; groups from a benchmark's file names do not change its protocol."""
-    return table.group is not None and not expanded(config.data).is_dir()
 
 
 def _say(quiet: bool) -> Callable[[str], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class Fold:
         weighted = () if weights is None else (
             f"images are weighted: sample_weight is {weights.min():.3g} to {weights.max():.3g} times its mean",
         )  # fmt: skip
-        return (*weighted, *_torn_groups(self), *_shared_groups(self))
+        return (*weighted, *_group_notes(self))
 
     @property
     def num_known(self) -> int:
@@ -114,41 +115,25 @@ class Fold:
         return found
 
 
-def _torn_groups(fold: Fold) -> tuple[str, ...]:
-    """Groups (patients) on both sides of a source's split, if its rule ignores groups."""
-    group = fold.table.group
-    if group is None or fold.splits.rule == "group":
-        return ()
-    torn: list[str] = []
-    for domain, rows in fold.train.items():
-        held_out = fold.validation[fold.table.domains[domain]]
-        torn += sorted({group[row] for row in rows.tolist()} & {group[row] for row in held_out.tolist()})
-    if not torn:
-        return ()
-    return (
-        f"the split puts {len(torn):,} groups on both sides of their domain ({torn[0]}): validation scores are too "
-        "optimistic. Keep patients together with --split group",
-    )
-
-
-def _shared_groups(fold: Fold) -> tuple[str, ...]:
-    """Groups (patients) in several domains: each domain is split separately, so they can appear on both sides."""
-    group = fold.table.group
+def _group_notes(fold: Fold) -> Iterator[str]:
+    """Groups (patients) on both sides of a split, or in several domains, each of which is split separately."""
+    group, by_group = fold.table.group, fold.splits.rule == "group"
     if group is None:
-        return ()
-    train, validation, test = (
-        {group[row] for rows in parts.values() for row in rows.tolist()}
-        for parts in (fold.train, fold.validation, fold.test)
-    )
-    notes, advice = [], "if they are the same patients, the score is too optimistic; otherwise make the names unique"
-    both = sorted(test & (train | validation))
-    if both:
-        notes.append(
-            f"{len(both)} of {len(test)} groups of {fold.unseen} also occur in the sources ({both[0]}): {advice}"
+        return
+
+    def groups(parts: Iterable[np.ndarray]) -> set[str]:
+        return {group[row] for rows in parts for row in rows.tolist()}
+
+    sides = ((rows, fold.validation[fold.table.domains[domain]]) for domain, rows in fold.train.items())
+    torn = [name for rows, held_out in sides for name in sorted(groups([rows]) & groups([held_out]))]
+    if torn and not by_group:
+        yield (
+            f"the split puts {len(torn):,} groups on both sides of their domain ({torn[0]}): validation scores are too "
+            "optimistic. Keep patients together with --split group"
         )
-    both = sorted(train & validation) if fold.splits.rule == "group" else []
-    if both:
-        notes.append(
-            f"{len(both)} groups are trained on in one source and validated on in another ({both[0]}): {advice}"
-        )
-    return tuple(notes)
+    train, validation, test = (groups(part.values()) for part in (fold.train, fold.validation, fold.test))
+    advice = "if they are the same patients, the score is too optimistic; otherwise make the names unique"
+    if both := sorted(test & (train | validation)):
+        yield f"{len(both)} of {len(test)} groups of {fold.unseen} also occur in the sources ({both[0]}): {advice}"
+    if by_group and (both := sorted(train & validation)):
+        yield f"{len(both)} groups are trained on in one source and validated on in another ({both[0]}): {advice}"
