@@ -94,28 +94,16 @@ REFERENCE: dict[str, tuple[float, dict[str, list[float]]]] = {
                            "logits": [-0.434961674, -0.336170153, 0.570828705, 2.78446039]}),
 }  # fmt: skip
 
-CASES: dict[str, Callable[[], Found]] = {}
-
 
 def wave(*shape: int, k: float = 1.0, s: float = 0.0) -> Tensor:
     """sin(k i + s) for i = 0, 1, ...: the same small tensors everywhere, without a random generator."""
     return torch.sin(k * torch.arange(math.prod(shape), dtype=torch.float64) + s).view(*shape)
 
 
-def case(name: str) -> Callable[[Callable[[], Found]], Callable[[], Found]]:
-    def keep(make: Callable[[], Found]) -> Callable[[], Found]:
-        CASES[name] = make
-        return make
-
-    return keep
-
-
-def slopes(loss: Tensor, **inputs: Tensor) -> Found:
+def slopes(function: Callable[..., Tensor], **inputs: Tensor) -> Found:
+    """The loss that a function of these inputs gives, and its gradients."""
+    loss = function(**{name: tensor.requires_grad_() for name, tensor in inputs.items()})
     return loss, dict(zip(inputs, torch.autograd.grad(loss, list(inputs.values())), strict=True))
-
-
-def learn(tensor: Tensor) -> Tensor:
-    return tensor.requires_grad_()
 
 
 def two_domains(label: list[int]) -> Batch:
@@ -123,33 +111,26 @@ def two_domains(label: list[int]) -> Batch:
     return Batch(torch.zeros(count, 1), torch.tensor(label), torch.arange(count) * 2 // count, torch.arange(count))
 
 
-@case("miro")
+DOMAIN, SIX, UNLABELLED = torch.tensor([0, 0, 0, 1, 1, 1]), [0, 2, 1, 1, 0, 2], torch.tensor([0, -1, 2, 1, -1])
+
+
 def _miro() -> Found:
     variance = ChannelVariance(4).double()
     variance.bias.data += wave(4, k=0.9)
-    z = learn(wave(2, 3, 4, k=1.3))
-    return slopes(gaussian_nll(z, wave(2, 3, 4, k=0.7, s=1), variance()), z=z, bias=variance.bias)
+    pretrained = wave(2, 3, 4, k=0.7, s=1)
+    return slopes(lambda z, bias: gaussian_nll(z, pretrained, variance()), z=wave(2, 3, 4, k=1.3), bias=variance.bias)
 
 
-@case("gmdg: shift")
-def _gmdg_shift() -> Found:
-    x = learn(wave(6, 4, k=1.7))
-    return slopes(explained_covariance(x, wave(6, 4, k=0.45, s=0.3)), x=x)
-
-
-@case("gmdg: domain")
 def _gmdg_domain() -> Found:
-    # the release averages the i-th samples of all domains, ours the domains' means: see the departures
-    x, variance = learn(wave(6, 4, k=1.7)), ChannelVariance(8).double()
-    pair = torch.cat([x, wave(6, 4, k=0.45, s=0.3)], 1)
-    mean = torch.stack([mean_of_domains(pair[[i, i + 3]], torch.tensor([0, 1])) for i in range(3)]).repeat(2, 1)
-    return slopes(gaussian_nll(pair.detach(), mean, variance()), x=x, bias=variance.bias)
+    variance = ChannelVariance(8).double()
 
+    def loss(x: Tensor, bias: Tensor) -> Tensor:
+        # the release averages the i-th samples of all domains, ours the domains' means: see the departures
+        pair = torch.cat([x, wave(6, 4, k=0.45, s=0.3)], 1)
+        means = [mean_of_domains(pair[[i, i + 3]], torch.tensor([0, 1])) for i in range(3)]
+        return gaussian_nll(pair.detach(), torch.stack(means).repeat(2, 1), variance())
 
-@case("lreg")
-def _lreg() -> Found:
-    logits, features = learn(wave(5, 3, k=2.1)), learn(wave(5, 6, k=0.8, s=2))
-    return slopes(logical_regularisation(logits, features), logits=logits, features=features)
+    return slopes(loss, x=wave(6, 4, k=1.7), bias=variance.bias)
 
 
 def _predictor() -> ErrorPredictor:
@@ -159,129 +140,70 @@ def _predictor() -> ErrorPredictor:
     return predictor
 
 
-UNLABELLED = torch.tensor([0, -1, 2, 1, -1])
-
-
-@case("pim-lreg: pseudo")
-def _pim_pseudo() -> Found:
-    logits = learn(wave(5, 3, k=2.1))
+def _pim_pseudo(logits: Tensor) -> Tensor:
     confidence = 1 - _predictor()(logits.detach()).detach().mean(1)
-    return slopes(weighted_pseudo_loss(logits, UNLABELLED < 0, confidence), logits=logits)
+    return weighted_pseudo_loss(logits, UNLABELLED < 0, confidence)
 
 
-@case("pim-lreg: error")
 def _pim_error() -> Found:
     predictor, logits = _predictor(), wave(5, 3, k=2.1)
-    return slopes(prediction_loss(predictor(logits), logits, UNLABELLED), w=cast(nn.Linear, predictor.layers[2]).weight)
+    weight = cast(nn.Linear, predictor.layers[2]).weight
+    return slopes(lambda w: prediction_loss(predictor(logits), logits, UNLABELLED), w=weight)
 
 
-@case("coral")
-def _coral() -> Found:
-    one, other = learn(wave(4, 3, k=1.9)), learn(wave(5, 3, k=0.6, s=1.5))
-    return slopes(moment_distance(one, other), one=one, other=other)
-
-
-@case("mmd")
-def _mmd() -> Found:
-    one, other = learn(wave(4, 3, k=1.9)), learn(wave(5, 3, k=0.6, s=1.5))
-    return slopes(kernel_distance(one, other), one=one, other=other)
-
-
-@case("irm")
-def _irm() -> Found:
-    logits = learn(wave(6, 3, k=1.4))
-    return slopes(irm_penalty(logits, two_domains([0, 2, 1, 1, 0, 2])), logits=logits)
-
-
-@case("vrex")
-def _vrex() -> Found:
-    logits = learn(wave(6, 3, k=1.4))
-    return slopes(domain_risks(logits, two_domains([0, 2, 1, 1, 0, 2])).var(correction=0), logits=logits)
-
-
-@case("groupdro")
 def _groupdro() -> Found:
     method = make_method(Config("photos", "x", method="groupdro", hparams={"groupdro": 0.5}))
     assert isinstance(method, GroupDro)
     method.register_buffer("q", torch.full((2,), 0.5))
-    batch = two_domains([0, 2, 1, 1, 0, 2])
     for k in (1.4, 2.4):
-        logits = learn(wave(6, 3, k=k))
-        loss = method.losses(Output(logits, logits), batch)["main"]
+        found = slopes(lambda logits: method.losses(Output(logits, logits), two_domains(SIX))["main"],
+                       logits=wave(6, 3, k=k))  # fmt: skip
     assert method.q.tolist() == pytest.approx([0.453683966, 0.546316034], abs=1e-6)
-    return slopes(loss, logits=logits)
+    return found
 
 
-@case("mixup")
-def _mixup() -> Found:
-    logits, labels = learn(wave(4, 3, k=1.4)), torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2]])
-    share = torch.tensor([0.3, 0.3, 0.9, 0.9])
+def _mixup(logits: Tensor) -> Tensor:
+    labels, share = torch.tensor([[0, 2, 1, 1], [1, 1, 0, 2]]), torch.tensor([0.3, 0.3, 0.9, 0.9])
     batch = MixedBatch(torch.zeros(4, 1), labels[0], labels[0], torch.arange(4), labels=labels, share=share)
-    return slopes(mixed_cross_entropy(logits, batch), logits=logits)
+    return mixed_cross_entropy(logits, batch)
 
 
-DOMAIN = torch.tensor([0, 0, 0, 1, 1, 1])
+def _dann(generator: Tensor) -> Tensor:
+    return F.cross_entropy(reverse_gradient(generator, 0.7) @ wave(2, 4, k=0.33).T, DOMAIN)
 
 
-@case("dann")
-def _dann() -> Found:
-    z = learn(wave(6, 4, k=1.2))
-    told = reverse_gradient(z, 0.7) @ wave(2, 4, k=0.33).T
-    return slopes(F.cross_entropy(told, DOMAIN), generator=z)
+def _cdann(generator: Tensor) -> Tensor:
+    target = torch.tensor([0, 0, 1, 2, 0, 1])
+    told = (reverse_gradient(generator, 0.7) + wave(3, 4, k=2.2)[target]) @ wave(2, 4, k=0.33).T
+    return mean_of_classes(F.cross_entropy(told, DOMAIN, reduction="none"), target, 3)
 
 
-@case("cdann")
-def _cdann() -> Found:
-    z, target = learn(wave(6, 4, k=1.2)), torch.tensor([0, 0, 1, 2, 0, 1])
-    told = (reverse_gradient(z, 0.7) + wave(3, 4, k=2.2)[target]) @ wave(2, 4, k=0.33).T
-    return slopes(mean_of_classes(F.cross_entropy(told, DOMAIN, reduction="none"), target, 3), generator=z)
-
-
-@case("rsc")
-def _rsc() -> Found:
+def _rsc(features: Tensor) -> Tensor:
     head = nn.Linear(6, 3, dtype=torch.float64)
     head.weight.data, head.bias.data = wave(3, 6, k=1.05), wave(3, k=0.4)
-    features, target = learn(wave(6, 6, k=0.77)), torch.tensor([0, 2, 1, 1, 0, 2])
-    kept = kept_features(features, target, head, 1 / 3, 1 / 3)
+    kept = kept_features(features, torch.tensor(SIX), head, 1 / 3, 1 / 3)
     assert kept.int().tolist() == [[1, 0, 0, 1, 1, 1], [1] * 6, [1] * 6, [1] * 6, [1, 0, 0, 1, 1, 1], [1] * 6]
-    return slopes(F.cross_entropy(head(features * kept), target), features=features)
+    return F.cross_entropy(head(features * kept), torch.tensor(SIX))
 
 
-@case("selfreg")
-def _selfreg() -> Found:
-    logits, features = learn(wave(4, 3, k=1.4)), learn(wave(4, 5, k=0.9))
-    projected, one, other = learn(wave(4, 5, k=0.35, s=1)), torch.tensor([1, 0, 3, 2]), torch.tensor([0, 1, 3, 2])
-    loss = contrast(logits, features, projected, one, other, 0.25)
-    return slopes(loss, logits=logits, features=features, projected=projected)
+def _selfreg(logits: Tensor, features: Tensor, projected: Tensor) -> Tensor:
+    return contrast(logits, features, projected, torch.tensor([1, 0, 3, 2]), torch.tensor([0, 1, 3, 2]), 0.25)
 
 
-def _styled(mix: Callable[[Tensor], Tensor]) -> Found:
+def _styled(mix: Callable[..., Tensor], order: list[int], *share: float) -> Found:
     """Maps (3, 4, 2, 3) as positions (3, 6, 4), mixed, and a weighted sum of the result."""
-    maps = learn(wave(3, 4, 2, 3, k=1.6))
-    mixed = mix(maps.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(3, 4, 2, 3)
-    return slopes((mixed * wave(3, 4, 2, 3, k=0.5)).sum(), x=maps)
+    shares = [torch.tensor(share, dtype=torch.float64)] if share else []
 
+    def mixed(x: Tensor) -> Tensor:
+        positions = mix(x.flatten(2).transpose(1, 2), torch.tensor(order), *shares)
+        return (positions.transpose(1, 2).reshape(3, 4, 2, 3) * wave(3, 4, 2, 3, k=0.5)).sum()
 
-@case("sagnet: style")
-def _sagnet_style() -> Found:
-    share = torch.tensor([0.8852923701860037, 0.6715475054338559, 0.664679492131691], dtype=torch.float64)
-    return _styled(lambda x: mix_variances(x, torch.tensor([0, 2, 1]), share))
-
-
-@case("sagnet: content")
-def _sagnet_content() -> Found:
-    return _styled(lambda x: swap_content(x, torch.tensor([0, 2, 1])))
-
-
-@case("mixstyle")
-def _mixstyle() -> Found:
-    share = torch.tensor([0.8250527867031997, 0.9098770947583826, 0.3259623077417088], dtype=torch.float64)
-    return _styled(lambda x: mix_deviations(x, torch.tensor([2, 1, 0]), share))
+    return slopes(mixed, x=wave(3, 4, 2, 3, k=1.6))
 
 
 def _simgcd_terms() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Terms of epoch 2 of a warm-up of 4 epochs, on given projections and logits."""
-    inputs = {"proj": learn(wave(8, 5, k=1.23)), "logits": learn(0.5 * wave(8, 4, k=0.81))}
+    inputs = {"proj": wave(8, 5, k=1.23).requires_grad_(), "logits": (0.5 * wave(8, 4, k=0.81)).requires_grad_()}
     model: Any = SimpleNamespace(
         project=lambda features: F.normalize(inputs["proj"], dim=1), classify=lambda features, count: inputs["logits"]
     )
@@ -291,10 +213,39 @@ def _simgcd_terms() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return method.losses(model, Views(Output(none, none), label, label, None, 4, 2, labelled=True)), inputs
 
 
-@case("simgcd")
 def _simgcd() -> Found:
     terms, inputs = _simgcd_terms()
-    return slopes(torch.stack(list(terms.values())).sum(), **inputs)
+    return slopes(lambda **_: torch.stack(list(terms.values())).sum(), **inputs)
+
+
+PAIR = {"one": wave(4, 3, k=1.9), "other": wave(5, 3, k=0.6, s=1.5)}
+CASES: dict[str, Callable[[], Found]] = {
+    "miro": _miro,
+    "gmdg: shift": lambda: slopes(
+        lambda x: explained_covariance(x, wave(6, 4, k=0.45, s=0.3)), x=wave(6, 4, k=1.7)),
+    "gmdg: domain": _gmdg_domain,
+    "lreg": lambda: slopes(logical_regularisation, logits=wave(5, 3, k=2.1), features=wave(5, 6, k=0.8, s=2)),
+    "pim-lreg: pseudo": lambda: slopes(_pim_pseudo, logits=wave(5, 3, k=2.1)),
+    "pim-lreg: error": _pim_error,
+    "coral": lambda: slopes(moment_distance, **PAIR),
+    "mmd": lambda: slopes(kernel_distance, **PAIR),
+    "irm": lambda: slopes(lambda logits: irm_penalty(logits, two_domains(SIX)), logits=wave(6, 3, k=1.4)),
+    "vrex": lambda: slopes(
+        lambda logits: domain_risks(logits, two_domains(SIX)).var(correction=0), logits=wave(6, 3, k=1.4)),
+    "groupdro": _groupdro,
+    "mixup": lambda: slopes(_mixup, logits=wave(4, 3, k=1.4)),
+    "dann": lambda: slopes(_dann, generator=wave(6, 4, k=1.2)),
+    "cdann": lambda: slopes(_cdann, generator=wave(6, 4, k=1.2)),
+    "rsc": lambda: slopes(_rsc, features=wave(6, 6, k=0.77)),
+    "selfreg": lambda: slopes(
+        _selfreg, logits=wave(4, 3, k=1.4), features=wave(4, 5, k=0.9), projected=wave(4, 5, k=0.35, s=1)),
+    "sagnet: style": lambda: _styled(
+        mix_variances, [0, 2, 1], 0.8852923701860037, 0.6715475054338559, 0.664679492131691),
+    "sagnet: content": lambda: _styled(swap_content, [0, 2, 1]),
+    "mixstyle": lambda: _styled(
+        mix_deviations, [2, 1, 0], 0.8250527867031997, 0.9098770947583826, 0.3259623077417088),
+    "simgcd": _simgcd,
+}  # fmt: skip
 
 
 def differences(name: str) -> tuple[float, float]:
