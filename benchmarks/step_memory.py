@@ -58,8 +58,8 @@ def cost_of(config: Config) -> StepCost | None:
 
 def measured(backbone: str, method: str, precision: str, checkpointing: bool) -> float:
     """Bytes per image of a step on this machine's CPU, with one thread."""
-    command = [sys.executable, "-m", "benchmarks.step_memory", "--one", backbone, method, precision]
-    command += ["--checkpoint-activations"] * checkpointing
+    command = [sys.executable, "-m", "benchmarks.step_memory", *["--checkpoint-activations"] * checkpointing]
+    command += ["--one", backbone, method, precision]
     # memory is given back at once: the peak is that of the step, not of what the allocator keeps
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     small, large = (
