@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from patchgen.model.backbone import Backbone, Origin, load_backbone
-from patchgen.model.convert import Loaded, build
+from patchgen.model.backbone import load_backbone
+from patchgen.model.convert import build
 from patchgen.model.generic import hide_broken_torchvision
 from patchgen.model.timm import build_timm
 from patchgen.model.tuning import set_tuning
@@ -130,15 +130,6 @@ def test_random_weights_are_the_same_each_time_and_leave_the_generator(timm: Fak
     assert timm.asked[0][1]["pretrained"] is False and "random weights" in first.resolved
 
 
-def test_the_name_alone_builds_it_again(timm: FakeTimm) -> None:
-    first = load_backbone("timm:vit")
-    again = build(first.model_type, first.model.config.to_diff_dict())
-    second = Backbone(Loaded(again), Origin("small", "small"))
-    assert timm.asked[-1][1]["pretrained"] is False
-    second.load_state_dict(first.state_dict())
-    torch.testing.assert_close(second(images(8, 8)).patches, first(images(8, 8)).patches)
-
-
 def test_what_a_model_card_asks_for_is_given(timm: FakeTimm) -> None:
     def asked(name: str) -> dict[str, Any]:
         build_timm(name, pretrained=True)
@@ -241,9 +232,3 @@ def test_timm_itself(name: str, prefix: int, patch: int) -> None:
     torch.testing.assert_close(tokens.patches, expected[:, prefix:])
     assert (backbone.num_prefix_tokens, tokens.grid) == (prefix, (2, 3))
     assert len(set_tuning(backbone, "layernorm")) == 2 * (12 * 2 + 1)
-
-
-@needs_timm
-def test_networks_of_timm_that_are_no_vit_are_refused() -> None:
-    with pytest.raises(ValueError, match="no vision transformer"):
-        load_backbone("timm:resnet18", pretrained=False)

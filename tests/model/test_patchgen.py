@@ -103,16 +103,6 @@ def test_checkpoint_keys_are_the_documented_parts() -> None:
     assert parts == {"qkv", "out", "log_temperature", "rho", "gate", "refine"}
 
 
-def test_temperature_changes_the_context_but_not_the_mask() -> None:
-    module, tokens = make(), torch.randn(2, 9, 12)
-    before = module(tokens)
-    with torch.no_grad():
-        module.log_temperature += 1.0
-    after = module(tokens)
-    assert torch.equal(before.mask, after.mask)
-    assert (before.selected - after.selected).abs().max() > 1e-4
-
-
 @pytest.mark.parametrize(("dim", "heads"), [(384, 6), (192, 3), (100, 2), (768, 12), (1024, 16), (32, 1), (67, 67)])
 def test_heads_are_dim_over_64_or_the_widest_divisor_below(dim: int, heads: int) -> None:
     assert default_heads(dim) == heads
@@ -202,37 +192,6 @@ def test_a_given_mask_takes_the_place_of_the_learned_one(dtype: torch.dtype) -> 
     assert double.selected.dtype == torch.float64
 
 
-def test_selected_and_rest_add_up_to_the_whole() -> None:
-    """A gate fixed at 1/2 and F = identity leave r+ / 2 and r- / 2: their sum is the unmasked aggregate / 2."""
-    module, tokens = make(), torch.randn(2, 9, 12)
-    with torch.no_grad():
-        module.gate[2].weight.zero_()
-        module.gate[2].bias.zero_()
-        module.refine.weight.copy_(torch.eye(12))
-        module.refine.bias.zero_()
-    out = module(tokens)
-    q, k, v = module._heads(tokens)
-    whole = torch.einsum("bpd,dp->bd", module._context(q, k, v), module.rho)
-    torch.testing.assert_close(2 * (out.selected + out.complementary), whole, rtol=1e-4, atol=1e-5)
-
-
-def test_permuting_patches_with_their_aggregator_columns_changes_nothing() -> None:
-    module, tokens = make(), torch.randn(2, 9, 12)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(3))
-    before = module(tokens)
-    with torch.no_grad():
-        module.rho.copy_(module.rho[:, order])
-    after = module(tokens[:, order])
-    torch.testing.assert_close(after.mask, before.mask[:, order])
-    torch.testing.assert_close(after.selected, before.selected, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(after.complementary, before.complementary, rtol=1e-4, atol=1e-5)
-
-
-def test_images_do_not_see_each_other() -> None:
-    module, tokens = make(), torch.randn(4, 9, 12)
-    torch.testing.assert_close(module(tokens).selected[2:], module(tokens[2:]).selected, rtol=1e-4, atol=1e-5)
-
-
 def test_bfloat16_autocast_is_close_to_float32() -> None:
     module, tokens = make("linear", dim=64, patches=16, heads=1), torch.randn(4, 16, 64)
     exact = module(tokens)
@@ -245,11 +204,6 @@ def test_bfloat16_autocast_is_close_to_float32() -> None:
 
 
 # Other patch grids
-
-
-def test_trained_grid_uses_the_parameter_itself() -> None:
-    module = make()
-    assert module.rho_on((3, 3)) is module.rho
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (5, 5), (4, 7)])
@@ -350,14 +304,6 @@ def test_the_mask_gets_its_gradient_through_attention_and_the_rest_none_unless_a
     module.rest_gradient = True
     [gradient] = torch.autograd.grad(module(tokens).complementary.square().sum(), module.out.weight)
     assert gradient.abs().sum() > 0
-
-
-def test_selected_attention_works_in_half_precision() -> None:
-    module, tokens = make(attend="selected", dim=64, heads=1), torch.randn(2, 9, 64)
-    full = module(tokens).selected
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        half = module(tokens).selected
-    torch.testing.assert_close(half.float(), full, rtol=0.1, atol=0.1)
 
 
 def test_contrast_starts_with_unlikeness_to_the_mean() -> None:

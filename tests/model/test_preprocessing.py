@@ -58,18 +58,6 @@ def test_wrong_pixels_would_show(change: dict[str, Any], least: float, tmp_path:
     assert pixel_difference(expecting(right._replace(**change)), reference(clip, tmp_path), tmp_path) > least
 
 
-@pytest.mark.parametrize("name", ["SigLIP, SigLIP 2", "RADIO"])
-def test_a_loaded_folder_has_its_processors_pixels(name: str, tmp_path: Path) -> None:
-    """What was silently wrong: a nested file that was not read, and `do_normalize: false` that was ignored."""
-    [example] = [one for one in EXAMPLES if one.name == name]
-    write_transformers(example, tmp_path)
-    write_processor(example, tmp_path, nested=True)
-    backbone = load_backbone(str(tmp_path))
-    assert (backbone.mean, backbone.std) == (HALF if name.startswith("SigLIP") else RAW)
-    assert backbone.interpolation == "bicubic" and backbone.assumed == ""
-    assert pixel_difference(backbone, reference(example, tmp_path), tmp_path) <= ROUNDING
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -164,16 +152,6 @@ def test_the_cache_tells_interpolations_apart(tmp_path: Path) -> None:
             assert np.array_equal(stored.permute(1, 2, 0).numpy(), decode(file, 16, name))
     with pytest.raises(ValueError, match="interpolation must be one of"):
         ImageStore([file], 16, None, interpolation="magic")
-
-
-def test_a_bilinear_cache_keeps_its_name(tmp_path: Path) -> None:
-    """Caches of earlier versions are found again."""
-    file = tmp_path / "image.png"
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file)
-    ImageStore([file], 16, tmp_path / "plain").load([0])
-    ImageStore([file], 16, tmp_path / "named", interpolation="bilinear").load([0])
-    names = [sorted(part.name for part in (tmp_path / one / "pixels").iterdir()) for one in ("plain", "named")]
-    assert names[0] == names[1]
 
 
 def test_a_run_is_named_by_a_nested_file_only_where_it_is_read(tmp_path: Path) -> None:

@@ -133,19 +133,6 @@ def test_mask_suppression_reaches_queries_and_keys_of_row_2_4_and_nothing_else()
     assert not module.qkv.weight.grad[2 * DIM :].any()  # the values
 
 
-def count(module: PatchGen) -> int:
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
-
-
-def test_parameter_counts() -> None:
-    whole = PatchGen(DIM, PATCHES)
-    found = {kind: count(kind.of(whole, "ln-linear")) for kind in KINDS}
-    assert found[PlainAttention] == found[ScaledAttention] == count(whole) - DIM * PATCHES
-    attention = 4 * DIM * (DIM + 1) + 1
-    assert found[StaticMask] == count(whole) - attention + PATCHES
-    assert found[ChannelMask] == count(whole) - attention - DIM * PATCHES + DIM
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("refine", ["linear", "ln-linear", "linear-ln"])
 def test_shared_parts_start_with_patchgens_values(kind: type[Variant], refine: str) -> None:

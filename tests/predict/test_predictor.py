@@ -130,6 +130,7 @@ def test_outputs_that_are_not_finite_are_errors(
         predictor.score(pixels)
     with pytest.raises(ValueError, match="not finite"):
         predictor.explain(files[0])
+    pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
     with pytest.raises(ValueError, match="not finite"):
         export(predictor, tmp_path / "a.onnx", pixels)
 

@@ -144,9 +144,3 @@ def test_a_patient_of_two_domains_is_named() -> None:
     assert "are trained on in one source and validated on in another" in sides
     alone = replace(table, group=tuple(f"{d}-{g}" for d, g in zip(table.domain, group, strict=True)))
     assert make_fold(Config(data="x", unseen="c", split="group", holdout=0.4), alone).notes == ()
-
-
-def test_data_without_patients_has_no_such_line(tiny_run: Any) -> None:
-    run = tiny_run()
-    assert all("patients" not in record for record in run.records("test"))
-    assert "by patient" not in (run.path / "summary.md").read_text()

@@ -1,9 +1,7 @@
-"""Folders in timm's layout: tokens against a forward pass written out over timm's names, and full sizes by shape."""
+"""Plain ViTs under the fused names of timm and Meta, in folders and single files, against a forward pass over them."""
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.encoders import CARDS, REFUSED, SMALL, TIMM, TimmVit, write_timm
-from patchgen.model.attention import attention_layers
+from benchmarks.encoders import CARDS, SMALL, TIMM, TimmVit, write_timm
 from patchgen.model.backbone import load_backbone
-from patchgen.model.convert import build
+from patchgen.model.convert import build, read_file
 from patchgen.model.names import BACKBONES
-from patchgen.model.selector import Selector
-from patchgen.model.tuning import TUNING, set_tuning
+from patchgen.model.preprocessing import IMAGENET
 from patchgen.model.vit_files import read_timm
 
 KINDS = {
@@ -36,28 +33,25 @@ def images(height: int, width: int) -> Tensor:
     return torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
 
 
-def explicit(state: dict[str, Tensor], vit: TimmVit, pixels: Tensor) -> Tensor:
-    """timm's forward_features over its own names and fused layers: (B, prefix + P, D)."""
-    batch, rows, columns = len(pixels), pixels.shape[2] // vit.patch, pixels.shape[3] // vit.patch
-    side = vit.image // vit.patch
-    patches = F.conv2d(pixels, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=vit.patch)
-    patches = patches.flatten(2).transpose(1, 2)  # (B, P, D)
-    prefix = [state["cls_token"]] + ([state["reg_token"]] if vit.registers else [])
-    tokens = torch.cat([part.expand(batch, -1, -1) for part in prefix], 1)
-    before = 0 if vit.no_embed_class else 1 + vit.registers
-    grid = state["pos_embed"][:, before:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+def explicit(state: dict[str, Tensor], pixels: Tensor, heads: int, antialias: bool = True) -> Tensor:
+    """The forward pass over the fused names of timm and Meta, (B, prefix + P, D); sizes are those of the tensors."""
+    weight, position = state["patch_embed.proj.weight"], state["pos_embed"]
+    patches = F.conv2d(pixels, weight, state["patch_embed.proj.bias"], stride=weight.shape[-1])
+    batch, _, rows, columns = patches.shape
+    side = int(position.shape[1] ** 0.5)
+    before = position.shape[1] - side**2  # positions of class and register tokens: of none, of the first, of all
+    registers = [state[name] for name in ("reg_token", "register_tokens") if name in state]
+    prefix = torch.cat([state["cls_token"], *registers], 1)  # (1, 1 + R, D)
+    prefix = prefix + F.pad(position[:, :before], (0, 0, 0, prefix.shape[1] - before))
+    grid = position[:, before:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
     if (rows, columns) != (side, side):
-        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=True)
-    grid = grid.permute(0, 2, 3, 1).reshape(1, rows * columns, -1)
-    if vit.no_embed_class:
-        x = torch.cat([tokens, patches + grid], 1)
-    else:
-        x = torch.cat([tokens, patches], 1) + torch.cat([state["pos_embed"][:, :before], grid], 1)
-    for block in range(vit.depth):
+        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=antialias)
+    x = torch.cat([prefix.expand(batch, -1, -1), (patches + grid).flatten(2).transpose(1, 2)], 1)
+    for block in sorted({name.split(".")[1] for name in state if name.startswith("blocks.")}, key=int):
         own = {name.removeprefix(f"blocks.{block}."): tensor for name, tensor in state.items()
                if name.startswith(f"blocks.{block}.")}  # fmt: skip
-        x = x + own.get("ls1.gamma", torch.ones(())) * attention(own, norm(x, own, "norm1"), vit.heads)
-        x = x + own.get("ls2.gamma", torch.ones(())) * feed_forward(own, norm(x, own, "norm2"), vit.gated)
+        x = x + own.get("ls1.gamma", torch.ones(())) * attention(own, norm(x, own, "norm1"), heads)
+        x = x + own.get("ls2.gamma", torch.ones(())) * feed_forward(own, norm(x, own, "norm2"))
     return norm(x, state, "norm")
 
 
@@ -75,9 +69,9 @@ def attention(own: dict[str, Tensor], x: Tensor, heads: int) -> Tensor:
     return mixed.transpose(1, 2).reshape(batch, count, dim) @ own["attn.proj.weight"].T + own["attn.proj.bias"]
 
 
-def feed_forward(own: dict[str, Tensor], x: Tensor, gated: bool) -> Tensor:
+def feed_forward(own: dict[str, Tensor], x: Tensor) -> Tensor:
     hidden = x @ own["mlp.fc1.weight"].T + own["mlp.fc1.bias"]
-    if gated:  # SwiGLUPacked: the first half is the gate
+    if hidden.shape[-1] != own["mlp.fc2.weight"].shape[1]:  # SwiGLUPacked: the first half is the gate
         gate, value = hidden.chunk(2, -1)
         hidden = gate * gate.sigmoid() * value
     else:
@@ -92,33 +86,9 @@ def test_tokens_are_those_of_timms_forward_pass(vit: TimmVit, tmp_path: Path) ->
     prefix = 1 + vit.registers
     assert (backbone.dim, backbone.patch_size, backbone.num_prefix_tokens) == (vit.width, vit.patch, prefix)
     for height, width in ((32, 32), (16, 24), (48, 40)):  # positions as they are, and resized both ways
-        expected, tokens = explicit(state, vit, images(height, width)), backbone(images(height, width))
+        expected, tokens = explicit(state, images(height, width), vit.heads), backbone(images(height, width))
         torch.testing.assert_close(tokens.patches, expected[:, prefix:], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(tokens.cls, expected[:, 0], atol=2e-5, rtol=1e-4)
-
-
-@every_kind
-def test_selection_and_attention_work_on_it(vit: TimmVit, tmp_path: Path) -> None:
-    write_timm(vit, tmp_path)
-    backbone = load_backbone(str(tmp_path))
-    selector, plain = Selector(backbone), backbone(images(32, 32))
-    assert selector(backbone, images(32, 32)).mask.shape == (2, 16)
-    alike = selector(backbone, images(32, 32), mask=torch.full((2, 16), 0.3)).tokens
-    assert torch.equal(alike.cls, plain.cls) and torch.equal(alike.patches, plain.patches)
-    only = torch.zeros(2, 16)
-    only[:, 3] = 1  # a class token that reads one patch is another one
-    assert (selector(backbone, images(32, 32), mask=only).tokens.cls - plain.cls).abs().max() > 1e-3
-    assert len(attention_layers(backbone)) == vit.depth
-
-
-@pytest.mark.parametrize("mode", sorted(TUNING))
-def test_every_trainable_tensor_gets_a_gradient(mode: str, tmp_path: Path) -> None:
-    write_timm(TIMM["Virchow2"], tmp_path)
-    backbone = load_backbone(str(tmp_path))
-    names = set_tuning(backbone, mode)
-    if names:
-        backbone(images(16, 16)).patches.square().sum().backward()
-    assert [name for name, parameter in backbone.named_parameters() if parameter.grad is not None] == names
 
 
 @pytest.mark.parametrize("name", sorted(CARDS))
@@ -135,13 +105,6 @@ def test_published_sizes_fill_the_named_architecture(name: str) -> None:
         model = build(spec.family, spec.config)
     shapes = {key: tensor.shape for key, tensor in model.state_dict().items()}
     assert {key: tensor.shape for key, tensor in read.state.items()} == shapes
-
-
-@pytest.mark.parametrize(("name", "millions"), [("uni", 303.4), ("virchow", 631.2), ("prov-gigapath", 1134.95)])
-def test_parameters_are_as_many_as_published(name: str, millions: float) -> None:
-    assert sum(torch.Size(shape).numel() for shape in CARDS[name].shapes().values()) / 1e6 == pytest.approx(
-        millions, rel=2e-3
-    )
 
 
 def test_pixels_and_licence_come_from_its_config(tmp_path: Path) -> None:
@@ -175,14 +138,6 @@ def test_a_copied_folder_is_recognised_by_name_and_architecture(
     assert load_backbone(str(tmp_path / "H0-mini")).pixels[:3] == ((0.1,) * 3, (0.2,) * 3, "box")
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED))
-def test_other_networks_of_timm_are_refused_in_words(name: str, tmp_path: Path) -> None:
-    architecture, changes = REFUSED[name]
-    write_timm(SMALL, tmp_path, {"architecture": architecture}, changes)
-    with pytest.raises(ValueError, match=rf"plain vision transformer.*{architecture}.*timm:NAME"):
-        load_backbone(str(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("about", "changes", "words"),
     [
@@ -213,16 +168,6 @@ def test_a_pickle_is_refused_with_the_way_out(tmp_path: Path) -> None:
         load_backbone(str(tmp_path))
 
 
-def test_the_architecture_alone_builds_it_again(tmp_path: Path) -> None:
-    write_timm(TIMM["Virchow2"], tmp_path / "vit")
-    first = load_backbone(str(tmp_path / "vit"))
-    shutil.rmtree(tmp_path / "vit")
-    facts = {key: value for key, value in first.model.config.to_diff_dict().items() if key != "model_type"}
-    again: Any = build(first.model_type, json.loads(json.dumps(facts)))
-    again.load_state_dict(first.model.state_dict())
-    assert torch.equal(again(images(16, 16)), first.model(images(16, 16)))
-
-
 def test_names_have_a_licence_and_a_note() -> None:
     names = [*CARDS, "dinov3-small", "dinov3-base", "dinov3-large", "siglip2-b16", "pe-core-b16", "phikon", "phikon-v2"]
     assert all(BACKBONES[name].licence and BACKBONES[name].note for name in names)
@@ -235,3 +180,60 @@ def test_dinov3_has_its_published_size(name: str, millions: float) -> None:
     with torch.device("meta"):
         model = transformers.DINOv3ViTModel(transformers.DINOv3ViTConfig(**BACKBONES[name].config))
     assert sum(parameter.numel() for parameter in model.parameters()) / 1e6 == pytest.approx(millions, rel=5e-3)
+
+
+# Single files
+
+
+def file_state(layer_scale: bool, registers: int) -> dict[str, Tensor]:
+    """A random two-block ViT as in a single file; registers and the mask token are under Meta's names."""
+    shapes = TimmVit(128, 2, 2, 512, 4, 16, layer_scale=layer_scale).shapes()
+    shapes |= {"mask_token": (1, 128)} if layer_scale else {}
+    shapes |= {"register_tokens": (1, registers, 128)} if registers else {}
+    generator = torch.Generator().manual_seed(3)
+    return {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 20)])
+@pytest.mark.parametrize(("layer_scale", "registers", "prefix"), [(False, 0, 1), (True, 0, 1), (True, 4, 5)])
+def test_weight_files_give_the_tokens_of_an_explicit_forward(
+    tmp_path: Path, layer_scale: bool, registers: int, prefix: int, size: tuple[int, int]
+) -> None:
+    state = file_state(layer_scale, registers)
+    head = {} if layer_scale else {"head.weight": torch.zeros(10, 128), "head.bias": torch.zeros(10)}
+    save_file(state | head, tmp_path / "vit.safetensors")
+    backbone = load_backbone(str(tmp_path / "vit.safetensors"))
+    tokens, expected = backbone(images(*size)), explicit(state, images(*size), 2, antialias="register_tokens" in state)
+    assert backbone.num_prefix_tokens == prefix
+    assert tokens.grid == (size[0] // 4, size[1] // 4)
+    torch.testing.assert_close(tokens.patches, expected[:, prefix:], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(tokens.cls, expected[:, 0], atol=2e-5, rtol=1e-4)
+    assert backbone.mean == (IMAGENET[0] if layer_scale else (0.5, 0.5, 0.5))
+    assert {module.eps for module in backbone.modules() if isinstance(module, torch.nn.LayerNorm)} == {1e-6}
+
+
+def test_half_precision_files_are_widened(tmp_path: Path) -> None:
+    save_file({name: tensor.half() for name, tensor in file_state(False, 0).items()}, tmp_path / "half.safetensors")
+    assert {parameter.dtype for parameter in load_backbone(str(tmp_path / "half.safetensors")).parameters()} == {
+        torch.float32
+    }
+
+
+def test_weight_files_that_are_no_plain_vit_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.safetensors"
+    with pytest.raises(FileNotFoundError, match="no weight file"):
+        load_backbone(str(path))
+    path.write_bytes(b"not a tensor file")
+    with pytest.raises(ValueError, match="not a readable"):
+        load_backbone(str(path))
+    save_file({"conv.weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="plain ViT"):
+        load_backbone(str(path))
+    state = file_state(False, 0)
+    save_file(state | {"fc_norm.weight": torch.zeros(128)}, path)
+    with pytest.raises(ValueError, match="fc_norm"):
+        read_file(path)
+    del state["blocks.1.norm2.bias"]
+    save_file(state, path)
+    with pytest.raises(ValueError, match="layers.1.layernorm_after.bias"):
+        read_file(path)
