@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchgen.common.files import replacing, write_text
+from patchgen.common import files
+from patchgen.common.files import replacing, working_folder, write_text
 
 
 def test_a_file_takes_its_place_when_the_block_ends_well(tmp_path: Path) -> None:
@@ -44,3 +45,20 @@ def test_text_is_utf8_as_given(tmp_path: Path) -> None:
         write_text(tmp_path / "b", "\udcff")
     write_text(tmp_path / "c", "\udcff", "backslashreplace")
     assert (tmp_path / "c").read_text() == "\\udcff" and not (tmp_path / "b").exists()
+
+
+def test_a_folder_that_another_process_cleans_away_before_its_lock_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, taken = files.lock, list[Path]()
+
+    def late(descriptor: int) -> bool:
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].rmdir()
+        return lock(descriptor)
+
+    monkeypatch.setattr(files, "lock", late)
+    with working_folder(tmp_path / "target") as folder:
+        assert folder.is_dir() and folder not in taken
+    assert not list(tmp_path.iterdir())
