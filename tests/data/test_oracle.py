@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data.learned import columns, fit, is_shortcut
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -173,19 +174,6 @@ def context_features(sample: Sample) -> np.ndarray:
     return np.concatenate([np.median(part.mean((1, 2)), axis=0) for part in parts])
 
 
-def fit(features: np.ndarray, labels: np.ndarray):  # type: ignore[no-untyped-def]
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(features, labels)
-
-
-def columns(chosen: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and which samples are of the unseen domain (the last of four)."""
-    return np.array([s.label for s in chosen]), np.array([s.domain == 3 for s in chosen])
-
-
 ONE_PATCH = {  # all motifs, by one patch
     f"{p} px": replace(SUITE["oracle-tiny"], patch_size=p, image_size=4 * p, classes=len(MOTIFS)) for p in (14, 16)
 }
@@ -203,14 +191,7 @@ def test_the_predictive_patches_decide_in_the_unseen_domain(spec: OracleSpec) ->
 
 
 def test_the_rest_is_a_shortcut_in_the_sources_and_chance_in_the_unseen_domain() -> None:
-    chosen = samples("oracle-shortcut", 28)
-    label, unseen = columns(chosen)
-    even = np.arange(len(chosen)) % 2 == 0
-    features = np.array([context_features(s) for s in chosen])
-    model = fit(features[~unseen & even], label[~unseen & even])
-    assert model.score(features[~unseen & ~even], label[~unseen & ~even]) > 0.8
-    error = 3 * (0.25 * 0.75 / unseen.sum()) ** 0.5
-    assert abs(model.score(features[unseen], label[unseen]) - 0.25) < error
+    assert is_shortcut(samples("oracle-shortcut", 28), context_features)
 
 
 def test_local_style_never_touches_the_predictive_patches() -> None:

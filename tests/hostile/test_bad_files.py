@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forged import LAUGHS
 
 from patchgen.ccd.stages import read_schedule
 from patchgen.cli import main
@@ -22,9 +23,6 @@ from patchgen.report.results import read_rows
 from patchgen.runs.find import describe, find_runs
 from patchgen.runs.folder import is_model_folder
 
-LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
-)
 CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 200))
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,23 +19,16 @@ from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import cache_dir, expanded, write_csv
 from patchgen.common.text import csv_cell, printable
 from patchgen.common.untrusted import read_tensors
-from patchgen.data.doctor import examine
 from patchgen.data.table import read_table
 
 EVIL = "\x1b]0;title\x07\x1b[2Jred\n\x9b31m"
 
 
-@pytest.mark.parametrize("words", [
-    ["predict", "~nosuchuser/model", "~nosuchuser/a.png"], ["serve", "~nosuchuser/runs"],
-    ["doctor", "photos", "--splits", "~nosuchuser/s.csv"], ["methods", "--plugin", "~nosuchuser/p.py"],
-])  # fmt: skip
-def test_a_user_that_is_none(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("patchgen ") and "Traceback" not in error
-
-
-def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("predict ~nosuchuser/model a.png", "serve ~nosuchuser/runs", "methods --plugin ~nosuchuser/p.py"):
+        assert main(words.split()) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("patchgen ") and "Traceback" not in error
     with pytest.raises(ValueError, match="~nosuchuser/x begins with ~, and there is no such home folder"):
         expanded("~nosuchuser/x")
     for name in ("HOME", "XDG_CACHE_HOME", "PATCHGEN_CACHE"):
@@ -137,14 +129,6 @@ def test_predict_writes_no_formula_and_still_resumes(
     assert [row["path"] for row in rows] == ["'=cmd.png", str(source)]
 
 
-def test_collected_runs_hold_no_formula_and_stay_one_row(tmp_path: Path, tiny_run: Any) -> None:
-    shutil.copytree(tiny_run("lp").path, tmp_path / "runs" / '=cmd|"x",1')
-    for _ in range(2):
-        assert main(["runs", "collect", str(tmp_path / "runs"), "--csv", str(tmp_path / "a.csv")]) == 0
-    with (tmp_path / "a.csv").open(newline="") as stream:
-        assert [row["run"] for row in csv.DictReader(stream)] == ['\'=cmd|"x",1']
-
-
 def test_every_table_of_text_goes_through_one_writer() -> None:
     """CSV is written by `write_csv`, and line by line where a stopped command resumes."""
     import patchgen
@@ -172,28 +156,11 @@ def test_a_broken_run_puts_no_html_into_the_report(tmp_path: Path, tiny_run: Any
         assert "<img src=x>" not in text and "<script>alert" not in text and "&lt;script&gt;" in text
 
 
-@pytest.mark.parametrize(("domains", "classes"), [(100_000, 2), (900, 50_000)])
-def test_a_column_of_names_is_no_column_of_domains(domains: int, classes: int, tmp_path: Path) -> None:
-    for i in range(2):
-        Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / f"{i}.png")
+def test_a_column_of_names_is_no_column_of_domains(tmp_path: Path) -> None:
     from patchgen.data.table import _build
 
-    rows = [(f"{i}.png", f"d{i % domains}", f"c{i % classes}") for i in range(100_000)]
+    rows = [(f"{i}.png", f"d{i % 900}", f"c{i % 50_000}") for i in range(100_000)]
     start = time.process_time()
     with pytest.raises(ValueError, match="a domain is a site or style of many images"):
         _build(tmp_path, rows, None, None, {})
     assert time.process_time() - start < 30
-
-
-@pytest.mark.slow
-def test_doctor_on_a_large_manifest_takes_less_than_a_minute(tmp_path: Path) -> None:
-    pixels = np.zeros((8, 8, 3), np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "x.png")
-    data, count = (tmp_path / "x.png").read_bytes(), 100_000
-    for i in range(count):
-        (tmp_path / f"{i}.png").write_bytes(data + i.to_bytes(4, "big"))
-    rows = [[f"{i}.png", f"d{i % 4}", f"c{i % 10}", f"g{i // 10}"] for i in range(count)]
-    write_csv(tmp_path / "m.csv", ["path", "domain", "label", "group"], rows)
-    start = time.process_time()
-    assert len(examine(tmp_path / "m.csv", decode=False)) > 5
-    assert time.process_time() - start < 60

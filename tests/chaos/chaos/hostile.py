@@ -6,7 +6,6 @@ given folders is written.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -125,11 +124,8 @@ def _untouched(place: Path) -> bool:
 
 # Run folders
 
-LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)
-)
-NONSENSE = (b"", b"[]", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 3000, b"null", b"9" * 5000, LAUGHS.encode(),
-            b'{"error": 5}', b"'<img src=x onerror=alert(1)>': 1\n", b"x" * 100_000,
+NONSENSE = (b"", b"[]", b"{", b"\xff\xfe\x00", b"[" * 100_000, b'{"a":' * 3000, b"null", b"9" * 5000,
+            forged.LAUGHS.encode(), b'{"error": 5}', b"'<img src=x onerror=alert(1)>': 1\n", b"x" * 100_000,
             b"a: !!python/object:os.system x")  # fmt: skip
 run_folders = st.fixed_dictionaries(
     {
@@ -185,42 +181,6 @@ def _run_folder(place: Path, drawn: dict[str, Any]) -> str:
     return _judged(drawn, code, out, errors)
 
 
-# Model folders
-
-FIELDS = ("temperature", "classes", "backbone", "settings", "method", "unlike_threshold", "weights", "sha256", "format",
-          "calibration", "expected", "auto_map", "plugins")  # fmt: skip
-VALUES: tuple[Any, ...] = (None, 0, -1, 1e-30, float("nan"), float("inf"), "x", [], {}, True, ["a", "a"], [[[]]],
-                           {"AutoModel": "evil.py"}, ["evil.py"], "../../x", 10**30, "<script>",
-                           "x" * 10_000)  # fmt: skip
-model_folders = st.fixed_dictionaries(
-    {
-        "file": st.sampled_from(("config.json", "config.json", "model.safetensors", "README.md", "evil.py")),
-        "change": st.sampled_from(("field", "field", "inner", "link", "pipe", "damage", "nonsense", "folder", "gone")),
-        "field": st.sampled_from(FIELDS),
-        "value": st.sampled_from(VALUES),
-        "nonsense": st.sampled_from(NONSENSE),
-        "seed": SEEDS,
-    }
-)
-
-
-def _model_folder(place: Path, drawn: dict[str, Any]) -> str:
-    folder = place / "given"
-    shutil.copytree(Path("fitted/newer").resolve(), folder)
-    (place / PRECIOUS).write_text(PRECIOUS)
-    if drawn["change"] in ("field", "inner"):
-        facts = json.loads((folder / "config.json").read_text())
-        rng = random.Random(drawn["seed"])
-        inner = [value for value in facts.values() if isinstance(value, dict) and value]
-        holder = rng.choice(inner) if drawn["change"] == "inner" else facts
-        holder[rng.choice(sorted(holder)) if drawn["change"] == "inner" else drawn["field"]] = drawn["value"]
-        (folder / "config.json").write_text(json.dumps(facts))
-    else:
-        _spoil(folder, drawn, place / PRECIOUS)
-    code, out, errors = _command("predict", str(folder), "photos/studio/circle/00.png")
-    return _judged(drawn, code, out, errors) if _untouched(place) else f"{drawn!r:.300}: a file outside was changed"
-
-
 # Slides
 
 slides = _with_seed(change=("tile", "side", "flip", "cut", "scale", "offsets", "none"))
@@ -246,7 +206,6 @@ def _slide(place: Path, drawn: dict[str, Any]) -> str:
 HOSTILE: dict[str, Kind] = {
     "image bombs": (bombs, _bomb, 6),
     "links and pipes among images": (data_trees, _tree, 5),
-    "hostile run folders": (run_folders, _run_folder, 5),
-    "hostile model folders": (model_folders, _model_folder, 3),
+    "hostile run folders": (run_folders, _run_folder, 8),
     "forged slides": (slides, _slide, 1),
 }

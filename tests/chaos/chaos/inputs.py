@@ -169,17 +169,6 @@ def _doctor(place: Path, description: dict[str, Any]) -> str:
     return _judged(description, *_command("doctor", "data", "--json"))
 
 
-def _mask(place: Path, description: dict[str, Any]) -> str:
-    """A true mask on disk that is no mask: `true_masks` gives an array or says which file."""
-    from patchgen.data.oracle import true_masks
-    from patchgen.data.table import read_table
-
-    shutil.copytree(Path("photos").resolve(), place / "set" / "images")
-    shutil.copytree(Path("photos").resolve(), place / "set" / "masks")
-    (place / "set" / "masks" / "field" / "circle" / "00.png").write_bytes(pictures.build(description)[1])
-    return _called(description, lambda: true_masks(read_table(place / "set" / "images"), (2, 2)))
-
-
 def _called(what: Any, call: Callable[[], object], needle: str = "") -> str:
     """Functions of the library: a value, or a ValueError or OSError with a text that names what is meant."""
     try:
@@ -269,8 +258,7 @@ def _known(place: Path, names: str) -> str:
 
 KINDS: dict[str, Kind] = {
     "images to predict": (pictures.pictures, _picture, 20),
-    "images before the doctor": (pictures.pictures, _doctor, 5),
-    "images as true masks": (pictures.pictures, _mask, 4),
+    "images before the doctor": (pictures.pictures, _doctor, 9),
     "backbone folders": (texts.backbones, _backbone, 4),
     "manifests": (texts.manifests(), _manifest, 13),
     "settings files": (texts.setting_files, _yaml("train --quiet --config"), 14),
