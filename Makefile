@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CORE_TESTS := $(addprefix tests/,config model data methods tasks discovery runs report fit/test_expect.py \
+CORE_TESTS := $(addprefix tests/,test_config.py model data methods tasks discovery runs report fit/test_expect.py \
 	predict/test_predictor.py commands/test_train.py commands/test_predict.py train/test_swad.py)
 
 .DEFAULT_GOAL := help

@@ -294,7 +294,7 @@ def test_a_model_folder_says_what_to_expect(tmp_path: Path) -> None:
     [item] = find_items([tmp_path])
     row = runs.detail(item)
     assert item.kind == "model" and row["scores"] == {"expected at a new site": 0.75} and row["summary"] == "# the card"
-    usual = Config(data="data", unseen="none", method="patchgen").deciding()
+    usual = Config(data="data", unseen="none", method="patchgen").result_settings()
     assert row["settings"] == runs.plain(usual)  # what is not written is at its default, not a difference
 
 

@@ -5,12 +5,11 @@ The defaults are those published for the host method (PromptCCD); `small` is mea
 
 from __future__ import annotations
 
-import math
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from patchgen.config.base import AT_LEAST_1, LARGEST, RATE, Settings
+from patchgen.config import COUNT, RATE, Settings
 
 USUAL_IMAGES = 5_000  # assumed images per stage, before any stage has run
 Components = Literal["known", "half", "grow"]
@@ -100,14 +99,15 @@ class StreamConfig(Settings):
     bounds: ClassVar = {
         **Settings.bounds,
         **dict.fromkeys(("epochs", "projection_hidden", "projection_bottleneck", "projection_out", "prompts",
-                         "refit_every", "val_every", "inits"), AT_LEAST_1),
-        "batch": (2, math.inf),  # a contrast needs a second image
-        "warm_up": (0, math.inf), "replay": (0, math.inf), "entropy_weight": RATE,
+                         "refit_every", "val_every", "inits"), COUNT),
+        **dict.fromkeys(("temperature", "supervised_temperature", "em_tolerance"), "(0, 1e9]"),
+        "batch": "[2, inf]",  # a contrast needs a second image
+        "holdout": "[0, 1)", "momentum": "[0, 1)", "supervised_weight": "[0, 1]", "entropy_weight": RATE,
+        "warm_up": "[0, inf]", "replay": "[0, inf]",
     }  # fmt: skip
-
     selection_rule: ClassVar = "selection"
 
-    def likeness(self) -> tuple[Any, ...]:
+    def cost_key(self) -> tuple[Any, ...]:
         return (self.task, Path(self.data).name, self.epochs, self.batch, self.image_size, self.backbone)
 
     def images_seen(self) -> float:
@@ -115,17 +115,9 @@ class StreamConfig(Settings):
 
     def check(self) -> None:
         super().check()
-        for name in ("temperature", "supervised_temperature", "em_tolerance"):
-            if not 0 < getattr(self, name) <= LARGEST:
-                raise ValueError(f"{name} must be a number above 0, at most {LARGEST:g}, not {getattr(self, name)}")
-        for name in ("holdout", "momentum"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is a share from 0 to below 1, not {getattr(self, name)}")
-        if not 0 <= self.supervised_weight <= 1:
-            raise ValueError(f"supervised_weight is a share from 0 to 1, not {self.supervised_weight}")
         if self.warm_up >= self.epochs:
             raise ValueError(
-                f"warm_up must be below the number of epochs, {self.epochs}, or prompts never start; not {self.warm_up}"
+                f"warm_up must be below epochs = {self.epochs}, or prompts never start; not {self.warm_up}"
             )
 
 

@@ -20,8 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from patchgen.config import NO_DOMAIN, PRESETS, Config, Pool, Refine, Selection, SplitRule, Tune
-from patchgen.config.base import RhoStart
+from patchgen.config import NO_DOMAIN, PRESETS, Config, Pool, Refine, RhoStart, Selection, SplitRule, Tune
 from patchgen.data.inputs import squares
 from patchgen.data.table import read_table
 from patchgen.draw.overlay import Explanation

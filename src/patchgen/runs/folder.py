@@ -110,7 +110,7 @@ class RunFolder(WorkFolder):
         (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not (run.path / "config.yaml").exists():
             write_text(run.path / "config.yaml", dump_config(config))
-        now, then = config.deciding(), run.settings.deciding()
+        now, then = config.result_settings(), run.settings.result_settings()
         if local_path(config.backbone) is not None:  # its content is part of the name: the path may have changed
             del now["backbone"]
         changed = [f"{key} {shortly(then[key])} (now {shortly(now[key])})" for key in now if now[key] != then[key]]

@@ -238,7 +238,7 @@ def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
         run = read_run(path)
         if isinstance(run, Skipped):
             skipped.append(run)
-        elif (same := first.setdefault((path.name, str(run.config.deciding())), path)) is not path:
+        elif (same := first.setdefault((path.name, str(run.config.result_settings())), path)) is not path:
             skipped.append(Skipped(path, f"the same run as {same}"))
         else:
             runs.append(run)

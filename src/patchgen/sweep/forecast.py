@@ -49,8 +49,8 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
             config, seconds = run.settings, seconds_of(run)
         except ValueError:  # skip damaged folders
             continue
-        known[(config.method, *config.likeness())].append(seconds)
-        known[config.likeness()].append(seconds)
+        known[(config.method, *config.cost_key())].append(seconds)
+        known[config.cost_key()].append(seconds)
     total, bases = 0.0, Counter[str]()
     for job in jobs:
         if job.folder.done:
@@ -62,7 +62,7 @@ def predict_cost(jobs: Sequence[Job], finished: Iterable[RunFolder], rate: float
 
 
 def _estimate(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
-    like = config.likeness()
+    like = config.cost_key()
     for key, basis in (((config.method, *like), SAME), (like, ALIKE)):
         if seconds := known.get(key):
             return statistics.fmean(seconds), basis

@@ -153,7 +153,7 @@ def settings_of(run: RunFolder) -> dict[str, Any]:
     """The settings that determine a run's results, for any task."""
     from patchgen.config import load_settings
 
-    return load_settings(run.path / "config.yaml").deciding()
+    return load_settings(run.path / "config.yaml").result_settings()
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

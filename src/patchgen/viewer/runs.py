@@ -73,7 +73,7 @@ def _at(record: Any, where: tuple[str, ...]) -> float | None:
 
 
 def _run_row(run: RunFolder) -> dict[str, Any]:
-    values = _without_place(run.settings.deciding())
+    values = _without_place(run.settings.result_settings())
     return {
         "done": run.done,
         "method": values.get("method"),
@@ -108,7 +108,7 @@ def _model_row(path: Path) -> dict[str, Any]:
     facts = read_json(path / "config.json")
     settings, data = facts["settings"], facts.get("data")
     expected, unseen = _at(facts, ("expected", "mean")), data.get("unseen") if isinstance(data, Mapping) else None
-    defaults = Config(data="data", unseen="none").deciding()  # an earlier release did not have all settings
+    defaults = Config(data="data", unseen="none").result_settings()  # an earlier release did not have all settings
     return {
         "done": True,
         "method": settings.get("method"),

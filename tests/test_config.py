@@ -100,10 +100,10 @@ def test_changes_win_over_the_file_and_complete_it(tmp_path: Path) -> None:
         ("unseen: [a]", "unseen must be text"),
         ("backbone: {a: 1}", "backbone must be text"),
         ("hparams: 5", "hparams must be `name: value` pairs, not 5"),
-        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number .*'x'"),
+        ("hparams: {miro: x}", "hparams must be `name: value` pairs, each a finite number, .*'x'"),
         ("options: {1: a}", "options must be `name: value` pairs, not .*1"),
         ("lr_backbone: 4.0e+290", r"lr_backbone must be at most 1000000000"),
-        ("hparams: {miro: 1.0e+290}", r"hparams must be .* to 1e\+09, not .*miro"),
+        ("hparams: {miro: 1.0e+290}", r"hparams must be at most 1000000000, not .*miro"),
         ("image_size: 0", "image_size must be at least 1"),
         ("seed: 4294967296", "seed must be at most 4294967295"),
         ("threads: 100000", "threads must be at most 1024"),
@@ -123,9 +123,10 @@ def test_a_wrong_file_is_one_sentence(text: str, message: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", Config.bounds)
 def test_too_small_is_refused(name: str) -> None:
-    least = Config.bounds[name][0]
-    value = {"any": least - 1} if name == "hparams" else least - 1
-    with pytest.raises(ValueError, match=rf"{name} must be (at least {least:g}, not {value}|`name: value` pairs)"):
+    least = float(Config.bounds[name][1:].partition(",")[0])
+    number = least - 1 if "float" in Config.__annotations__.get(name, "") else int(least) - 1
+    value = {"any": number} if name == "hparams" else number
+    with pytest.raises(ValueError, match=rf"{name} must be (at least|above) .*, not "):
         Config(**BASE, **{name: value})
 
 
@@ -141,7 +142,7 @@ def test_rates_and_weights_are_not_negative(name: str, value: float) -> None:
 @pytest.mark.parametrize("name", ["holdout", "tau"])
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.5, float("nan")])
 def test_shares_lie_between_0_and_1(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name} (is .* between 0 and 1|must be a finite number), not {value}"):
+    with pytest.raises(ValueError, match=f"{name} must be (above 0|below 1|a finite number), not {value}"):
         Config(**BASE, **{name: value})
 
 
@@ -173,7 +174,7 @@ def test_presets_are_valid(preset: str) -> None:
     assert config.lr == (5e-5 if preset == "paper" else 3e-3)  # the lineage's, or what our own search found
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe, a file of settings, or a schedule of classes; each says in its header how it is used."""
     from patchgen.ccd.stages import read_schedule
