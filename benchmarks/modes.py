@@ -22,8 +22,7 @@ from benchmarks.common import Line, at_least_one, report, step_seconds
 from patchgen.data.loaders import Batch
 from patchgen.diagnose.cost import BASELINE, Rival, device, make_rival, random_batch
 from patchgen.model.backbone import load_architecture
-from patchgen.model.compiled import BACKEND, compile_blocks
-from patchgen.model.device import SingleDevice
+from patchgen.model.device import BACKEND, SingleDevice, compile_blocks
 
 Precision = Literal["32-true", "bf16-mixed"]
 

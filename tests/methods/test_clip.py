@@ -19,7 +19,7 @@ from patchgen.methods import Method, make_method
 from patchgen.methods.build import build_model
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.model.text import TextTower, load_text
+from patchgen.model.clip import TextTower, load_text
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run
 from patchgen.runs.tensors import load_tensors

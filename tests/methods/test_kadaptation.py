@@ -14,9 +14,9 @@ from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_on
 from patchgen.methods.kadaptation import RANKS, KroneckerUpdate, Mixture, Rules, imbalance
-from patchgen.model.attention import attention_layers
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import trained_tensors
+from patchgen.model.tuning import attention_layers
 
 BOTH = ("kadaptation", "kadaptation-moa")
 

@@ -22,8 +22,8 @@ from patchgen.methods.mixup import (
     mix_parts,
     mixed_cross_entropy,
 )
-from patchgen.model.attention import patch_attention
 from patchgen.model.backbone import load_backbone
+from patchgen.model.tuning import patch_attention
 from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
 

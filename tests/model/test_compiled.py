@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from patchgen.config import Config
-from patchgen.model import compiled
+from patchgen.model import device
 from patchgen.model.backbone import Backbone, load_backbone
-from patchgen.model.compiled import compile_blocks
+from patchgen.model.device import compile_blocks
 from patchgen.model.tuning import set_tuning
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import load_tensors
@@ -39,7 +39,7 @@ class Traced:
 def traced(monkeypatch: pytest.MonkeyPatch) -> Traced:
     torch.compiler.reset()
     backend = Traced()
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(device, "BACKEND", backend)
     return backend
 
 
@@ -118,7 +118,7 @@ def half_fails(graph: Any, example: Any) -> Any:
 @pytest.mark.parametrize("backend", [fails, half_fails])
 def test_a_failing_back_end_leaves_the_backbone_as_it_was(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    monkeypatch.setattr(compiled, "BACKEND", backend)
+    monkeypatch.setattr(device, "BACKEND", backend)
     backbone, said = tuned(), []
     assert not compile_blocks(backbone, images(), said.append)
     assert said == ["--compile: OSError: no compiler; continuing without it"]
@@ -139,7 +139,7 @@ def records(run: RunFolder) -> list[dict[str, Any]]:
 def test_a_run_whose_back_end_fails_is_the_plain_one(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compiled, "BACKEND", fails)
+    monkeypatch.setattr(device, "BACKEND", fails)
     plain = train(Config(**tiny_settings), tmp_path, quiet=True)
     run = train(Config(**tiny_settings, compile=True), tmp_path)
     assert run.path.name != plain.path.name and records(run) == records(plain)

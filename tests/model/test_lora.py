@@ -17,10 +17,9 @@ from patchgen.fit.procedure import finish
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
 from patchgen.model import tuning
-from patchgen.model.attention import patch_attention
 from patchgen.model.backbone import load_backbone
 from patchgen.model.classifier import trained_tensors
-from patchgen.model.tuning import merged, set_tuning
+from patchgen.model.tuning import merged, patch_attention, set_tuning
 from patchgen.predict.export import drawn_images, export
 from patchgen.predict.model_folder import read_model, write_model
 from patchgen.predict.predictor import load_run

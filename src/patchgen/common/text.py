@@ -28,6 +28,11 @@ def printable(text: object) -> str:
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in words)
 
 
+def first_line(error: Exception) -> str:
+    """Type and first line of another library's error, shortened to fit into a message."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+
+
 def number_text(value: Any, percent: bool = False) -> str:
     """`0.91`, or `91.2` in per cent; a dash for None, text unchanged."""
     if value is None or isinstance(value, str):

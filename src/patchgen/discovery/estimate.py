@@ -15,10 +15,8 @@ STEPS = 8  # parts into which the search divides a range; halving it would be mi
 
 
 class Estimate(NamedTuple):
-    """The number of classes, and the score of every number that was tried, in ascending order."""
-
     num_classes: int
-    curve: dict[int, float]
+    curve: dict[int, float]  # the score of every number that was tried, in ascending order
 
 
 def estimate_num_classes(
@@ -26,16 +24,13 @@ def estimate_num_classes(
 ) -> Estimate:
     """The K whose plain k-means on ALL points agrees best with the labels of the labelled ones.
 
-    No point is pinned: the labels only score (Hungarian accuracy of the labelled points), so all of them are held out.
-    What to know before relying on it:
+    No point is pinned: the labels only score (Hungarian accuracy). What to know before relying on it:
 
-    - Too small a K costs accuracy only if two LABELLED classes merge, too large a K only if a LABELLED class is split;
-      merged or split unlabelled classes cost nothing. So the estimate is off by a few even on separated data, and gets
-      better the more classes have labels. Among perfect scores the largest K is chosen, among other equal scores the
-      smallest.
+    - Merging or splitting unlabelled classes costs no accuracy, so the estimate is off by a few even on separated data,
+      and gets better the more classes have labels.
     - It assumes that unlabelled classes are as wide and as large as the labelled ones.
-    - The search goes from coarse to fine (some 35 k-means for a range of 1,000). K-means is noisy and the search does
-      not try all values, so it can miss the best K: look at the curve.
+    - The search goes from coarse to fine (some 35 k-means for a range of 1,000), so it can miss the best K: look at the
+      curve.
 
     Args:
         unlabelled: (N, D); the classes in it may be known or new.
@@ -47,8 +42,7 @@ def estimate_num_classes(
     if known.shape[1] != new.shape[1]:
         raise ValueError(f"labelled has {known.shape[1]} features a point, unlabelled {new.shape[1]}: use one backbone")
     points = torch.cat((known.to(new), new))
-    # the labels against themselves: a wrong length is found before the first k-means
-    at_least = len(contingency(labels, range(len(known))).classes)
+    at_least = len(contingency(labels, range(len(known))).classes)  # also checks the number of labels
     if not at_least <= at_most <= len(points):
         raise ValueError(
             f"at_most must be between the number of labelled classes and the number of points, {at_least} to "
@@ -65,7 +59,7 @@ def estimate_num_classes(
 def search(score: Callable[[int], float], low: int, high: int) -> Estimate:
     """The whole number in [low, high] with the highest score, from coarse to fine: exact if the scores have one top.
 
-    Of perfect scores (1) the largest number wins, of other equal ones the smallest: see `estimate_num_classes`.
+    Of perfect scores (1), which merged unlabelled classes have too, the largest number wins, of others the smallest.
     """
     curve: dict[int, float] = {}
     first, last = low, high

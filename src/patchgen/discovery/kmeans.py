@@ -10,7 +10,7 @@ digits would cancel); rows are processed in blocks, so that the memory for dista
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -49,12 +49,10 @@ class SemiSupervisedKMeans:
     def __init__(
         self, num_clusters: int, inits: int = 10, iterations: int = 200, tolerance: float = 1e-4, seed: int = 1
     ) -> None:
-        for name, value in {"num_clusters": num_clusters, "inits": inits, "iterations": iterations}.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
-        for name, number in {"tolerance": tolerance, "seed": seed}.items():
-            if not number >= 0:
-                raise ValueError(f"{name} must be at least 0, not {number}")
+        counts = (("num_clusters", num_clusters, 1), ("inits", inits, 1), ("iterations", iterations, 1))
+        for name, value, least in (*counts, ("tolerance", tolerance, 0), ("seed", seed, 0)):
+            if not value >= least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
         self.num_clusters, self.inits, self.iterations = num_clusters, inits, iterations
         self.tolerance, self.seed = tolerance, seed
 
@@ -67,42 +65,38 @@ class SemiSupervisedKMeans:
             labels: (M,) class ids of the labelled points, numbers or names.
             start: (K - K_l, D) first centres of the other clusters: one run from these, nothing is drawn.
         """
-        x = check_features(unlabelled, "unlabelled")
-        classes, pinned = _pin(labelled, labels, x)
-        missing = self._count_missing(len(classes), len(x))
-        shift = x.mean(0, dtype=torch.float64).to(x.dtype)
-        centred, origin = x - shift, shift.double()
-        points = _Points(centred, centred.square().sum(1))
+        points = check_features(unlabelled, "unlabelled")
+        self.labelled_classes, pinned = _pin(labelled, labels, points)
+        missing = self._count_missing(len(self.labelled_classes), len(points))
+        shift = points.mean(0, dtype=torch.float64).to(points.dtype)
+        x, origin = points - shift, shift.double()
         pinned = pinned._replace(means=pinned.means - origin)
         if start is not None:
-            drawn = [_check_start(start, missing, x) - origin]
+            drawn = [_check_start(start, missing, points) - origin]
         else:
-            drawn = [self._draw(points, pinned, missing, run) for run in range(self.inits if missing else 1)]
-        runs = [self._descend(points, pinned, torch.cat((pinned.means, others))) for others in drawn]
+            drawn = [self._draw(x, pinned, missing, run) for run in range(self.inits if missing else 1)]
+        runs = [self._descend(x, pinned, torch.cat((pinned.means, others))) for others in drawn]
         centres, self.inertia = min(runs, key=lambda run: run[1])  # ties: the first
         self.centres = (centres + origin).to(x.dtype)
-        self.labelled_classes = classes
-        self.assignment = self.predict(x)
+        self.assignment = self.predict(points)
         return self
 
     def predict(self, x: Any) -> Tensor:
         """Nearest cluster (N,) of points (N, D)."""
-        return torch.cat([nearest(block, centres)[1] for block, centres in self._blocks(x)])
+        return nearest(*self._centred(x))[1]
 
     def distances(self, x: Any) -> Tensor:
         """Euclidean distances (N, K) of points (N, D) to the centres."""
-        return torch.cat([(block.square().sum(1, keepdim=True) + _less_square(block, centres)).clamp_(min=0).sqrt_()
-                          for block, centres in self._blocks(x)])  # fmt: skip
+        return torch.cdist(*self._centred(x))
 
-    def _blocks(self, x: Any) -> list[tuple[Tensor, Tensor]]:
-        """Rows of x with the centres, both shifted so that the centres are around 0."""
+    def _centred(self, x: Any) -> tuple[Tensor, Tensor]:
+        """Points and centres, both shifted so that the centres are around 0."""
         if not hasattr(self, "centres"):
             raise ValueError("there are no clusters yet: call fit(...) first")
         points = check_features(x, "x").to(self.centres)
         _check_width(points, self.centres.shape[1], "x")
         origin = self.centres.mean(0)
-        centres = self.centres - origin
-        return [(block - origin, centres) for block in points.split(max(1, BLOCK // len(centres)))]
+        return points - origin, self.centres - origin
 
     def _count_missing(self, num_labelled: int, num_points: int) -> int:
         """Clusters that no labelled class has."""
@@ -119,34 +113,34 @@ class SemiSupervisedKMeans:
             )
         return missing
 
-    def _draw(self, points: _Points, pinned: _Pinned, missing: int, run: int) -> Tensor:
+    def _draw(self, x: Tensor, pinned: _Pinned, missing: int, run: int) -> Tensor:
         """k-means++ for the missing centres (missing, D), with the running minimum of the distance to all centres."""
-        rng = np.random.default_rng([self.seed, run])
-        free = torch.ones(len(points.x), dtype=torch.float64, device=points.x.device)
-        weight = nearest(points.x, pinned.means.to(points.x), points.squares)[0] if len(pinned.means) else free
+        rng, squares = np.random.default_rng([self.seed, run]), x.square().sum(1)
+        free = torch.ones(len(x), dtype=torch.float64, device=x.device)
+        weight = nearest(x, pinned.means.to(x), squares)[0] if len(pinned.means) else free
         rows: list[int] = []
         for _ in range(missing):
             row = _draw_row(weight if weight.sum() > 0 else free, rng)
             rows.append(row)
-            distance = nearest(points.x, points.x[row : row + 1], points.squares)[0]
+            distance = nearest(x, x[row : row + 1], squares)[0]
             weight = distance if weight is free else torch.minimum(weight, distance)
             free[row] = 0
             weight = weight * (free > 0)  # rounding must not draw a point twice
-        return points.x[rows].double()
+        return x[rows].double()
 
-    def _descend(self, points: _Points, pinned: _Pinned, centres: Tensor) -> tuple[Tensor, float]:
+    def _descend(self, x: Tensor, pinned: _Pinned, centres: Tensor) -> tuple[Tensor, float]:
         """Lloyd's steps from centres (K, D), which stay float64; returns the last ones and the inertia."""
+        squares, known = x.square().sum(1), len(pinned.counts)
         for _ in range(self.iterations):
-            distance, member = nearest(points.x, centres.to(points.x), points.squares)
+            distance, member = nearest(x, centres.to(x), squares)
             member = _fill_empty(member, distance, pinned, len(centres))
-            before, (sums, counts) = centres, _sums(points.x, member, len(centres))
-            known = len(pinned.counts)
+            before, (sums, counts) = centres, _sums(x, member, len(centres))
             sums[:known] += pinned.counts.unsqueeze(1) * pinned.means
             counts[:known] += pinned.counts
             centres = sums / counts.unsqueeze(1)  # no cluster is empty here
             if (centres - before).norm(dim=1).sum() ** 2 <= self.tolerance:
                 break
-        distance = nearest(points.x, centres.to(points.x), points.squares)[0]
+        distance = nearest(x, centres.to(x), squares)[0]
         return centres, float(distance.sum(dtype=torch.float64)) + pinned.inertia(centres)
 
 
@@ -162,7 +156,8 @@ def nearest(points: Tensor, centres: Tensor, squares: Tensor | None = None) -> t
     rows = max(1, BLOCK // len(centres))
     for first in range(0, len(points), rows):
         part = slice(first, first + rows)
-        torch.min(_less_square(points[part], centres), dim=1, out=(distance[part], member[part]))
+        less_square = torch.addmm(centres.square().sum(1), points[part], centres.T, alpha=-2)  # |x - c|^2 - |x|^2
+        torch.min(less_square, dim=1, out=(distance[part], member[part]))
     distance += points.square().sum(1) if squares is None else squares
     return distance.clamp_(min=0), member
 
@@ -180,13 +175,6 @@ def check_features(x: Any, name: str) -> Tensor:
             f"{int(wrong[0])}; look at the features, or leave these rows out"
         )
     return points
-
-
-class _Points(NamedTuple):
-    """Unlabelled points (N, D) around the origin, and their squared norms (N,)."""
-
-    x: Tensor
-    squares: Tensor
 
 
 class _Pinned(NamedTuple):
@@ -219,22 +207,23 @@ def _pin(labelled: Any, labels: Any, unlabelled: Tensor) -> tuple[list[Hashable]
     member = torch.from_numpy(codes).to(x.device)
     sums, counts = _sums(x, member, len(classes))
     means = sums / counts.unsqueeze(1)
-    blocks = zip(x.split(_rows(x)), member.split(_rows(x)), strict=True)
-    scatter = sum(float((part.double() - means[of]).square().sum()) for part, of in blocks)
+    scatter = sum(float((part - means[of]).square().sum()) for part, of in _wide_blocks(x, member))
     return classes, _Pinned(counts, means, scatter)
-
-
-def _less_square(points: Tensor, centres: Tensor) -> Tensor:
-    """|x - c|^2 - |x|^2, (N, K)."""
-    return torch.addmm(centres.square().sum(1), points, centres.T, alpha=-2)
 
 
 def _sums(x: Tensor, member: Tensor, num_clusters: int) -> tuple[Tensor, Tensor]:
     """Sum (K, D) and number (K,) of each cluster's points, float64."""
     sums = torch.zeros(num_clusters, x.shape[1], dtype=torch.float64, device=x.device)
-    for part, of in zip(x.split(_rows(x)), member.split(_rows(x)), strict=True):
-        sums.index_add_(0, of, part.double())
+    for part, of in _wide_blocks(x, member):
+        sums.index_add_(0, of, part)
     return sums, member.bincount(minlength=num_clusters).double()
+
+
+def _wide_blocks(x: Tensor, member: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of the points in float64, as large as a block of distances, and their members."""
+    rows = max(1, BLOCK // x.shape[1])
+    for part, of in zip(x.split(rows), member.split(rows), strict=True):
+        yield part.double(), of
 
 
 def _fill_empty(member: Tensor, distance: Tensor, pinned: _Pinned, num_clusters: int) -> Tensor:
@@ -274,8 +263,3 @@ def _check_start(start: Any, missing: int, x: Tensor) -> Tensor:
 def _check_width(x: Tensor, width: int, name: str) -> None:
     if x.shape[1] != width:
         raise ValueError(f"{name} has {x.shape[1]} features a point, the others {width}: use the same backbone for all")
-
-
-def _rows(x: Tensor) -> int:
-    """Rows of a float64 copy that is as large as a block of distances."""
-    return max(1, BLOCK // x.shape[1])

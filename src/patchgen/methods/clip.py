@@ -30,9 +30,19 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.averages import NamedBuffers
 from patchgen.methods.method import COUNT, POSITIVE, Method
 from patchgen.model.classifier import Classifier, Output, trained_tensors
-from patchgen.model.clip import ClassVectors, ClipHead, Learned, Written
+from patchgen.model.clip import (
+    PHOTO,
+    ClassVectors,
+    ClipHead,
+    ClipText,
+    Learned,
+    TextTower,
+    Written,
+    load_text,
+    sentences,
+    spoken,
+)
 from patchgen.model.losses import cross_entropy
-from patchgen.model.text import PHOTO, ClipText, TextTower, load_text, sentences, spoken
 
 if TYPE_CHECKING:
     from patchgen.train.loop import Step

@@ -26,9 +26,9 @@ from patchgen.methods.clip import Sentences
 from patchgen.methods.miro import tap_modules
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output, Saved
+from patchgen.model.clip import IMAGENET, ClipText, sentences
 from patchgen.model.generic import on_tensor
 from patchgen.model.losses import gather_over_ranks
-from patchgen.model.text import IMAGENET, ClipText, sentences
 
 HEADS = 8
 

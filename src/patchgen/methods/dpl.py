@@ -24,7 +24,7 @@ from patchgen.data.loaders import Batch
 from patchgen.methods.clip import Sentences
 from patchgen.methods.method import COUNT, by_domain
 from patchgen.model.classifier import Classifier, Output
-from patchgen.model.text import ClipText
+from patchgen.model.clip import ClipText
 
 FIRST_BIAS = 0.01
 DROPOUT = 0.1

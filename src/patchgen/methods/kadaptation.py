@@ -32,9 +32,9 @@ from torch.nn import functional as F
 
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import COUNT, Method
-from patchgen.model.attention import attention_layers
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
+from patchgen.model.tuning import attention_layers
 
 RANKS = (1, 2, 4, 8)  # of the experts
 DROPOUT = 0.5  # of the elements of H

@@ -33,10 +33,10 @@ from patchgen.config import Config
 from patchgen.data.augment import send
 from patchgen.data.loaders import Batch
 from patchgen.methods.method import POSITIVE, Method, by_domain
-from patchgen.model.attention import attention_layers, patch_attention
 from patchgen.model.backbone import Backbone
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.losses import cross_entropy, mean_over_ranks
+from patchgen.model.tuning import attention_layers, patch_attention
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,8 +34,7 @@ from torch.nn import functional as F
 
 from patchgen.methods.clip import SourceFree
 from patchgen.methods.method import COUNT, Bound
-from patchgen.model.clip import FIRST_DEVIATION
-from patchgen.model.text import BANKS, STYLE, TextTower, in_domain
+from patchgen.model.clip import BANKS, FIRST_DEVIATION, STYLE, TextTower, in_domain
 
 DECAY = 1e-4
 

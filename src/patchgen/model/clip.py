@@ -1,25 +1,166 @@
-"""Heads that compare images with sentences, or with vectors computed from sentences.
+"""CLIP beyond its vision tower: the text tower with its tokenizer, heads that compare images with sentences, templates.
 
-    text = load_text(backbone)
-    model.head = ClipHead(text, Written(text.tower.read(["a photo of a dog.", "a photo of a cat."])), 2)
+    text = load_text(backbone)                    # from the same source as the backbone, CLIP's vision tower
+    written = text.tower.read(["a photo of a dog.", "a photo of a cat."])       # (2, E) unit vectors
+    model.head = ClipHead(text, Written(written), 2)
 
     logits = exp(scale) * cos(projection(x), t_c),    x the CLS token after the final norm, t_c the sentence of class c
 
-The vision tower is the classifier's backbone and follows its tuning mode; the text tower is always frozen.
+Sources are those of a CLIP backbone (`clip-b16`, `openclip-b16`, any hub id or folder) with a complete `CLIPModel` and
+its tokenizer; timm's have no text tower. The vision tower follows the tuning mode; the text tower is always frozen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from patchgen.common.files import expanded, refuse_pipe
+from patchgen.common.text import first_line
+from patchgen.common.untrusted import read_json
+from patchgen.model import weights
+from patchgen.model.backbone import BACKBONES, Backbone
 from patchgen.model.classifier import Saved
-from patchgen.model.text import ClipText, TextTower
+from patchgen.model.generic import allowed, fill, hide_broken_torchvision, quiet_loading
+from patchgen.model.local import folder_tensors
 
+TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt")
+BATCH = 256  # sentences per batch
 FIRST_DEVIATION = 0.02  # initial standard deviation of learned prompt vectors, as in CoOp
+
+
+class TextTower(nn.Module):
+    """Token ids (C, L) -> unit vectors (C, E), frozen; learned vectors may replace the first words."""
+
+    def __init__(self, model: Any, projection: nn.Module, tokenizer: Any) -> None:
+        super().__init__()
+        self.model, self.projection, self.tokenizer = model, projection, tokenizer
+        self.requires_grad_(False).eval()
+
+    @property
+    def dim(self) -> int:
+        """Length of a word's vector."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def tokens(self, texts: Sequence[str], room: int = 0) -> Tensor:
+        """Token ids (C, L) with start and end; ``room`` positions after the start are reserved for learned vectors."""
+        ids = torch.tensor(self.tokenizer(list(texts), padding=True)["input_ids"])
+        longest = self.model.config.max_position_embeddings
+        if ids.shape[1] + room > longest:
+            raise ValueError(
+                f"CLIP reads at most {longest} tokens; {max(texts, key=len)!r} with {room} learned vectors has "
+                f"{ids.shape[1] + room}: shorten the class name, or lower --hparams context"
+            )
+        # the start token's id fills the reserved positions, because the end is located by its id
+        return torch.cat([ids[:, :1].expand(-1, 1 + room), ids[:, 1:]], 1)
+
+    @torch.no_grad()
+    def read(self, texts: Sequence[str]) -> Tensor:
+        """Unit vectors (N, E) of fixed sentences, without gradients."""
+        starts = range(0, len(texts), BATCH)
+        return torch.cat([self(self.tokens(texts[start : start + BATCH]).to(self.device)) for start in starts])
+
+    def forward(self, ids: Tensor, vectors: Tensor | None = None, at: int = 1) -> Tensor:
+        """Sentences (C, L) as unit vectors (C, E).
+
+        Args:
+            vectors: (n, dim) for all sentences, or (C, n, dim), replacing the words from position ``at`` on;
+                position 0 is the start, and the next ones are those that ``tokens`` reserves.
+        """
+
+        def put(module: nn.Module, inputs: Any, words: Tensor) -> Tensor | None:  # words (C, L, dim)
+            if vectors is None:
+                return None
+            learned = vectors.to(words.dtype).expand(len(words), -1, -1)
+            return torch.cat([words[:, :at], learned, words[:, at + learned.shape[1] :]], 1)
+
+        handle = self.model.embeddings.token_embedding.register_forward_hook(put)
+        try:  # attention in the tower is causal, so padding after the end of a sentence changes nothing
+            return F.normalize(self.projection(self.model(input_ids=ids).pooler_output).float(), dim=1)
+        finally:
+            handle.remove()
+
+    def train(self, mode: bool = True) -> TextTower:
+        """Always in eval mode, as it is frozen."""
+        return super().train(False)
+
+
+class ClipText(NamedTuple):
+    """The parts of CLIP other than its vision tower."""
+
+    tower: TextTower
+    projection: nn.Linear  # of images, D -> E
+    scale: Tensor  # logarithm of the factor on the cosine
+
+
+def load_text(backbone: Backbone) -> ClipText:
+    """The text tower, tokenizer, projections and scale that belong to a CLIP backbone.
+
+    Raises:
+        ValueError: the backbone is not a CLIP, or its source has no text tower or no tokenizer.
+    """
+    hide_broken_torchvision()
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    if backbone.model_type != "clip_vision_model":
+        raise ValueError(
+            f"only CLIP can compare class names with images, and backbone {backbone.source!r} is a "
+            f"{backbone.model_type}: choose --backbone clip-b16, a CLIP's hub id, or the folder of a complete CLIP"
+        )
+    folder = _folder(backbone.source)
+    if not ((folder / TOKENIZER[0]).is_file() or all((folder / name).is_file() for name in TOKENIZER[1:])):
+        raise ValueError(f"{folder} has no tokenizer: put CLIP's tokenizer.json (or vocab.json and merges.txt) there")
+    try:
+        with quiet_loading(), torch.random.fork_rng(devices=[]):
+            about = read_json(folder / "config.json")
+            parts: dict[str, Any] = {
+                name: allowed(kind, about.get(name) or {}) for name, kind in CLIPConfig.sub_configs.items()
+            }
+            clip: Any
+            clip, info = fill(CLIPModel, CLIPConfig(**allowed(CLIPConfig, about), **parts), folder_tensors(folder))
+            for file in folder.iterdir():  # the tokenizer reads several
+                refuse_pipe(file)
+            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many types on damaged files
+        raise ValueError(f"{folder} cannot be read as a complete CLIP: {first_line(error)}") from error
+    missing = [*info["missing_keys"], *map(str, info["mismatched_keys"])]
+    if missing:
+        raise ValueError(
+            f"{folder} is not a complete CLIP: {missing[0]} and {len(missing) - 1} more are missing or misshapen. The "
+            "vision tower alone cannot read class names; save the complete CLIPModel there"
+        )
+    tower = TextTower(clip.text_model, clip.text_projection, tokenizer)
+    return ClipText(tower, clip.visual_projection, clip.logit_scale)
+
+
+def _folder(source: str) -> Path:
+    """The folder of a backbone's files: a local one, or the hub's cached copy with the tokenizer's files."""
+    path = expanded(source)
+    if source not in BACKBONES and path.is_dir():
+        return path
+    hub_id = BACKBONES[source].hub_id if source in BACKBONES else source
+    folder = weights.hub_folder(hub_id)
+    if any((folder / name).is_file() for name in TOKENIZER):
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(TOKENIZER)))
+    except (OSError, HTTPError) as error:
+        raise weights.WeightsError(
+            f"the hub gave no tokenizer of {hub_id!r} ({first_line(error)}); try again with a connection, or give a "
+            "local folder"
+        ) from error
 
 
 class Written(nn.Module):
@@ -49,14 +190,11 @@ class Learned(nn.Module):
     def forward(self) -> Tensor:
         """(C, E); without gradients, the tower runs only if the vectors have changed."""
         if torch.is_grad_enabled() and self.vectors.requires_grad:
-            return self._texts()
+            sentences: Tensor = self.tower(self.ids, self.vectors)
+            return sentences
         if self._read is None or not torch.equal(self._read[0], self.vectors):
-            self._read = self.vectors.detach().clone(), self._texts().detach()
+            self._read = self.vectors.detach().clone(), self.tower(self.ids, self.vectors).detach()
         return self._read[1]
-
-    def _texts(self) -> Tensor:
-        found: Tensor = self.tower(self.ids, self.vectors)
-        return found
 
 
 class ClassVectors(nn.Module):
@@ -126,3 +264,58 @@ class ClipHead(nn.Module):
         with torch.autocast(features.device.type, enabled=False):  # the scale is near 100: half precision would show
             image = F.normalize(self.projection(features.float()), dim=-1)
             return self.scale.exp() * image @ sentences.T
+
+
+# Sentences of class names
+
+PHOTO = "a photo of a {}."
+STYLE = "a {} style of a"  # PromptStyler: the braces stand for one learned word
+
+# DUPRG's domain words; the empty one leaves "a photo of a ..."
+DOMAINS = ("", "photo", "art", "cartoon", "sketch", "clipart", "infograph", "painting", "quickdraw", "real", "product")
+MORE_DOMAINS = (
+    "realistic", "pixel style", "abstract", "fantasy", "mysterious", "science fiction", "blurry", "geometric", "hazy",
+    "mosaic", "doodle", "graffiti", "art nouveau", "expressionism", "cubism", "fauvism", "futurism", "surrealism",
+    "minimalism",
+)  # fmt: skip
+BANKS = {1: DOMAINS[:1], 11: DOMAINS, 30: (*DOMAINS, *MORE_DOMAINS)}  # by their number of words
+
+# The eighty templates that CLIP's authors published for ImageNet
+_PHOTOS = (
+    "a bad photo of a", "a photo of many", "a photo of the hard to see", "a low resolution photo of the",
+    "a bad photo of the", "a cropped photo of the", "a photo of a hard to see", "a bright photo of a",
+    "a photo of a clean", "a photo of a dirty", "a dark photo of the", "a photo of my", "a photo of the cool",
+    "a close-up photo of a", "a black and white photo of the", "a pixelated photo of the", "a bright photo of the",
+    "a cropped photo of a", "a photo of the dirty", "a jpeg corrupted photo of a", "a blurry photo of the",
+    "a photo of the", "a good photo of the", "a photo of one", "a close-up photo of the", "a photo of a",
+    "a low resolution photo of a", "a photo of the clean", "a photo of a large", "a photo of a nice",
+    "a photo of a weird", "a blurry photo of a", "a pixelated photo of a", "a jpeg corrupted photo of the",
+    "a good photo of a", "a photo of the nice", "a photo of the small", "a photo of the weird",
+    "a photo of the large", "a black and white photo of a", "a dark photo of a", "a photo of a cool",
+    "a photo of a small",
+)  # fmt: skip
+_WORKS = (
+    "a sculpture of a", "a rendering of a", "graffiti of a", "a tattoo of a", "a drawing of a", "a doodle of a",
+    "a painting of a", "a sketch of a", "a origami", "a rendition of a", "a sculpture of the", "a rendering of the",
+    "graffiti of the", "a tattoo of the", "a drawing of the", "a doodle of the", "a painting of the",
+    "a sketch of the", "the origami", "a rendition of the", "the embroidered", "a embroidered", "a plushie", "art of a",
+    "art of the", "a cartoon", "the cartoon", "the plushie", "the plastic", "a plastic", "a toy", "the toy",
+)  # fmt: skip
+IMAGENET = (
+    *(f"{words} {{}}." for words in (*_PHOTOS, *_WORKS)),
+    "the {} in a video game.", "a {} in a video game.", "itap of a {}.", "itap of my {}.", "itap of the {}.",
+)  # fmt: skip
+
+
+def spoken(name: str) -> str:
+    """A class name in words: `_` becomes a space."""
+    return name.replace("_", " ")
+
+
+def sentences(template: str, names: Sequence[str]) -> list[str]:
+    return [template.format(name) for name in names]
+
+
+def in_domain(domain: str, name: str) -> str:
+    """DUPRG's sentence: "a sketch photo of a dog"."""
+    return f"a {domain} photo of a {name}" if domain else f"a photo of a {name}"

@@ -1,24 +1,28 @@
-"""Where a model computes: its device, its precision, and one device behind the interface of several.
+"""Where and how a model computes: its device and precision, one device behind the interface of several, `--compile`.
 
     runtime = SingleDevice("auto", "bf16-mixed")
     network = runtime.setup(model)          # moved there, and its passes in that precision
 
 `SingleDevice` has the methods of `lightning_fabric.Fabric` that training and evaluation use, so the same code runs on
-one device without that package, whose import takes longer than a small model, and on several with it.
+one device without that package, which is slow to import, and on several with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from patchgen.data.augment import send
 
+if TYPE_CHECKING:
+    from patchgen.model.backbone import Backbone
+
 T = TypeVar("T")
+BACKEND = "inductor"
 
 
 def find_device(accelerator: str = "auto") -> torch.device:
@@ -86,7 +90,7 @@ class SingleDevice:
         return value
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        pass
 
 
 class _Mixed(nn.Module):
@@ -111,3 +115,38 @@ def convert(value: Any, dtype: torch.dtype) -> Any:
         parts = [convert(part, dtype) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return {name: convert(part, dtype) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def compile_blocks(
+    backbone: Backbone, images: Tensor, say: Callable[[str], None], *, backend: str | None = None
+) -> bool:
+    """Compile each block for training passes, and try it on images (B, 3, H, W); if that fails, nothing changes.
+
+    Call it before `Method.setup`, whose hooks should not see the trial.
+    """
+    try:
+        for block in backbone.blocks:
+            block._compiled_call_impl = _training_call(block, backend or BACKEND)  # what `nn.Module.compile` sets
+        with torch.random.fork_rng(), torch.enable_grad():
+            learned = [parameter for parameter in backbone.parameters() if parameter.requires_grad]
+            loss = backbone(images).patches.float().sum()
+            if learned:
+                torch.autograd.grad(loss, learned, allow_unused=True)
+        return True
+    except Exception as error:  # no compiler, an unsupported operation: each library raises its own types
+        for block in backbone.blocks:
+            block._compiled_call_impl = None
+        reason = getattr(error, "inner_exception", None) or error  # the compiler wraps the cause in a long report
+        say(f"--compile: {type(reason).__name__}: {(str(reason).splitlines() or [''])[0][:200]}; continuing without it")
+        return False
+
+
+def _training_call(block: nn.Module, backend: str) -> Callable[..., Any]:
+    plain = block._call_impl
+    compiled = torch.compile(plain, backend=backend, dynamic=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        hooked = block._forward_hooks or block._forward_pre_hooks  # compiled code would skip hooks registered later
+        return (compiled if torch.is_grad_enabled() and not hooked else plain)(*args, **kwargs)
+
+    return call

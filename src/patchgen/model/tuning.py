@@ -1,4 +1,4 @@
-"""Which tensors of a backbone are trained, and LoRA by peft.
+"""Which tensors of a backbone are trained, its attention layers across naming schemes, and LoRA by peft.
 
     names = set_tuning(backbone, "layernorm")     # trainable tensors; everything else stays frozen
     set_tuning(backbone, "lora", lora_rank=8)     # low-rank updates of query, key and value of every block
@@ -13,9 +13,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from patchgen.common.text import did_you_mean
 
@@ -24,35 +25,34 @@ if TYPE_CHECKING:
 
 SCALE = 2  # peft's alpha over rank
 ADDED, WRAPPED = "lora_", ".base_layer"  # in the names of peft's tensors
+FUSED, OUT = ("qkv",), ("o_proj", "out_proj", "attention.output.dense", "attn.proj")  # FUSED: timm
+QUERY_KEY_VALUE = ("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value")
 M = TypeVar("M", bound=nn.Module)
 
 
-def _tune_layernorm(backbone: nn.Module) -> list[nn.Module]:
+def _norms(part: nn.Module) -> list[nn.Module]:
     # each family of transformers and timm has its own RMSNorm class, without a common base
-    kinds, own = (nn.LayerNorm, nn.BatchNorm2d), "rmsnorm"
-    return [part for part in backbone.modules() if isinstance(part, kinds) or type(part).__name__.lower().endswith(own)]
+    kinds = (nn.LayerNorm, nn.BatchNorm2d)
+    return [m for m in part.modules() if isinstance(m, kinds) or type(m).__name__.lower().endswith("rmsnorm")]
+
+
+def _final_norm(backbone: Backbone) -> list[nn.Module]:
+    return [backbone.model.get_submodule(backbone.family.final_norm)] if backbone.family.final_norm else []
 
 
 def _tune_upper_layernorm(backbone: Backbone) -> list[nn.Module]:
     if backbone.family.convolutional:
         raise ValueError(f"--tune upper-layernorm needs transformer blocks, and {backbone.source!r} is convolutional")
     backbone.tuned_from = len(backbone.blocks) * 2 // 3
-    norm = backbone.family.final_norm
-    tuned = [*backbone.blocks[backbone.tuned_from :], *([backbone.model.get_submodule(norm)] if norm else [])]
-    return [norm for part in tuned for norm in _tune_layernorm(part)]
-
-
-def _tune_last_block(backbone: Backbone) -> list[nn.Module]:
-    last, norm = backbone.blocks[-1], backbone.family.final_norm
-    return [last, backbone.model.get_submodule(norm)] if norm else [last]
+    return [norm for part in (*backbone.blocks[backbone.tuned_from :], *_final_norm(backbone)) for norm in _norms(part)]
 
 
 TUNING: dict[str, Callable[[Backbone], list[nn.Module]]] = {
     "head": lambda backbone: [],
-    "layernorm": _tune_layernorm,
+    "layernorm": _norms,
     "upper-layernorm": _tune_upper_layernorm,
     "full": lambda backbone: [backbone.model],
-    "last_block": _tune_last_block,
+    "last_block": lambda backbone: [backbone.blocks[-1], *_final_norm(backbone)],
 }
 
 
@@ -75,7 +75,64 @@ def set_tuning(backbone: Backbone, mode: str, lora_rank: int = 8) -> list[str]:
     return [name for name, parameter in backbone.named_parameters() if parameter.requires_grad]
 
 
-# LoRA
+class AttentionLayers(NamedTuple):
+    """The linear layers of a block's attention."""
+
+    inputs: list[nn.Linear]  # query, key, value; or one layer whose output is all three
+    out: nn.Linear
+
+
+def attention_layers(backbone: Backbone) -> list[AttentionLayers]:
+    """The attention layers of each block.
+
+    Raises:
+        ValueError: the backbone is convolutional, or its layers have unknown names.
+    """
+    blocks = () if backbone.family.convolutional else backbone.blocks
+    layers = [_layers_of(block) for block in blocks]
+    if not layers or None in layers:
+        raise ValueError(
+            f"this needs the attention layers of a vision transformer, and backbone {backbone.source!r} "
+            f"({backbone.model_type}) has none that are known; choose a ViT such as clip-b16 or dinov2-small"
+        )
+    return layers  # type: ignore[return-value]
+
+
+def _layers_of(block: nn.Module) -> AttentionLayers | None:
+    # a layer with a LoRA update wraps the plain one (its `base_layer`) and returns the sum of both
+    parts = [(name, part) for name, part in block.named_modules() if name == plain_name(name)]
+    linear: dict[str, Any] = {n: p for n, p in parts if isinstance(p, nn.Linear) or hasattr(p, "base_layer")}
+
+    def named(ends: tuple[str, ...]) -> nn.Linear | None:
+        return next((part for name, part in linear.items() if f".{name}".endswith(tuple(f".{e}" for e in ends))), None)
+
+    fused, out = named(FUSED), named(OUT)
+    inputs = [fused] if fused else [named(ends) for ends in QUERY_KEY_VALUE]
+    return AttentionLayers(inputs, out) if out and all(inputs) else None  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def patch_attention(backbone: Backbone, images: Tensor) -> Tensor:
+    """Attention of CLS to each patch in the last block, mean over heads (B, P), computed from queries and keys."""
+    layers = attention_layers(backbone)[-1].inputs
+    outputs: dict[nn.Module, Tensor] = {}  # models call the layers in any order
+
+    def keep(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        outputs[layer] = output
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        patches = backbone(images).patches.shape[1]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    parts = [outputs[layer] for layer in layers]
+    query, key = parts[:2] if len(parts) == 3 else parts[0].chunk(3, -1)[:2]  # (B, T, D)
+    counts: list[Any] = [part.num_heads for part in backbone.modules() if hasattr(part, "num_heads")]  # timm
+    heads = int(getattr(backbone.model.config, "num_attention_heads", None) or counts[-1])
+    first, every = query[:, 0].unflatten(-1, (heads, -1)), key.unflatten(-1, (heads, -1))  # (B, H, d), (B, T, H, d)
+    scores = torch.einsum("bhd,bthd->bht", first, every) / first.shape[-1] ** 0.5
+    return scores.softmax(-1).mean(1)[:, -patches:]
 
 
 def require_peft() -> None:
@@ -88,8 +145,6 @@ def add_lora(backbone: Backbone, rank: int) -> list[nn.Module]:
     """Add updates of this rank to query, key and value of every block; returns the trainable modules."""
     require_peft()
     from peft import LoraConfig, inject_adapter_in_model
-
-    from patchgen.model.attention import attention_layers
 
     layers = {id(layer) for block in attention_layers(backbone) for layer in block.inputs}
     names = [name for name, part in backbone.model.named_modules() if id(part) in layers]
@@ -114,6 +169,6 @@ def merged(model: M) -> M:
     for name, part in list(whole.named_modules()):
         if isinstance(part, LoraLayer):
             part.merge()  # type: ignore[operator]
-            parent, _, own = name.rpartition(".")
-            setattr(whole.get_submodule(parent), own, part.get_base_layer())
+            parent, _, leaf = name.rpartition(".")
+            setattr(whole.get_submodule(parent), leaf, part.get_base_layer())
     return whole

@@ -31,8 +31,7 @@ from patchgen.data.oracle import true_masks
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import Classifier, trained_tensors
-from patchgen.model.compiled import compile_blocks
-from patchgen.model.device import SingleDevice, set_matmul_precision
+from patchgen.model.device import SingleDevice, compile_blocks, set_matmul_precision
 from patchgen.runs.folder import ProcessDied, RunFolder
 from patchgen.runs.scores import RULES
 from patchgen.runs.tensors import under
