@@ -12,7 +12,7 @@ from torch import Tensor
 
 from patchgen.model.classifier import Output
 from patchgen.runs.tensors import load_tensors
-from patchgen.train.level import EVERYTHING, find_level
+from patchgen.train.close import EVERYTHING, find_level
 
 LABEL = np.arange(40) % 2
 

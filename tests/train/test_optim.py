@@ -15,7 +15,8 @@ from patchgen.methods import make_method
 from patchgen.methods.build import build_model, load_trained
 from patchgen.model.classifier import Classifier, trained_tensors
 from patchgen.runs.tensors import load_tensors, save_tensors
-from patchgen.train.optim import make_optimizer, optimizer_tensors, restore_optimizer, set_rates
+from patchgen.train.optim import make_optimizer, set_rates
+from patchgen.train.trainer import optimizer_tensors, restore_optimizer
 
 
 def settings(**changes: Any) -> Config:

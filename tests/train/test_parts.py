@@ -25,7 +25,7 @@ from patchgen.train import parts
 from patchgen.train.lifecycle import train
 from patchgen.train.loop import Step, take_step
 from patchgen.train.optim import make_optimizer
-from patchgen.train.parts import indivisible, is_mean, largest_part
+from patchgen.train.parts import indivisible, largest_part
 
 LABEL, DOMAIN = (0, 2, 2, 1, 0, -1, 1, 0), (0, 0, 0, 0, 2, 2, 2, 2)
 # methods that need the whole batch: they read or change activations inside, or compare images there
@@ -91,12 +91,6 @@ def test_the_gradients_are_those_of_the_whole_batch_or_it_is_refused(name: str) 
 def test_those_that_are_refused() -> None:
     found = {name for name in PLAIN if indivisible(*made(name)[:2])}
     assert found == TOGETHER
-
-
-def test_only_a_mean_over_images_is_added_up_in_one_round() -> None:
-    assert [is_mean(made(name)[0]) for name in ("lp-ln", "full", "patchgen", "mixup", "mldg")] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
 
 
 def test_dropout_is_the_same_in_both_rounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,46 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from patchgen.cli import main
 from patchgen.config import Config
 from patchgen.data.table import Table
 from patchgen.predict.predictor import Prediction, load_run
 from patchgen.tasks.mdg import make_fold
+from patchgen.train.evaluate import patient_scores
 from patchgen.train.lifecycle import train
-from patchgen.train.tallies import PatientTally
-
-GROUP = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")
-LABEL = torch.tensor([0, 0, 0, 1, 1, 0, 1, 1])
-P_OF_ONE = torch.tensor([0.6, 0.55, 0.01, 0.9, 0.4, 0.2, 0.7, 0.6])  # probability of class 1
 
 
-def logits(p: torch.Tensor) -> torch.Tensor:
-    return torch.stack([torch.zeros_like(p), torch.logit(p)], 1)
+def probabilities(p: list[float]) -> np.ndarray:
+    """(N, 2) from the probability of class 1."""
+    return np.stack([1 - np.array(p), p], 1)
 
 
 def test_shares_and_votes_by_hand() -> None:
-    tally = PatientTally(GROUP, np.arange(8), 2)
-    for part in ([7, 2, 4], [0, 1, 3], [5, 6]):
-        tally.add(np.array(part), logits(P_OF_ONE[part]), LABEL[part])
-    found = tally.record()
-    assert found["patients"] == 3
-    assert found["accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3) and found["worst"] == pytest.approx(1 / 3)
+    names = ("ann", "ann", "ann", "bob", "bob", "cy", "cy", "cy")
+    label, p = np.array([0, 0, 0, 1, 1, 0, 1, 1]), [0.6, 0.55, 0.01, 0.9, 0.4, 0.2, 0.7, 0.6]
+    record = patient_scores(names, label, probabilities(p))
+    assert record["patients"] == 3
+    assert record["accuracy"] == pytest.approx((1 / 3 + 1 / 2 + 1) / 3) and record["worst"] == pytest.approx(1 / 3)
     # ann: two of three images say 1 (wrong), the mean probability of 1 is 0.387; bob: a tie, mean 0.65; cy has both
-    assert found["one_label"] == {"patients": 2, "majority": 0.5, "mean_probability": 1.0}
-
-
-def test_patients_with_several_labels_have_no_vote() -> None:
-    tally = PatientTally(("a", "a"), np.arange(2), 2)
-    tally.add(np.arange(2), logits(torch.tensor([0.1, 0.9])), torch.tensor([0, 1]))
-    assert tally.record() == {"patients": 1, "accuracy": 1.0, "worst": 1.0}
-
-
-def test_only_scored_rows_count() -> None:
-    tally = PatientTally(GROUP, np.array([3, 4]), 2)
-    tally.add(np.array([3, 4]), logits(P_OF_ONE[3:5]), LABEL[3:5])
-    assert tally.names == ["bob"] and tally.record()["accuracy"] == 0.5
+    assert record["one_label"] == {"patients": 2, "majority": 0.5, "mean_probability": 1.0}
+    several = patient_scores(("a", "a"), np.array([0, 1]), probabilities([0.1, 0.9]))
+    assert several == {"patients": 1, "accuracy": 1.0, "worst": 1.0}  # two labels: no vote
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_f1_of_a_benchmark_with_a_positive_class_is_that_of_this_class(summary_o
 
 def test_undefined_scores_are_a_dash(summary_of: Callable[..., str]) -> None:
     score = {**SCORE, "balanced_accuracy": 0.5, "macro_f1": 0.25, "auroc": None}
-    assert "| 0.5000 | 0.2500 | - | 20 |" in summary_of(a_table(("cat", "dog")), **score)
+    assert "| 0.5000 | 0.2500 | - | 20 |" in " ".join(summary_of(a_table(("cat", "dog")), **score).split())
 
 
 def test_f1_of_several_classes_is_a_mean(summary_of: Callable[..., str]) -> None:
@@ -70,7 +70,7 @@ def test_discovered_classes_have_other_scores(summary_of: Callable[..., str]) ->
     text = summary_of(a_table(("cat", "dog")), accuracy=0.5, known=0.75, unknown=0.25, images=20)
     [head, rule, row] = [line for line in text.splitlines() if line.startswith("|")]
     assert "| known classes | new classes |" in head and "F1" not in text
-    assert "| 0.5000 | 0.5000 | 0.7500 | 0.2500 | 20 |" in row
+    assert "| 0.5000 | 0.5000 | 0.7500 | 0.2500 | 20 |" in " ".join(row.split())
     assert head.count("|") == rule.count("|") == row.count("|")
 
 

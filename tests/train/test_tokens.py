@@ -50,7 +50,7 @@ def test_a_run_on_tokens_is_the_run_on_pixels(
 ) -> None:
     stored = train(settings(image_folder), tmp_path / "a")
     assert "tokens of 1 blocks" in capsys.readouterr().err
-    monkeypatch.setattr(tokens.Lower, "agrees", lambda self, rows: False)  # every step runs the whole network
+    monkeypatch.setattr(tokens, "_is_divisible", lambda model, images: False)  # every step runs the whole network
     whole = train(settings(image_folder), tmp_path / "b")
     err = capsys.readouterr().err
     assert "cannot be run in two halves" in err and "tokens of" not in err
@@ -91,8 +91,8 @@ def test_a_full_disk_is_found_before_the_work(
 
 def test_old_files_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATCHGEN_CACHE", str(tmp_path))
-    for i in range(tokens.KEPT + 2):
+    for i in range(tokens.FILES + 2):
         array = np.full((2, 1, 1), i, np.float16)
-        found = tokens._from_disk(f"{i:016x}", array.shape, array.nbytes, lambda array=array: array)  # type: ignore[misc]
+        found = tokens._from_disk(f"{i:016x}", array.shape, lambda array=array: array)  # type: ignore[misc]
         np.testing.assert_array_equal(found, array)
-    assert len(list((tmp_path / "tokens").iterdir())) == tokens.KEPT
+    assert len(list((tmp_path / "tokens").iterdir())) == tokens.FILES

@@ -13,7 +13,7 @@ from patchgen.runs.folder import RunFolder
 from patchgen.train import track
 from patchgen.train.fold import FoldTrainer
 from patchgen.train.lifecycle import train
-from patchgen.train.track import Tracker, make_tracker, scalars
+from patchgen.train.track import Tracker, make_tracker
 
 pytest.importorskip("tensorboard", reason="the extra `track` is not installed")
 
@@ -23,12 +23,6 @@ def events(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
 
     found = EventAccumulator(str(run.path / "tensorboard")).Reload()
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-
-
-def test_scalars_are_the_named_numbers() -> None:
-    record = {"kind": "evaluation", "step": 3, "train": {"main": 0.5}, "seconds": 2.0, "mask": {"mean": 1},
-              "validation": {"art": {"accuracy": 0.25, "confusion": [1, 2]}}}  # fmt: skip
-    assert dict(scalars(record)) == {"train/main": 0.5, "mask/mean": 1.0, "validation/art/accuracy": 0.25}
 
 
 def test_a_resumed_run_is_one_line_and_has_the_same_name(

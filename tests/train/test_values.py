@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from patchgen.model.device import SingleDevice
 from patchgen.runs.folder import RunFolder
-from patchgen.train.values import NEVER, StepValues, diverged, not_finite
+from patchgen.train.trainer import NEVER, StepValues, Trainer
 
 NAN = float("nan")
 
@@ -33,18 +35,16 @@ def test_the_first_bad_step_is_remembered(bad: float) -> None:
     assert int(values.first_bad) == 1
 
 
-def test_what_is_not_finite() -> None:
-    model = nn.Linear(2, 2)
-    assert not_finite({"main": 1.0}, model) == []
-    assert not_finite({"main": 1.0, "L_ms": NAN}, model) == ["L_ms"]
-    model.bias.data[0] = NAN
-    assert not_finite({"main": 1.0}, model) == ["weights"]
-    assert not_finite({"main": 1.0}, model.requires_grad_(False)) == []  # nothing is trained
-
-
 def test_the_error_names_the_place_and_some_images(tmp_path: Path) -> None:
-    where, images = {"stage": 1, "epoch": 2, "step": 3}, [f"{i}.png" for i in range(6)]
-    text = str(diverged(RunFolder(tmp_path), where, ["main"], images, 0.1))
-    assert "diverged at stage 1, epoch 2, step 3: main is not finite; lower --lr (now 0.1)" in text
-    assert "0.png, 1.png, 2.png, 3.png, ... (all" in text and str(tmp_path) in text
-    assert json.loads((tmp_path / "diverged.json").read_text()) == {**where, "values": ["main"], "images": images}
+    trainer = Trainer(RunFolder(tmp_path), SingleDevice("cpu"), quiet=True)
+    trainer.model, trainer.config = nn.Linear(2, 2), SimpleNamespace(lr=0.1)
+    images = [f"{i}.png" for i in range(6)]
+    trainer.require_finite({"main": 1.0}, 9, lambda step: images)
+    trainer.values.add({"main": torch.tensor(NAN)}, 3)
+    with pytest.raises(ValueError, match="diverged at stage 1, epoch 2, step 3: main is .*now 0.1") as caught:
+        trainer.require_finite({"main": NAN, "L_ms": 1.0}, 9, lambda step: images, stage=1, epoch=2)
+    assert "0.png, 1.png, 2.png, 3.png, ... (all" in str(caught.value) and str(tmp_path) in str(caught.value)
+    written = json.loads((tmp_path / "diverged.json").read_text())
+    assert written == {"stage": 1, "epoch": 2, "step": 3, "values": ["main"], "images": images}
+    trainer.model.requires_grad_(False).bias.data[0] = NAN
+    trainer.require_finite({}, 9, lambda step: images)  # a weight that is not trained

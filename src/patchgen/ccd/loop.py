@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -36,10 +35,9 @@ from patchgen.model.device import SingleDevice, convert, set_matmul_precision
 from patchgen.runs.folder import RunFolder
 from patchgen.runs.tensors import save_tensors, under
 from patchgen.tasks.mdg import at_most
-from patchgen.train.lifecycle import Trainer
 from patchgen.train.loop import require_gradients
-from patchgen.train.parts import DividedPass, parts_of, try_step, what_fits
-from patchgen.train.values import StepValues, diverged, not_finite
+from patchgen.train.parts import DividedPass, what_fits
+from patchgen.train.trainer import Trainer
 
 LOWEST = 1e-3  # final learning rate of the cosine, relative to the initial one
 VALIDATION_INITS = 10  # maximum k-means initialisations in a validation, as in the host method
@@ -99,9 +97,7 @@ class StreamTrainer(Trainer):
         self.target[first] = np.searchsorted(stream.known, stream.label[first])
         self.stage, self.epoch, self.kept = 0, 0, BestEpoch()
         self.optimizer = make_stream_optimizer(self.model, self.config, self.method.decays_vectors)
-        views = 2 * config.batch
-        trial = partial(try_step, self.model, self.model.read, size)
-        self.micro_batch = what_fits(config.images_at_once(views), views, trial, self) or views
+        self.micro_batch = what_fits(self, 2 * config.batch, self.model.read)
         self.resume()
 
     def _about(self) -> dict[str, Any]:
@@ -144,13 +140,15 @@ class StreamTrainer(Trainer):
         clock = time.monotonic()
         fitted = self._before_epoch(rows)
         rate = set_rate(self.optimizer, self.epoch, self.config.epochs)
-        values, seed = StepValues(self.device), (self.config.seed, self.stage, self.epoch)
+        seed = (self.config.seed, self.stage, self.epoch)
         parts = epoch_parts(rows, self.config.batch, seed)
         for step, views in enumerate(self.images.views(parts, seed)):
-            values.add(self._step(parts[step], views), step)
+            self.values.add(self._step(parts[step], views), step)
             bar.advance()
-        means = values.means()
-        self._check_finite(values, means, parts)
+        means = self.values.means()
+        self.values.clear()
+        place = {"stage": self.stage, "epoch": self.epoch}
+        self.require_finite(means, len(parts) - 1, lambda step: self._files(parts[step]), **place)
         record: dict[str, Any] = {"kind": "epoch", "stage": self.stage, "epoch": self.epoch, "lr": rate, "train": means}
         record |= {"mixture": fitted} if fitted else {}
         last = self.epoch == self.config.epochs - 1
@@ -193,15 +191,14 @@ class StreamTrainer(Trainer):
                 query = self._read(images).features
             likely = self.pool.likely(query)
             prompts = self.pool.prompts(query, likely)
-        parts = parts_of(len(images), self.micro_batch)
-        if len(parts) == 1:
+        if len(images) <= self.micro_batch:
             seen, backward = self._read(images, prompts), self.fabric.backward
         else:
 
             def read(part: slice) -> Output:
                 return self._read(images[part], None if prompts is None else prompts[part])
 
-            divided = DividedPass(read, parts, self.fabric, self.model)
+            divided = DividedPass(read, len(images), self.micro_batch, self.fabric, self.model)
             seen, backward = divided.out, divided.backward
         target = send(torch.from_numpy(self.target[rows]), self.device).repeat(2)
         pseudo = target
@@ -218,13 +215,8 @@ class StreamTrainer(Trainer):
             seen = self.model.read(images, prompts)
         return cast(Output, convert(seen, torch.float32)) if self.fabric.half else seen
 
-    def _check_finite(self, values: StepValues, means: dict[str, float], parts: list[np.ndarray]) -> None:
-        bad = not_finite(means, self.model)
-        if bad:
-            step = min(len(parts) - 1, int(values.first_bad))
-            files = [str(self.stream.table.file(row)) for row in parts[step].tolist()]
-            where = {"stage": self.stage, "epoch": self.epoch, "step": step}
-            raise diverged(self.run, where, bad, files, self.config.lr)
+    def _files(self, rows: np.ndarray) -> list[str]:
+        return [str(self.stream.table.file(row)) for row in rows.tolist()]
 
     # Without gradients
 

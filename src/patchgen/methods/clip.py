@@ -103,9 +103,9 @@ class WithoutImages(Sentences):
     def update(self, step: Step) -> bool:
         """Make no step; before an evaluation, record the loss of the batch."""
         if step.number % self.config.eval_every == 0 or step.number == self.config.steps - 1:
-            for batch in step.batches():
-                with torch.no_grad():
-                    step.note(self.losses(step.forward(batch), batch))
+            batch = step.batch()
+            with torch.no_grad():
+                step.note(self.losses(step.forward(batch), batch))
         return True
 
 

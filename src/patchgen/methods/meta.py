@@ -67,7 +67,7 @@ class Mldg(DomainByDomain):
     bounds = {"meta_test": COUNT}
 
     def update(self, step: Step) -> bool:
-        [batch] = step.batches()
+        batch = step.batch()
         domains = [rows_of(batch, rows) for rows in by_domain(batch, "cpu")]
         random = np.random.default_rng([self.config.seed, step.number])  # the same on every device
         total: dict[str, Tensor] = {}
@@ -98,7 +98,7 @@ class Fish(DomainByDomain):
     defaults = {"fish": 0.5}
 
     def update(self, step: Step) -> bool:
-        [batch] = step.batches()
+        batch = step.batch()
         start = copies(step.model)
         for rows in by_domain(batch, "cpu"):
             self.gradients(step, rows_of(batch, rows))

@@ -55,7 +55,7 @@ class Selector(nn.Module):
         everywhere: Whether the bias also applies to the patches' attention, not only to CLS and the registers.
         sharpen: Optional function that a method applies to log m (B, P) in training passes.
         level: (scale, shift) of the displayed mask, sigmoid(scale * log r + shift), calibrated after training so that
-            patches above 0.5 are the selected ones (`patchgen.train.level`). While the scale is 0, m itself is
+            patches above 0.5 are the selected ones (`patchgen.train.close`). While the scale is 0, m itself is
             displayed. The level does not affect what the classifier reads.
     """
 

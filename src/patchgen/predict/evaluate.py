@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from patchgen.common.text import did_you_mean
 from patchgen.predict.answers import UNKNOWN, Answers
@@ -27,7 +26,7 @@ from patchgen.tasks.metrics import (
     reliability,
     scores,
 )
-from patchgen.train.tallies import PatientTally
+from patchgen.train.evaluate import patient_scores
 
 RESAMPLES = 1000
 WORK = 1_000_000_000  # images x classes x resamples for the intervals of AUROC and average precision: half a minute
@@ -254,23 +253,23 @@ def expected_line(comparison: Mapping[str, Any]) -> str:
 
 def _patients(answers: Answers) -> dict[str, Any] | None:
     """Results per patient, as a run's test record has them, and a line for each patient; None without groups."""
+    import pandas as pd
+
     group = answers.table.group
     if group is None:
         return None
-    tally = PatientTally(group, answers.rows, len(answers.classes))
-    logits = torch.from_numpy(answers.probabilities).clamp(min=1e-30).log()
-    tally.add(answers.rows, logits, torch.from_numpy(answers.label))
-    images = tally.truth.sum(1)
+    names = [group[row] for row in answers.rows]
+    label, probabilities = answers.label, answers.probabilities
     lines = {
-        name: {
-            "images": int(images[i]),
-            "accuracy": float(tally.hits[i] / images[i]),
-            "labels": [answers.classes[c] for c in tally.truth[i].nonzero()[:, 0].tolist()],
-            "label": answers.classes[int(tally.probability[i].argmax())],  # by the mean probability
+        str(name): {
+            "images": len(images),
+            "accuracy": float((probabilities[images].argmax(1) == label[images]).mean()),
+            "labels": [answers.classes[c] for c in np.unique(label[images])],
+            "label": answers.classes[int(probabilities[images].mean(0).argmax())],  # by the mean probability
         }
-        for i, name in enumerate(tally.names)
+        for name, images in pd.Series(names).groupby(np.array(names)).indices.items()
     }
-    return {**tally.record(), "each": lines}
+    return {**patient_scores(names, label, probabilities), "each": lines}
 
 
 # What a reader must know

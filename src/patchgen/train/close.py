@@ -1,10 +1,23 @@
 """The end of a run: score the reported checkpoints once on the unseen domain, and mark the run as complete.
 
 Everything here depends only on the state after the last step, so a run killed here simply repeats it.
+
+The mask of a selection inside the backbone is calibrated first, on held-out source images. The classifier depends on
+the ratios of mask values within an image, not on their level, so 0.5 has no meaning by itself. What has a meaning is r,
+the weight of a patch relative to the average patch of its image. The displayed mask is sigmoid(scale * log r + shift):
+
+1. 0.5 corresponds to r = 1: selected patches have more weight than they would have without a selection;
+2. if removing all other patches costs the classifier more than one standard error of its accuracy, 0.5 moves to a
+   smaller r until it does not: the selected patches suffice;
+3. the scale maps an average selected patch to 0.88.
+
+Only the displayed mask changes, never what the classifier reads.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,17 +26,24 @@ from torch import Tensor
 
 from patchgen.common.progress import Progress
 from patchgen.methods.build import load_trained
-from patchgen.model.selector import Selector
-from patchgen.runs.tensors import load_tensors, save_predictions
-from patchgen.train.evaluate import mask_record
-from patchgen.train.level import find_level
+from patchgen.model.classifier import Output
+from patchgen.model.selector import Selector, log_of, relative
+from patchgen.runs.tensors import Predictions, load_tensors, save_predictions
+from patchgen.tasks.metrics import probability_scores
+from patchgen.train.evaluate import UNCALIBRATED, mask_record, patient_scores
 from patchgen.train.summary import summarize
-from patchgen.train.tallies import MaskTally, PatientTally, ProbabilityTally, Tally
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
 
 UNTRAINED = "untrained"  # the checkpoint of the start, and the prefix of its figures in the test records
+LEVEL_IMAGES, LEVEL_BATCH = 240, 60  # of source validation, for the level
+LOWER = (0.0, -0.5, -1.0, -2.0, -3.0)  # thresholds of log r to try, in this order
+FLAT = 1e-2  # below this standard deviation of log r there is no selection: every patch is read
+EVERYTHING = (1.0, 10.0)  # the level at which all patches are displayed as selected
+STRONG = 2.0  # the logit of 0.88
+
+Classify = Callable[[np.ndarray, Tensor | None], Output]  # rows, and a mask that replaces the model's own
 
 
 def close_run(trainer: FoldTrainer) -> None:
@@ -47,10 +67,7 @@ def close_run(trainer: FoldTrainer) -> None:
 
 
 def _untrained_mask(trainer: FoldTrainer) -> dict[str, float]:
-    """The mask figures of the start, before any step, on the images on which the trained mask is scored.
-
-    So a record says how much of an AUROC or IoU training has added. Empty if there is no mask to compare.
-    """
+    """The mask figures before any step, which say how much training has added; empty without a mask to compare."""
     start = trainer.run.checkpoint(UNTRAINED)
     if not (start.exists() and trainer.fold.test and trainer.model.has_mask and trainer.method.mask == "learned"):
         return {}
@@ -86,14 +103,7 @@ def _score(trainer: FoldTrainer, name: str, facts: dict[str, Any]) -> dict[str, 
     fold, evaluate = trainer.fold, trainer.evaluate
     unseen = np.concatenate(list(fold.test.values()))
     with Progress(f"scoring {fold.unseen} ({name})", len(unseen), quiet=trainer.quiet) as bar:
-        probabilities = ProbabilityTally(unseen, len(fold.classes))
-        patients, masks = _patients(trainer, unseen), _masks(trainer)
-        tallies: list[Tally] = [probabilities, *([patients] if patients else [])]
-        parts = {
-            part: evaluate(rows, bar.advance, tallies=tallies, own_masks=masks)
-            for part, rows in fold.test.items()
-            if len(rows)
-        }
+        parts = {part: evaluate(rows, bar.advance, by_image=True) for part, rows in fold.test.items() if len(rows)}
     record: dict[str, Any] = {"kind": "test", "checkpoint": name, "unseen": fold.unseen, **facts}
     record["metric"] = fold.metric  # the metric by which the checkpoint was selected
     if fold.positive is not None:
@@ -106,30 +116,57 @@ def _score(trainer: FoldTrainer, name: str, facts: dict[str, Any]) -> dict[str, 
         for mask in ("true", "random"):  # performance of the trained classifier with other masks
             accuracy = fold.scores(evaluate(unseen, mask=mask).confusion)["accuracy"]
             record[f"{mask}_mask"] = {"accuracy": accuracy}
-    if patients:
-        patients.gather(trainer.fabric)
-        record["patients"] = patients.record()
-    probabilities.gather(trainer.fabric)
+    images = [result.images for result in parts.values() if result.images is not None]
+    probabilities = np.concatenate([part.probabilities for part in images])[:, : len(fold.classes)]
+    order, label = np.argsort(unseen), fold.truth[unseen].astype(np.int64)
     if trainer.fabric.is_global_zero:
-        save_predictions(trainer.run.path, name, probabilities.predictions(), fold.classes)
+        predictions = Predictions(unseen[order], label[order], probabilities[order])
+        save_predictions(trainer.run.path, name, predictions, fold.classes)
     if trainer.config.task == "mdg":  # outputs are classes, without matching
+        if fold.table.group:
+            record["patients"] = patient_scores([fold.table.group[row] for row in unseen], label, probabilities)
         for part, rows in (*fold.test.items(), ("all", unseen)):
-            record[part] |= probabilities.record(rows)
+            scored = np.isin(unseen, rows)
+            record[part] |= probability_scores(label[scored], probabilities[scored])
     record |= mask_record(parts)
-    if masks:
-        masks.gather(trainer.fabric)
-        record["mask_before_level"] = masks.record()
+    if isinstance(trainer.model.select, Selector) and evaluate.truth is not None:
+        means = np.nanmean(np.concatenate([part.uncalibrated for part in images]).astype(np.float64), axis=0)
+        record["mask_before_level"] = dict(zip(UNCALIBRATED, means.tolist(), strict=True))
     return record
 
 
-def _masks(trainer: FoldTrainer) -> MaskTally | None:
-    """For masks with a calibrated level, if the predictive patches are known; else None."""
-    truth = trainer.evaluate.truth
-    return MaskTally(truth) if isinstance(trainer.model.select, Selector) and truth is not None else None
+@torch.inference_mode()
+def find_level(classify: Classify, rows: np.ndarray, label: np.ndarray, gain: float) -> tuple[float, float]:
+    """Scale and shift of log r.
 
+    Args:
+        classify: The model's output for rows.
+        rows: Held-out source images.
+        label: (N,) class ids of the whole table.
+        gain: Exponent of the mask in the weight r.
+    """
+    if len(rows) > LEVEL_IMAGES:
+        rows = rows[np.linspace(0, len(rows) - 1, LEVEL_IMAGES).astype(int)]
+    parts = [rows[i : i + LEVEL_BATCH] for i in range(0, len(rows), LEVEL_BATCH)]
+    outputs = [classify(part, None) for part in parts]
+    masks = [out.own_mask for out in outputs if out.own_mask is not None]
+    log_r = [relative(gain * log_of(mask)) for mask in masks]  # (B, P) each
+    weight = torch.cat(log_r)
+    if not weight.std() > FLAT:
+        return EVERYTHING
+    truth = torch.from_numpy(label[rows])
 
-def _patients(trainer: FoldTrainer, rows: np.ndarray) -> PatientTally | None:
-    """If the data has patients, and outputs are classes, without matching; else None."""
-    fold = trainer.fold
-    group = fold.table.group
-    return PatientTally(group, rows, fold.size) if group and trainer.config.task == "mdg" else None
+    def accuracy(logits: list[Tensor]) -> float:
+        return float((torch.cat(logits).argmax(1).cpu() == truth).double().mean())
+
+    whole = accuracy([out.logits for out in outputs])
+    error = math.sqrt(max(whole * (1 - whole), 1 / len(rows)) / len(rows))
+    for threshold in LOWER:
+        above = weight >= threshold
+        if above.all():
+            break
+        selected = [torch.where(read >= threshold, mask, 0) for read, mask in zip(log_r, masks, strict=True)]
+        if accuracy([classify(part, mask).logits for part, mask in zip(parts, selected, strict=True)]) >= whole - error:
+            scale = STRONG / float(weight[above].mean() - threshold)
+            return scale, -scale * threshold
+    return EVERYTHING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,14 +17,21 @@ from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
 from patchgen.model.losses import mask_health
 from patchgen.tasks.metrics import mask_recovery, scores
-from patchgen.train.tallies import MaskTally, Tally
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 HEALTH = ("mean", "spread", "weak", "strong")
 RECOVERY = ("auroc", "iou", "error", "kept")
+UNCALIBRATED = ("iou", "kept")  # recovery by the mask before its calibration, the one that the classifier uses
 MEMORY = 2 << 30  # bytes of cached features for a frozen backbone
+
+
+class ByImage(NamedTuple):
+    """Results of single images, in the order of the rows."""
+
+    probabilities: np.ndarray  # (N, C) float32; C is the side of the confusion matrix
+    uncalibrated: np.ndarray  # (N, 2) the values of `UNCALIBRATED`; 0 without a calibrated mask or its truth
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Evaluation:
     confusion: np.ndarray  # (C, C) true x predicted
     loss: float  # mean cross-entropy
     mask: dict[str, float] = field(default_factory=dict)  # mask health, and recovery if the truth is known
+    images: ByImage | None = None  # if asked for
 
     def means(self) -> dict[str, Any]:
         """The values that are averaged over images rather than counted."""
@@ -132,38 +140,43 @@ class Evaluator:
         rows: np.ndarray,
         tick: Callable[[int], None] | None = None,
         mask: str | None = None,
-        tallies: Sequence[Tally] = (),
-        own_masks: MaskTally | None = None,
+        by_image: bool = False,
     ) -> Evaluation:
         """Score rows; on several devices each scores every n-th row, and the results are summed.
 
         Args:
-            tallies: Receive each row scored by this rank.
-            own_masks: Receives each row's mask as the classifier uses it, if the displayed one is calibrated.
+            by_image: Also return the results of each image.
         """
         fabric, model = self.reader.fabric, self.reader.model
         confusion = torch.zeros(self.num_classes**2, device=fabric.device)
         totals = torch.zeros(len(self._names()), 2, device=fabric.device)  # sum and count of defined values
         broken = torch.zeros(1, device=fabric.device)
+        images = torch.zeros(len(rows), self.num_classes + len(UNCALIBRATED)) if by_image else None
         model.drop.eval()
-        mine = rows[fabric.global_rank :: fabric.world_size]
+        mine = np.arange(fabric.global_rank, len(rows), fabric.world_size)
         for start in range(0, len(mine), self.batch):
-            part = mine[start : start + self.batch]
+            place = mine[start : start + self.batch]
+            part = rows[place]
             label = fabric.to_device(torch.from_numpy(self.label[part]))
             out = self.outputs(part, self.given_mask(part, mask or self.mask))
             cell = label * self.num_classes + out.logits.argmax(1)
             confusion += torch.bincount(cell, minlength=self.num_classes**2)
             broken += (~out.logits.isfinite()).any()
-            for tally in tallies:
-                tally.add(part, out.logits, label)
-            if own_masks is not None and out.own_mask is not None:
-                own_masks.add(part, out.own_mask)
             values = torch.stack(self._values(out, label, part))  # (names, B)
             totals += torch.stack([values.nansum(1), (~values.isnan()).sum(1)], 1)
+            if images is not None:
+                images[place, : out.logits.shape[1]] = out.logits.float().softmax(1).cpu()
+                if recovery := self._recovery(out.own_mask, part, UNCALIBRATED):
+                    images[place, self.num_classes :] = torch.stack(recovery, 1).cpu()
             if tick:
                 tick(len(part) * fabric.world_size)
         model.drop.train()
-        return self._collect(confusion, totals, broken)
+        evaluation = self._collect(confusion, totals, broken)
+        if images is not None:  # each was scored by one rank
+            if fabric.world_size > 1:
+                images = cast(Tensor, fabric.all_reduce(fabric.to_device(images), reduce_op="sum")).cpu()
+            evaluation.images = ByImage(*np.split(images.numpy(), [self.num_classes], axis=1))
+        return evaluation
 
     def outputs(self, rows: np.ndarray, mask: Tensor | None = None) -> Output:
         """The model's output for rows, with its own mask or with a given one (B, P)."""
@@ -175,11 +188,11 @@ class Evaluator:
         """The mask that replaces the learned one; a random mask has as many patches as the true one."""
         if kind == "learned" or self.truth is None:
             return None
-        chosen = self.truth[rows]
+        patches = self.truth[rows]
         if kind == "random":
             shuffled = [np.random.default_rng([7, row]).permutation(self.truth[row]) for row in rows.tolist()]
-            chosen = np.stack(shuffled)
-        return self.reader.fabric.to_device(torch.from_numpy(chosen).float())
+            patches = np.stack(shuffled)
+        return self.reader.fabric.to_device(torch.from_numpy(patches).float())
 
     def _names(self) -> list[str]:
         if not self.reader.model.has_mask:
@@ -191,11 +204,15 @@ class Evaluator:
         loss = F.cross_entropy(out.logits.float(), label.clamp(max=out.logits.shape[1] - 1), reduction="none")
         values = [loss.masked_fill(label >= self.num_known, torch.nan)]
         if out.mask is not None:
-            values += mask_health(out.mask).values()
-            if self.truth is not None:
-                found = mask_recovery(out.mask.float().cpu().numpy(), self.truth[rows])
-                values += [torch.from_numpy(found[name]).to(label.device, torch.float32) for name in RECOVERY]
+            values += [*mask_health(out.mask).values(), *self._recovery(out.mask, rows, RECOVERY)]
         return values
+
+    def _recovery(self, mask: Tensor | None, rows: np.ndarray, names: Sequence[str]) -> list[Tensor]:
+        """One (B,) tensor for each of the names; none without a mask (B, P) or its truth."""
+        if mask is None or self.truth is None:
+            return []
+        recovery = mask_recovery(mask.float().cpu().numpy(), self.truth[rows])
+        return [torch.from_numpy(recovery[name]).to(mask.device, torch.float32) for name in names]
 
     def _collect(self, confusion: Tensor, totals: Tensor, broken: Tensor) -> Evaluation:
         whole = torch.cat([broken, confusion, totals.flatten()])
@@ -212,11 +229,45 @@ class Evaluator:
         return Evaluation(square, means.pop("loss", 0.0), means)
 
 
-def mask_record(found: dict[str, Evaluation]) -> dict[str, Any]:
+def mask_record(evaluations: dict[str, Evaluation]) -> dict[str, Any]:
     """Mask health, averaged over images: {"mask": {"mean": ..., "spread": ..., ...}}."""
-    with_mask = [result for result in found.values() if result.mask]
+    with_mask = [result for result in evaluations.values() if result.mask]
     if not with_mask:
         return {}
     weights = [result.confusion.sum() for result in with_mask]
     names = [n for n in with_mask[0].mask if all(n in result.mask for result in with_mask)]
     return {"mask": {n: float(np.average([r.mask[n] for r in with_mask], weights=weights)) for n in names}}
+
+
+def patient_scores(names: Sequence[str], label: np.ndarray, probabilities: np.ndarray) -> dict[str, Any]:
+    """The patient part of a test record: every patient counts once, however many images it has.
+
+    How accurate are the images of a patient, averaged over patients? And, if all images of a patient have the same
+    label, is the patient classified correctly by majority vote, or by the mean probability?
+
+    Args:
+        names: Patient of each image.
+        label: (N,) true classes.
+        probabilities: (N, C).
+    """
+    patients, of = np.unique(names, return_inverse=True)
+    one_hot = np.eye(probabilities.shape[1])
+    best = probabilities.argmax(1)
+    # (patients, C) each
+    truth, votes, probability = (np.zeros((len(patients), probabilities.shape[1])) for _ in range(3))
+    np.add.at(truth, of, one_hot[label])
+    np.add.at(votes, of, one_hot[best])
+    np.add.at(probability, of, probabilities.astype(np.float64))
+    images = np.bincount(of)
+    share = np.bincount(of, best == label) / images
+    record = {"patients": len(patients), "accuracy": float(share.mean()), "worst": float(share.min())}
+    single = (truth > 0).sum(1) == 1
+    if single.any():
+        true = truth[single].argmax(1)
+        majority = votes + probability / (1 + images[:, None])  # ties are broken by the mean probability
+        record["one_label"] = {
+            "patients": int(single.sum()),
+            "majority": float((majority[single].argmax(1) == true).mean()),
+            "mean_probability": float((probability[single].argmax(1) == true).mean()),
+        }
+    return record

@@ -26,7 +26,7 @@ from patchgen.config import Config
 from patchgen.data.content import shared_store
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
-from patchgen.data.macenko import TILES, Macenko, fit_macenko
+from patchgen.data.macenko import TILES, fit_macenko
 from patchgen.data.oracle import true_masks
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
@@ -38,14 +38,13 @@ from patchgen.runs.tensors import under
 from patchgen.tasks import Fold
 from patchgen.train.close import UNTRAINED, close_run
 from patchgen.train.evaluate import Evaluator, Reader, mask_record
-from patchgen.train.leave_one_out import scores_without_each
-from patchgen.train.lifecycle import Trainer
+from patchgen.train.lifecycle import scores_without_each
 from patchgen.train.loop import Step, fit, take_step
 from patchgen.train.optim import make_optimizer
 from patchgen.train.parts import images_at_once
 from patchgen.train.swad import Swad
 from patchgen.train.tokens import stored_tokens
-from patchgen.train.values import StepValues, diverged, not_finite
+from patchgen.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -114,7 +113,7 @@ class FoldTrainer(Trainer):
         self, fabric: SingleDevice | Fabric, config: Config, run: RunFolder, fold: Fold, quiet: bool = False
     ) -> None:
         super().__init__(run, fabric, quiet or not fabric.is_global_zero)
-        self.config, self.fold, self.writes = config, fold, fabric.is_global_zero
+        self.config, self.fold = config, fold
         self.method = make_method(config)
         self.method.class_names = fold.classes
         self.model = build_model(config, self.method, len(fold.classes), self.say, run.recorded_backbone())
@@ -125,53 +124,77 @@ class FoldTrainer(Trainer):
             self.about["tiles"] = fold.table.tiles._asdict()
         self.model.to(fabric.device)
         store = self._images()
-        self.batches = DomainBatches(
-            store,
-            fold.target,
-            fold.train,
-            config.batch_per_domain,
-            config.seed,
-            AUGMENTATIONS[config.augmentation]() if config.augment else None,
-        )
+        augment = AUGMENTATIONS[config.augmentation]() if config.augment else None
+        self.batches = DomainBatches(store, fold.target, fold.train, config.batch_per_domain, config.seed, augment)
         self.reader = Reader(fabric, self.model, store, self._tokens(store))
+        self.keeps_features = self.reader.caches and augment is None  # nothing before them can change
         self._prepare_model()
-        self.part = None if self._keeps_features else images_at_once(self)
-        self.micro_batch = self.part or self.batch_size
-        self.network, self.optimizer = self._set_up_network()
+        self.micro_batch = self.batch_size if self.keeps_features else images_at_once(self)
+        self.optimizer = make_optimizer(self.model, config, self.method)
+        if isinstance(fabric, SingleDevice):
+            self.network = fabric.setup(self.model)
+        else:
+            self.network, self.optimizer = cast(Any, fabric.setup(self.model, self.optimizer))
         self.evaluate = Evaluator(
             self.reader, fold.truth, fold.size, truth=self._truth(), mask=self.method.mask, num_known=fold.num_known
         )
-        self.swad = self._make_swad()
+        self.swad: Swad | None = None
+        if config.swad:
+            usual = fold.benchmark.swad_ratio if fold.benchmark else 1.3
+            self.swad = Swad(ratio=config.swad_ratio or usual, compat=config.swad_compat)
         self.start, self.last, self.best = 0, -1, -math.inf
         self.peak, self.without_gain = -math.inf, 0  # of source validation, for --patience
-        self.values = StepValues(fabric.device)
         self.resume()
 
     def _images(self) -> ImageStore:
-        cache, backbone = cache_dir() if self.config.cache else None, self.model.backbone
-        store = shared_store(self.fold.table, self.config.image_size, cache, backbone.interpolation)
-        if self.config.stain != "none":
-            store.stain = self._fit_stain(store)
+        """Decoded images; stains are fitted on evenly spaced training images, the same on every rank."""
+        config, cache = self.config, cache_dir() if self.config.cache else None
+        store = shared_store(self.fold.table, config.image_size, cache, self.model.backbone.interpolation)
+        if config.stain != "none":
+            rows = np.unique(np.concatenate(list(self.fold.train.values())))
+            some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
+            store.stain = fit_macenko(image.transpose(1, 2, 0) for image in store.images(some))
+            self.about["stain"] = store.stain.facts()
         return store
+
+    def _tokens(self, store: ImageStore) -> np.ndarray | None:
+        """The stored tokens of the lower blocks, if they are frozen and images are not augmented."""
+        if not self.model.reads_hidden or self.batches.augment is not None:
+            return None
+        if self.fabric.is_global_zero:
+            stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
+        self.fabric.barrier()  # the other processes read what the first has written
+        return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
 
     def _prepare_model(self) -> None:
         """Each part needs the one before: the method may read the mask's start, and its hooks decide the last."""
-        if self.model.has_mask and not self.run.checkpoint("state").exists():
+        config, model = self.config, self.model
+        if model.has_mask and not self.run.checkpoint("state").exists():
             # on the source images of the first step; the same on every rank
             rows = np.unique(self.batches.rows_at(0)[0])[:64]
-            self.model.start(self.reader.images(rows) if self.reader.tokens is None else self.reader(rows))
-        if self.config.compile:  # whose trial the method's hooks should not see
-            self._compile()
+            model.start(self.reader.images(rows) if self.reader.tokens is None else self.reader(rows))
+        if config.compile and self.keeps_features:
+            self.say("--compile: the backbone is frozen and its features are cached; continuing without it")
+        elif config.compile:  # before the method's hooks, which should not see the trial
+            count = min(config.images_at_once(self.batch_size) or self.batch_size, self.batch_size)
+            with self.fabric.autocast():
+                images = torch.zeros(count, 3, config.image_size, config.image_size, device=self.fabric.device)
+                compile_blocks(model.backbone, images, self.say)
         self._set_up_method()
-        if self.config.checkpoint_activations:
-            recompute_activations(self.model.backbone, self.config.method, self.model.pool == "select")
+        if config.checkpoint_activations:
+            recompute_activations(model.backbone, config.method, model.pool == "select")
 
-    def _set_up_network(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """The model as a training pass calls it, and its optimiser."""
-        optimizer = make_optimizer(self.model, self.config, self.method)
-        if isinstance(self.fabric, SingleDevice):
-            return self.fabric.setup(self.model), optimizer
-        return cast(tuple[torch.nn.Module, torch.optim.Optimizer], self.fabric.setup(self.model, optimizer))
+    def _set_up_method(self) -> None:
+        """Create the method's parameters, from the seed alone."""
+        method, fold = self.method, self.fold
+        method.sources = tuple(fold.train)
+        method.use_sample_weights(fold.sample_weights())
+        if self.config.class_weights:
+            method.register_buffer("class_weights", torch.from_numpy(fold.balanced_weights()), persistent=False)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            method.setup(self.model)
+        method.to(self.fabric.device)
 
     @property
     def batch_size(self) -> int:
@@ -180,52 +203,6 @@ class FoldTrainer(Trainer):
         if images % processes:  # the settings know the devices of a node, not of a whole cluster
             raise ValueError(f"batch_per_domain {images} must be divisible by the number of processes, {processes}")
         return images * len(self.fold.train) // processes
-
-    def _fit_stain(self, store: ImageStore) -> Macenko:
-        """Fit stains on evenly spaced training images only; the same on every rank and after a restart."""
-        rows = np.unique(np.concatenate(list(self.fold.train.values())))
-        some = rows[np.linspace(0, len(rows) - 1, min(TILES, len(rows))).round().astype(int)]
-        reference = fit_macenko(image.transpose(1, 2, 0) for image in store.images(some))
-        self.about["stain"] = reference.facts()
-        return reference
-
-    def _tokens(self, store: ImageStore) -> np.ndarray | None:
-        """The stored tokens of the lower blocks, if they are frozen and images are not augmented."""
-        if not self.model.reads_hidden or self.batches.augment is not None:
-            return None
-        if self.writes:
-            stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
-        self.fabric.barrier()  # the other processes read what the first has written
-        return stored_tokens(self.model, self.config, self.fold.table, store, self.fabric.device, self.quiet)
-
-    def _compile(self) -> None:
-        """Compile for the shape of a pass, in the run's precision."""
-        if self._keeps_features:
-            self.say("--compile: the backbone is frozen and its features are cached; continuing without it")
-            return
-        count = min(self.config.images_at_once(self.batch_size) or self.batch_size, self.batch_size)
-        side = self.config.image_size
-        with self.fabric.autocast():
-            images = torch.zeros(count, 3, side, side, device=self.fabric.device)
-            compile_blocks(self.model.backbone, images, self.say)
-
-    @property
-    def _keeps_features(self) -> bool:
-        """Whether features are cached: nothing before them can change."""
-        return self.reader.caches and self.batches.augment is None
-
-    def _set_up_method(self) -> None:
-        """Create the method's parameters, from the seed alone; the mask has been calibrated by now."""
-        self.method.sources = tuple(self.fold.train)
-        self.method.use_sample_weights(self.fold.sample_weights())
-        if self.config.class_weights:
-            self.method.register_buffer(
-                "class_weights", torch.from_numpy(self.fold.balanced_weights()), persistent=False
-            )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.config.seed)
-            self.method.setup(self.model)
-        self.method.to(self.fabric.device)
 
     def _truth(self) -> np.ndarray | None:
         """The predictive patches (N, P), if the data provides them."""
@@ -236,12 +213,6 @@ class FoldTrainer(Trainer):
                 "and images without augmentation (--no-augment)"
             )
         return truth
-
-    def _make_swad(self) -> Swad | None:
-        if not self.config.swad:
-            return None
-        usual = self.fold.benchmark.swad_ratio if self.fold.benchmark else 1.3
-        return Swad(ratio=self.config.swad_ratio or usual, compat=self.config.swad_compat)
 
     # A step
 
@@ -263,26 +234,22 @@ class FoldTrainer(Trainer):
             runtime=self.fabric,
             mask=lambda batch: self.evaluate.given_mask(batch.index.numpy(), self.method.mask),
             values=self.values,
-            part=self.part,
-            first=number == self.start,
-            clip=self.config.clip_gradients,
+            part=self.micro_batch if self.micro_batch < self.batch_size else None,
         )
         take_step(step)
 
     def _batch(self, step: int) -> Batch:
         """Pixels, augmented and normalised on the device; or cached features, if nothing before them can change."""
-        cached, place = self._keeps_features, (self.fabric.global_rank, self.fabric.world_size)
-        batch = self.batches.at(step, *place, images=not cached)
-        if cached:
-            return self._on_device(batch, self.reader(batch.index.numpy()))
-        if step + 1 < self.config.steps:
-            self.batches.expect(step + 1, *place)
-        pixels, backbone = self.fabric.to_device(batch.image), self.model.backbone
-        draw = batch.draw.to(pixels.device) if batch.draw is not None else None
-        return self._on_device(batch, prepare(pixels, draw, self.config.image_size, backbone.mean, backbone.std))
-
-    def _on_device(self, batch: Batch, image: torch.Tensor) -> Batch:
-        move = self.fabric.to_device
+        config, move, place = self.config, self.fabric.to_device, (self.fabric.global_rank, self.fabric.world_size)
+        batch = self.batches.at(step, *place, images=not self.keeps_features)
+        if self.keeps_features:
+            image = self.reader(batch.index.numpy())
+        else:
+            if step + 1 < config.steps:
+                self.batches.expect(step + 1, *place)
+            pixels, backbone = move(batch.image), self.model.backbone
+            draw = batch.draw.to(pixels.device) if batch.draw is not None else None
+            image = prepare(pixels, draw, config.image_size, backbone.mean, backbone.std)
         return replace(batch, image=image, label=move(batch.label), domain=move(batch.domain), draw=None)
 
     def predicting(self) -> dict[str, torch.Tensor]:
@@ -296,12 +263,12 @@ class FoldTrainer(Trainer):
         if other is None:
             yield
             return
-        kept = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
+        trained = {name: tensor.detach().clone() for name, tensor in trained_tensors(self.model).items()}
         load_trained(self.model, other)
         try:
             yield
         finally:
-            load_trained(self.model, kept)
+            load_trained(self.model, trained)
 
     # Evaluation and state
 
@@ -309,13 +276,13 @@ class FoldTrainer(Trainer):
         """Score the held-out parts, and write the record, the checkpoint and the state."""
         means = self.values.means(lambda values: cast(torch.Tensor, self.fabric.all_reduce(values)))
         self.values.clear()
-        self._check_finite(means, step)
+        self.require_finite(means, step, self._files)
         with self._as_predicting():
-            found = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
+            evaluations = {name: self.evaluate(rows) for name, rows in self.fold.validation.items()}
             unseen = self.evaluate(self.fold.test["out"]) if self.config.select == "oracle" else None
         record: dict[str, Any] = {"kind": "evaluation", "step": step, "train": means}
-        record["validation"] = {name: result.record(self.fold.positive) for name, result in found.items()}
-        record |= mask_record(found)
+        record["validation"] = {name: result.record(self.fold.positive) for name, result in evaluations.items()}
+        record |= mask_record(evaluations)
         if unseen is not None:
             record["oracle"] = self.fold.scores(unseen.confusion)
         if self.config.select == "leave-one-out":
@@ -323,6 +290,9 @@ class FoldTrainer(Trainer):
         record["seconds"] = round(seconds, 2)
         self._keep(step, record)
         return record
+
+    def _files(self, step: int) -> list[str]:
+        return [str(self.fold.table.file(row)) for row in dict.fromkeys(self.batches.rows_at(step)[0].tolist())]
 
     def _keep(self, step: int, record: dict[str, Any]) -> None:
         """Write record, checkpoint and state, in an order that is safe if the run is killed in between."""
@@ -335,21 +305,13 @@ class FoldTrainer(Trainer):
         if self.swad:
             losses = [domain["loss"] for domain in record["validation"].values()]
             self.swad.evaluate(sum(losses) / len(losses), step)
-        if self.writes:
+        if self.fabric.is_global_zero:
             if better:
                 self.save("selected", self.predicting(), {"step": step, "rule": self.config.select})
             self.run.append(record)
             self.last = step
             self.save_state()
         self.fabric.barrier()
-
-    def _check_finite(self, means: dict[str, float], step: int) -> None:
-        bad = not_finite(means, self.model)
-        if bad:  # batches are a function of the step, so the images can be named after the fact
-            first = min(step, int(cast(torch.Tensor, self.fabric.all_gather(self.values.first_bad)).min()))
-            rows = dict.fromkeys(self.batches.rows_at(first)[0].tolist())
-            files = [str(self.fold.table.file(row)) for row in rows]
-            raise diverged(self.run, {"step": first}, bad, files, self.config.lr, self.fabric.is_global_zero)
 
     def own_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         tensors = {f"method.{k}": v for k, v in self.method.state_dict().items()}
@@ -371,11 +333,8 @@ class FoldTrainer(Trainer):
 
     def begin(self) -> None:
         """Keep the untrained mask until the end, to score it beside the trained one."""
-        if self.writes and self.model.has_mask and self.fold.test:
+        if self.fabric.is_global_zero and self.model.has_mask and self.fold.test:
             self.save(UNTRAINED, trained_tensors(self.model), {})
-
-    def barrier(self) -> None:
-        self.fabric.barrier()
 
 
 @contextmanager

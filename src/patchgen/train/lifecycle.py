@@ -4,34 +4,29 @@
     from patchgen.train.lifecycle import train
     run = train(Config(data="photos", unseen="site_c"), "runs")
 
-`train` reads the data, names the run and holds its lock; the training loop of its task (`train/fold.py`,
-`ccd/loop.py`) does the work. A loop is a `Trainer`: this module saves and restores its state.
+`train` reads the data, names the run and holds its lock; the loop of its task (`train/fold.py`, `ccd/loop.py`) trains.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
-
-from torch import Tensor, nn
+from typing import cast
 
 from patchgen.common.progress import is_first, logger
 from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table
-from patchgen.methods.build import load_trained
-from patchgen.model.classifier import trained_tensors
-from patchgen.runs.folder import RunFolder, other_weights, run_name
+from patchgen.runs.folder import RunFolder, run_name
 from patchgen.runs.precision import AUTO, with_precision
-from patchgen.runs.tensors import save_tensors, under
-from patchgen.tasks import Fold, get_task
-from patchgen.train.leave_one_out import train_without_each
-from patchgen.train.optim import optimizer_tensors, restore_optimizer
+from patchgen.tasks import Fold, get_task, make_fold
 from patchgen.train.track import make_tracker
+
+LEFT_OUT = ".leave-one-out"  # the trainings without each source, inside the run; hidden from tables of runs
 
 
 def train(
@@ -70,7 +65,7 @@ def train(
         loop: Callable[..., None] = import_module(task.loop).work
         try:
             if isinstance(config, Config) and config.select == "leave-one-out":
-                train_without_each(loop, _locked, config, run, cast(Fold, data), quiet)
+                _train_without_each(loop, config, run, cast(Fold, data), quiet)
             loop(config, run, data, quiet)
         except ValueError:
             if new and _first_process():
@@ -90,67 +85,33 @@ def _first_process() -> bool:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0))) == 0
 
 
-class Trainer:
-    """Base of the training loops: a model, an optimiser, a run folder, and a resumable state.
+# `--select leave-one-out`: DomainBed's leave-one-domain-out cross-validation, over the source domains alone. The score
+# of a step is the mean over the sources, each left out of a training without the unseen domain.
 
-    Attributes:
-        about: Metadata for each checkpoint; ``about["backbone"]`` names the weights.
-        fabric: A `SingleDevice`, or Lightning's `Fabric` of several.
-        writes: Whether this process writes files; only one of those that share a run does.
-    """
 
-    model: nn.Module
-    optimizer: Any
-    about: dict[str, Any]
-    writes = True
-    micro_batch: int  # images that go through the network at once
+def _train_without_each(loop: Callable[..., None], config: Config, run: RunFolder, fold: Fold, quiet: bool) -> None:
+    """Train without each source in turn; finished trainings are not repeated."""
+    for source in fold.validation:
+        inner = replace(config, unseen=source, select="oracle", swad=False, patience=None)
+        whole = make_fold(inner, fold.table)
+        part = replace(
+            whole,
+            train={d: rows for d, rows in whole.train.items() if d in fold.train},
+            validation={d: rows for d, rows in whole.validation.items() if d in fold.validation},
+        )
+        place = RunFolder.create(run.path / LEFT_OUT, inner, run_name(inner, run.data), run.data)
+        with _locked(place):
+            if not place.done:
+                part.write_rows(place.path)
+                loop(inner, place, part, quiet)
 
-    def __init__(self, run: RunFolder, fabric: Any, quiet: bool) -> None:
-        self.run, self.fabric, self.quiet = run, fabric, quiet
 
-    def own_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts in addition to those of the model and the optimiser."""
-        raise NotImplementedError
-
-    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore the result of `own_state`."""
-        raise NotImplementedError
-
-    def begin(self) -> None:
-        """Called before the first step of a new run."""
-
-    def barrier(self) -> None:
-        """Wait for the other processes of the run."""
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            logger.info(text)
-
-    def save(self, name: str, tensors: dict[str, Tensor], facts: Mapping[str, Any]) -> None:
-        save_tensors(self.run.checkpoint(name), tensors, {**self.about, **facts})
-
-    def save_state(self) -> None:
-        """Save everything that the rest of the run depends on, including the length of the records in bytes."""
-        own, facts = self.own_state()
-        tensors = {f"model.{k}": v for k, v in trained_tensors(self.model).items()}
-        tensors |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()}
-        self.save("state", tensors | own, {**facts, **self.run.records_mark()})
-
-    def resume(self) -> None:
-        """Restore the last state, or begin; records written after that state are dropped and recomputed."""
-        if self.writes:
-            if other := other_weights(self.run, self.about["backbone"]):
-                logger.warning(other)
-            self.run.write_environment(self.about["backbone"], micro_batch=self.micro_batch)
-        state = self.run.state(self.about["backbone"])
-        seen: dict[str, Any] = {"records": 0}
-        if state is None:
-            self.begin()
-        else:
-            tensors, seen = state
-            load_trained(self.model, under(tensors, "model."))
-            restore_optimizer(self.optimizer, under(tensors, "optimizer."))
-            self.restore(tensors, seen)
-        self.barrier()
-        if self.writes:
-            self.run.rewind_records(seen["records"], seen.get("records_crc32"))
+def scores_without_each(run: RunFolder, step: int, metric: str) -> dict[str, float]:
+    """Each source's score at an evaluation of the training without it."""
+    runs = [RunFolder(path) for path in sorted((run.path / LEFT_OUT).iterdir())]
+    return {
+        left_out.config.unseen: record["oracle"][metric]
+        for left_out in runs
+        for record in left_out.records("evaluation")
+        if record["step"] == step
+    }

@@ -8,7 +8,7 @@ domains are scored, a record is written, and the whole state is saved.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,9 +20,9 @@ from patchgen.methods import Method
 from patchgen.model.classifier import Classifier, Output
 from patchgen.model.device import SingleDevice
 from patchgen.train.optim import set_rates
-from patchgen.train.parts import DividedPass, is_mean, parts_of
+from patchgen.train.parts import DividedPass
 from patchgen.train.summary import progress_line
-from patchgen.train.values import StepValues
+from patchgen.train.trainer import StepValues
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
@@ -56,10 +56,10 @@ def take_step(step: Step) -> None:
     method.begin_step(step)
     if method.update(step):  # a method may make the whole step in its own way
         return
-    for batch in step.batches():
-        out = step.forward(batch)
-        losses = method.losses(out, batch)
-        step.backward(losses, method.watch(out, batch))
+    batch = step.batch()
+    out = step.forward(batch)
+    losses = method.losses(out, batch)
+    step.backward(losses, method.watch(out, batch))
     method.adjust_gradients(step.model)
     step.apply()
     method.after_step(step.model)
@@ -68,18 +68,13 @@ def take_step(step: Step) -> None:
 class Step:
     """A step as `take_step` and a method see it.
 
-    With `part`, no more than that many images go through the network at once, and the result is that of the whole
-    batch up to rounding. If the loss is a mean over images, `batches` gives the parts, whose gradients add up. Else the
-    losses compare images, and `forward` and `backward` are the two rounds of a `DividedPass`.
-
     Args:
-        batch: Reads the step's batch.
+        read: Reads the step's batch.
         number: The step's number, from 0.
         network: The model, wrapped for its precision and for several devices; call `forward`, not the model.
         mask: The mask that replaces the learned one for the images of a batch, if any.
         values: Receives the named values.
-        first: Check that every loss has a gradient.
-        clip: Largest norm of all gradients.
+        part: At most this many images go through the network at once; the result is that of the whole batch.
     """
 
     def __init__(
@@ -87,7 +82,7 @@ class Step:
         method: Method,
         model: Classifier,
         optimizer: torch.optim.Optimizer,
-        batch: Callable[[], Batch],
+        read: Callable[[], Batch],
         number: int = 0,
         *,
         network: nn.Module | None = None,
@@ -95,63 +90,40 @@ class Step:
         mask: Callable[[Batch], Tensor | None] = lambda batch: None,
         values: StepValues | None = None,
         part: int | None = None,
-        first: bool = True,
-        clip: float | None = None,
     ) -> None:
         self.method, self.model, self.optimizer, self.number = method, model, optimizer, number
-        self._read, self._mask, self._values = batch, mask, values
+        self._read, self._mask, self._values, self._part = read, mask, values, part
         self._network = model if network is None else network
         self._runtime: Any = runtime or SingleDevice("cpu")
-        self._part, self._first, self._clip = part, first, clip
-        self._weight: Tensor | None = None  # of a part: its share of the labelled images
-        self._divided: DividedPass | None = None
 
-    def batches(self) -> Iterator[Batch]:
-        """The step's batch; or its parts, for a loss that is a mean over images."""
-        batch = self.method.blend(self._read())
-        parts = parts_of(len(batch.image), self._part)
-        if len(parts) == 1 or not is_mean(self.method):
-            yield batch
-            return
-        labelled = torch.stack([(batch.label[part] >= 0).sum() for part in parts]).float()
-        labelled = self._runtime.all_reduce(labelled, reduce_op="sum")
-        shares = labelled / labelled.sum().clamp(min=1)
-        for i, part in enumerate(parts):
-            self._weight = shares[i]
-            # devices synchronise in the last pass
-            with self._runtime.no_backward_sync(self._network, enabled=i < len(parts) - 1):
-                yield Batch(batch.image[part], batch.label[part], batch.domain[part], batch.index[part])
+    def batch(self) -> Batch:
+        return self.method.blend(self._read())
 
     def forward(self, batch: Batch) -> Output:
         """The network's output for a batch in a training pass."""
-        mask, parts = self._mask(batch), parts_of(len(batch.image), self._part)
-        if len(parts) == 1:
+        mask, count = self._mask(batch), len(batch.image)
+        self._backward = self._runtime.backward
+        if self._part is None or self._part >= count:
             return self.method.forward(self._network, batch, mask)
 
         def forward(part: slice) -> Output:
             return cast(Output, self._network(batch.image[part], mask=None if mask is None else mask[part]))
 
-        divided = DividedPass(forward, parts, self._runtime, self._network)
+        divided = DividedPass(forward, count, self._part, self._runtime, self._network)
         if torch.is_grad_enabled():
-            self._divided = divided
+            self._backward = divided.backward
         return divided.out
 
     def backward(self, losses: dict[str, Tensor], watched: dict[str, Tensor] | None = None) -> None:
         """Sum the terms once, accumulate their gradients, and store their values for the next record."""
-        if self._first:
-            require_gradients(losses, self.method.config.method)
-        total = torch.stack(list(losses.values())).sum()
-        if self._divided is None:
-            self._runtime.backward(total if self._weight is None else total * self._weight)
-        else:
-            self._divided.backward(total)
-            self._divided = None
-        self.note(losses | (watched or {}), self._weight)
+        require_gradients(losses, self.method.config.method)
+        self._backward(torch.stack(list(losses.values())).sum())
+        self.note(losses | (watched or {}))
 
-    def note(self, values: Mapping[str, Tensor], weight: Tensor | None = None) -> None:
+    def note(self, values: Mapping[str, Tensor]) -> None:
         """Store values for the next record; they are not trained on."""
         if self._values is not None:
-            self._values.add(values, self.number, weight)
+            self._values.add(values, self.number)
 
     def forget(self) -> None:
         """Reset the optimiser state, for example when the objective changes abruptly."""
@@ -163,9 +135,9 @@ class Step:
             for parameter in self.method.parameters():
                 if parameter.grad is not None:
                     parameter.grad = self._runtime.all_reduce(parameter.grad)
-        if self._clip is not None:
+        if (longest := self.method.config.clip_gradients) is not None:
             trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, self._clip)
+            torch.nn.utils.clip_grad_norm_(trained, longest)
         set_rates(self.optimizer, self.method, self.number)
         self.optimizer.step()
         self.optimizer.zero_grad()

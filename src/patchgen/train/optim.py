@@ -49,22 +49,3 @@ def set_rates(optimizer: torch.optim.Optimizer, method: Method, number: int) -> 
     if cosine or config.warmup:
         for group in optimizer.param_groups:
             group["lr"] = group.get("peak", 0.0) * share
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimiser state as flat tensors: ``<parameter number>.<name>``."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{what}": tensor
-        for number, slots in state.items()
-        for what, tensor in slots.items()
-        if tensor is not None
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
-    state: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, what = name.split(".", 1)
-        state.setdefault(int(number), {})[what] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,58 +14,21 @@ from patchgen.model.classifier import Classifier, Output, trained_tensors
 
 if TYPE_CHECKING:
     from patchgen.train.fold import FoldTrainer
-    from patchgen.train.lifecycle import Trainer
+    from patchgen.train.trainer import Trainer
 
 
-def images_at_once(trainer: FoldTrainer) -> int | None:
-    """The most images of a step that this device processes at once; None: the whole batch."""
+def images_at_once(trainer: FoldTrainer) -> int:
+    """The most images of a step that go through the network at once on this device."""
     size, config = trainer.batch_size, trainer.config
+    if not indivisible(trainer.method, trainer.model):
+        return what_fits(trainer, size, trainer.model)
     wanted = config.images_at_once(size)
-    if indivisible(trainer.method, trainer.model):
-        if wanted is None or wanted >= size:
-            return None
-        raise ValueError(
-            f"micro_batch {wanted} divides the {size} images of a step, and method {config.method!r} needs them "
-            "together: it reads or changes activations inside the backbone, or compares images there; leave it out, "
-            "and lower --batch-per-domain or give --precision bf16-mixed to save memory"
-        )
-    return what_fits(wanted, size, partial(try_step, trainer.model, trainer.model, config.image_size), trainer)
-
-
-def what_fits(wanted: int | None, size: int, trial: Callable[[Any, int], None], trainer: Trainer) -> int | None:
-    """The wanted part of `size` images, or if None the largest that fits; None: all of them.
-
-    Args:
-        trial: Raises an error of memory for a number of images that is too large.
-    """
-    runtime = trainer.fabric
-    if wanted is None and has_limit(runtime.device):
-        fits = torch.tensor(largest_part(size, partial(trial, runtime)))
-        wanted = int(runtime.all_reduce(runtime.to_device(fits), reduce_op="min"))
-        if wanted < size:
-            trainer.say(f"micro-batch: {wanted} of the {size} images of a step fit into memory at once")
-    return wanted if wanted is not None and wanted < size else None
-
-
-def has_limit(device: torch.device) -> bool:
-    """Whether the device says that its memory is full, and goes on."""
-    return device.type == "cuda"
-
-
-def try_step(model: nn.Module, forward: Callable[[Tensor], Output], side: int, runtime: Any, images: int) -> None:
-    """A pass of zeros forward and back, beside the optimiser's state."""
-    state = [torch.empty_like(tensor) for tensor in trained_tensors(model).values() for _ in range(2)]
-    with torch.random.fork_rng(), runtime.autocast():
-        out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
-    torch.stack([tensor.float().sum() for tensor in tensors_of(out) if tensor.requires_grad]).sum().backward()
-    model.zero_grad()
-    del state
-
-
-def is_mean(method: Method) -> bool:
-    """Whether the loss is the mean of a loss of each labelled image, so that the gradients of parts add up."""
-    return all(
-        getattr(type(method), name) is getattr(Method, name) for name in ("losses", "weights", "watch", "update")
+    if wanted is None or wanted >= size:
+        return size
+    raise ValueError(
+        f"micro_batch {wanted} divides the {size} images of a step, and method {config.method!r} needs them "
+        "together: it reads or changes activations inside the backbone, or compares images there; leave it out, "
+        "and lower --batch-per-domain or give --precision bf16-mixed to save memory"
     )
 
 
@@ -74,6 +36,33 @@ def indivisible(method: Method, model: Classifier) -> bool:
     """Whether a pass must see the whole batch: images change each other, or a loss reads activations inside."""
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in model.backbone.modules())
     return method.whole_batch or hooked
+
+
+def what_fits(trainer: Trainer, size: int, forward: Callable[[Tensor], Output]) -> int:
+    """How many of `size` images go through the network at once: as set, or on a GPU the most that fit."""
+    runtime, wanted = trainer.fabric, trainer.config.images_at_once(size)
+    if wanted is None and has_limit(runtime.device):
+        fits = torch.tensor(largest_part(size, lambda images: try_step(trainer, forward, images)))
+        wanted = int(runtime.all_reduce(runtime.to_device(fits), reduce_op="min"))
+        if wanted < size:
+            trainer.say(f"micro-batch: {wanted} of the {size} images of a step fit into memory at once")
+    return size if wanted is None else min(wanted, size)
+
+
+def has_limit(device: torch.device) -> bool:
+    """Whether the device says that its memory is full, and goes on."""
+    return device.type == "cuda"
+
+
+def try_step(trainer: Trainer, forward: Callable[[Tensor], Output], images: int) -> None:
+    """A pass of zeros forward and back, beside the optimiser's state."""
+    runtime, side = trainer.fabric, trainer.config.image_size
+    state = [torch.empty_like(tensor) for tensor in trained_tensors(trainer.model).values() for _ in range(2)]
+    with torch.random.fork_rng(), runtime.autocast():
+        out = forward(torch.zeros(images, 3, side, side, device=runtime.device))
+    torch.stack([tensor.float().sum() for tensor in tensors_of(out) if tensor.requires_grad]).sum().backward()
+    trainer.model.zero_grad()
+    del state
 
 
 def largest_part(size: int, trial: Callable[[int], None]) -> int:
@@ -90,12 +79,6 @@ def largest_part(size: int, trial: Callable[[int], None]) -> int:
             torch.cuda.empty_cache()
 
 
-def parts_of(count: int, size: int | None) -> list[slice]:
-    """The parts of a batch of `count` images, of at most `size` each."""
-    size = size or max(count, 1)
-    return [slice(start, min(start + size, count)) for start in range(0, max(count, 1), size)]
-
-
 class DividedPass:
     """A pass in parts with the gradients of the whole batch, also for losses that compare images.
 
@@ -105,20 +88,23 @@ class DividedPass:
 
     Args:
         forward: The network's output for a part of the batch.
+        count: Images of the batch.
+        size: Images of a part.
         runtime: Of the device, or of several.
         network: Whose gradients the devices synchronise in the last pass.
     """
 
     def __init__(
-        self, forward: Callable[[slice], Output], parts: Sequence[slice], runtime: Any, network: nn.Module
+        self, forward: Callable[[slice], Output], count: int, size: int, runtime: Any, network: nn.Module
     ) -> None:
-        self._forward, self._parts, self._runtime, self._network = forward, parts, runtime, network
+        self._forward, self._runtime, self._network = forward, runtime, network
+        self._parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
         self._states: list[tuple[Tensor, ...]] = []  # of the random generators before each part
         outs: list[Output] = []
-        wanted = torch.is_grad_enabled()
-        for part in parts:
+        trains = torch.is_grad_enabled()
+        for part in self._parts:
             self._states.append(random_state(runtime.device))
-            with torch.set_grad_enabled(wanted and part is parts[-1]), self._no_sync():
+            with torch.set_grad_enabled(trains and part is self._parts[-1]), self._no_sync():
                 outs.append(forward(part))
         self._last = outs[-1]
         self.out = joined(outs)

@@ -33,20 +33,13 @@ SCALARS = ("above", "converge_step", "end_step", "last_step", "threshold", "ende
 
 @dataclass
 class SwadResult:
-    """The averaged weights; `average` holds float32 copies that the caller may keep."""
-
-    average: Tensors
+    average: Tensors  # float32 copies
     converged: bool
-    start_step: int
-    """First step averaged."""
-    end_step: int
-    """Last step averaged."""
-    count: int
-    """Number of steps averaged (compat: with repetitions)."""
-    threshold: float | None
-    """Rim of the valley; None when there was none."""
-    note: str
-    """How the result was obtained, for the record."""
+    start_step: int  # first step averaged
+    end_step: int  # last step averaged
+    count: int  # steps averaged (compat: with repetitions)
+    threshold: float | None  # rim of the valley; None when there was none
+    note: str  # how the result was obtained, for the record
 
 
 @dataclass
@@ -98,8 +91,7 @@ class Swad:
         n_tolerance: N_e, evaluations in a row above the rim that end the valley.
         ratio: r, the rim over the window's mean loss (1.3; VLCS 1.2).
         compat: reproduce the original implementation instead: evaluation segments of equal weight, an extension to
-            segments before the start, repeated segments, the last segment when there is no valley. Losses that are not
-            finite are treated as above in both.
+            segments before the start, repeated segments, the last segment when there is no valley.
     """
 
     def __init__(self, n_converge: int = 3, n_tolerance: int = 6, ratio: float = 1.3, compat: bool = False) -> None:
@@ -109,69 +101,63 @@ class Swad:
             raise ValueError(f"ratio must be at least 1 (the rim over the mean loss; 1.3 is usual), got {ratio}")
         if compat and n_tolerance < n_converge:
             raise ValueError(f"compat needs n_tolerance >= n_converge, got {n_tolerance} < {n_converge}")
+        self.rule = {"n_converge": n_converge, "n_tolerance": n_tolerance, "ratio": ratio, "compat": compat}
         self.n_converge, self.n_tolerance, self.ratio, self.compat = n_converge, n_tolerance, ratio, compat
+        self.ended = False  # the valley: nothing further changes the result
+        self.above = 0  # evaluations in `_pending`
+        self.converge_step: int | None = None  # the step of t_s
+        self.end_step = 0  # of `_average`
+        self.last_step = -1  # of the last evaluation
+        self.threshold: float | None = None
         self._open = RunningMean()  # steps since the last evaluation
         self._latest: Mapping[str, Tensor] = {}  # references to the weights of the last update
         self._recent: list[Segment] = []  # the last N_s evaluations before the valley (compat: always the last N_e)
         self._average = RunningMean()  # of the valley so far
         self._pending = RunningMean()  # steps after it, up to an evaluation above the rim
-        self._above = 0  # evaluations in `_pending`
-        self._converge_step: int | None = None  # the step of t_s
-        self._end_step = 0  # of `_average`
-        self._last_step = -1  # of the last evaluation
-        self._threshold: float | None = None
-        self._ended = False
         self._added: list[tuple[int, int]] = []  # compat: spans of the segments in `_average`
-
-    @property
-    def ended(self) -> bool:
-        """The valley has ended: nothing further changes the result."""
-        return self._ended
 
     def update(self, params: Mapping[str, Tensor]) -> None:
         """Add the weights after an optimiser step; they must not change before `evaluate` of that step."""
-        if self._ended:
-            return
-        self._open.add(params)
-        self._latest = params
+        if not self.ended:
+            self._open.add(params)
+            self._latest = params
 
     def evaluate(self, loss: float, step: int) -> None:
         """Add the source-validation loss of the current weights, after `update` of `step`."""
-        if self._ended:
+        if self.ended:
             return
         if self._open.count == 0:
             raise ValueError(f"evaluate() at step {step} without an update() since the last evaluation: update first")
-        if step <= self._last_step:
-            raise ValueError(f"evaluations go forward: step {step} came after step {self._last_step}")
-        point = {} if self.compat or self._converge_step is not None else _copy(self._latest)
+        if step <= self.last_step:
+            raise ValueError(f"evaluations go forward: step {step} came after step {self.last_step}")
+        point = {} if self.compat or self.converge_step is not None else _copy(self._latest)
         evaluation = Segment(step, float(loss) if math.isfinite(loss) else math.inf, self._open, point)
-        self._open, self._latest, self._last_step = RunningMean(), {}, step
+        self._open, self._latest, self.last_step = RunningMean(), {}, step
         if self.compat:
             self._follow_original(evaluation)
-        elif self._converge_step is None:
+        elif self.converge_step is None:
             self._seek(evaluation)
         else:
             self._extend(evaluation)
 
     def result(self) -> SwadResult:
         """The average so far; at the end of training, the result."""
-        if self._open.count == 0 and self._last_step < 0:
+        if self._open.count == 0 and self.last_step < 0:
             raise ValueError("SWAD has seen no weights: call update() after every optimiser step")
-        if self._last_step < 0:
-            return self._summary(_merged([self._open]), 1, self._open.count, "no evaluation: mean over every step")
+        if self.last_step < 0:
+            return self._summary(_merged(self._open), 1, self._open.count, "no evaluation: mean over every step")
         if self.compat:
             return self._original_result()
-        if self._converge_step is None:
-            start, end = self._recent[0].span[0], self._last_step
-            note = f"no valley (no loss was the lowest of its window of {self.n_converge}): mean over the last "
-            windows = f"{len(self._recent)} evaluation windows"
-            return self._summary(_merged([entry.mean for entry in self._recent]), start, end, note + windows)
-        if self._ended:
-            note = f"valley ended after step {self._end_step}: {self.n_tolerance} losses in a row were above its rim"
-            return self._summary(_merged([self._average]), self._converge_step, self._end_step, note)
-        mean = _merged([self._average, self._pending, self._open])
-        end = self._last_step + self._open.count
-        return self._summary(mean, self._converge_step, end, "valley open to the end of training")
+        if self.converge_step is None:
+            note = f"{self._no_valley()}: mean over the last {len(self._recent)} evaluation windows"
+            mean = _merged(*(entry.mean for entry in self._recent))
+            return self._summary(mean, self._recent[0].span[0], self.last_step, note)
+        if self.ended:
+            note = f"valley ended after step {self.end_step}: {self.n_tolerance} losses in a row were above its rim"
+            return self._summary(_merged(self._average), self.converge_step, self.end_step, note)
+        mean = _merged(self._average, self._pending, self._open)
+        end = self.last_step + self._open.count
+        return self._summary(mean, self.converge_step, end, "valley open to the end of training")
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Everything for an exact resume: tensors with flat names, and a JSON-serialisable dict."""
@@ -179,8 +165,7 @@ class Swad:
         groups = {slot: mean.tensors for slot, mean in means.items()}
         groups |= {f"point{i}": entry.point for i, entry in enumerate(self._recent)} | {"latest": dict(self._latest)}
         tensors = {f"{slot}/{name}": value for slot, group in groups.items() for name, value in _copy(group).items()}
-        scalars: dict[str, Any] = {name: getattr(self, f"_{name}") for name in SCALARS}
-        scalars["rule"] = self._rule()
+        scalars: dict[str, Any] = {name: getattr(self, name) for name in SCALARS} | {"rule": self.rule}
         scalars["counts"] = {slot: mean.count for slot, mean in means.items()}
         scalars["recent"] = [[entry.step, entry.loss if entry.loss < math.inf else None] for entry in self._recent]
         scalars["added"] = [list(span) for span in self._added]
@@ -188,14 +173,14 @@ class Swad:
 
     def load_state(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Restore the `state()` of a Swad with the same rule; `tensors` are on the device of the parameters."""
-        if scalars["rule"] != self._rule():
-            raise ValueError(f"this SWAD state belongs to {scalars['rule']}, not to {self._rule()}; start a new run")
+        if scalars["rule"] != self.rule:
+            raise ValueError(f"this SWAD state belongs to {scalars['rule']}, not to {self.rule}; start a new run")
         groups: dict[str, Tensors] = {}
         for key, value in _copy(tensors).items():
             slot, name = key.split("/", 1)
             groups.setdefault(slot, {})[name] = value
         for name in SCALARS:
-            setattr(self, f"_{name}", scalars[name])
+            setattr(self, name, scalars[name])
         self._added = [(first, last) for first, last in scalars["added"]]
         self._latest = groups.get("latest", {})
         self._recent = [
@@ -205,17 +190,16 @@ class Swad:
         for slot, mean in self._means().items():
             mean.tensors, mean.count = groups.get(slot, {}), scalars["counts"][slot]
 
-    def _rule(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("n_converge", "n_tolerance", "ratio", "compat")}
-
     def _means(self) -> dict[str, RunningMean]:
         recent = {f"recent{i}": entry.mean for i, entry in enumerate(self._recent)}
         return {"open": self._open, "average": self._average, "pending": self._pending} | recent
 
     def _summary(self, mean: RunningMean, start: int, end: int, note: str, count: int | None = None) -> SwadResult:
         steps = mean.count if count is None else count
-        found = self._converge_step is not None
-        return SwadResult(mean.tensors, found, start, end, steps, self._threshold, note)
+        return SwadResult(mean.tensors, self.converge_step is not None, start, end, steps, self.threshold, note)
+
+    def _no_valley(self) -> str:
+        return f"no valley (no loss was the lowest of its window of {self.n_converge})"
 
     def _seek(self, evaluation: Segment) -> None:
         """Before the valley: does the oldest of the last N_s evaluations start it?"""
@@ -225,7 +209,7 @@ class Swad:
         first, *later = self._recent
         self._recent = []
         self._average.add(first.point)  # only the evaluated step of its segment is in the valley
-        self._end_step = first.step
+        self.end_step = first.step
         for entry in later:
             self._extend(entry)
 
@@ -235,39 +219,41 @@ class Swad:
         if len(window) < self.n_converge or losses[0] == math.inf or losses[0] > min(losses):
             return False
         finite = [loss for loss in losses if loss < math.inf]
-        self._converge_step, self._threshold = window[0].step, self.ratio * sum(finite) / len(finite)
+        self.converge_step, self.threshold = window[0].step, self.ratio * sum(finite) / len(finite)
         return True
 
     def _exceeds(self, evaluation: Segment) -> bool:
-        return self._threshold is not None and evaluation.loss > self._threshold
+        return self.threshold is not None and evaluation.loss > self.threshold
 
     def _extend(self, evaluation: Segment) -> None:
         """In the valley: a loss within the rim adds all steps up to it; N_e losses in a row above it end the valley."""
-        if self._ended:
+        if self.ended:
             return
         self._pending.merge(evaluation.mean)
-        self._above = self._above + 1 if self._exceeds(evaluation) else 0
-        if self._above == 0:
+        self.above = self.above + 1 if self._exceeds(evaluation) else 0
+        if self.above == 0:
             self._average.merge(self._pending)
-            self._end_step = evaluation.step
-        self._ended = self._above == self.n_tolerance
-        if self._ended or self._above == 0:
+            self.end_step = evaluation.step
+        self.ended = self.above == self.n_tolerance
+        if self.ended or self.above == 0:
             self._pending = RunningMean()
 
+    # The original implementation: the head of the last N_e segments is averaged, N_e evaluations late, until all of
+    # them are above the rim.
+
     def _follow_original(self, evaluation: Segment) -> None:
-        """compat: the head of the last N_e segments is averaged, N_e evaluations late, until all are above the rim."""
         self._recent = [*self._recent, evaluation][-self.n_tolerance :]
-        if self._converge_step is None:
+        if self.converge_step is None:
             window = self._recent[-self.n_converge :]
             if self._starts_valley(window):
                 self._extend_backwards(window[0])
-        elif self._recent[0].step >= self._converge_step:
-            self._ended = all(map(self._exceeds, self._recent))
-            if not self._ended:
+        elif self._recent[0].step >= self.converge_step:
+            self.ended = all(map(self._exceeds, self._recent))
+            if not self.ended:
                 _add_segment(self._average, self._added, self._recent[0])
 
     def _extend_backwards(self, converged: Segment) -> None:
-        """compat: also average the segments before t_s that follow the last one above the rim, except the first.
+        """Also average the segments before t_s that follow the last one above the rim, except the first.
 
         The search assumes N_e segments in memory; with fewer it reaches past t_s, as the original does.
         """
@@ -280,17 +266,16 @@ class Swad:
             _add_segment(self._average, self._added, entry)
 
     def _original_result(self) -> SwadResult:
-        """compat: the head was used; the remaining segments are averaged while one of them is within the rim."""
-        if self._converge_step is None:
+        """The head was used; the remaining segments are averaged while one of them is within the rim."""
+        if self.converge_step is None:
             last = self._recent[-1]
-            note = f"no valley (no loss was the lowest of its window of {self.n_converge}): mean over the last segment"
-            return self._summary(_merged([last.mean]), *last.span, note)
+            return self._summary(_merged(last.mean), *last.span, f"{self._no_valley()}: mean over the last segment")
         mean, added = RunningMean(_copy(self._average.tensors), self._average.count), list(self._added)
-        rest = [] if self._ended else self._recent[1:]
+        rest = [] if self.ended else self._recent[1:]
         while not all(map(self._exceeds, rest)):
             _add_segment(mean, added, rest.pop(0))
         start, end = min(first for first, _ in added), max(last for _, last in added)
-        note = "original implementation; valley " + ("ended" if self._ended else "open to the end of training")
+        note = "original implementation; valley " + ("ended" if self.ended else "open to the end of training")
         return self._summary(mean, start, end, note, count=sum(last - first + 1 for first, last in added))
 
 
@@ -298,7 +283,7 @@ def _copy(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: value.detach().to(torch.float32, copy=True) for name, value in tensors.items()}
 
 
-def _merged(means: Sequence[RunningMean]) -> RunningMean:
+def _merged(*means: RunningMean) -> RunningMean:
     merged = RunningMean()
     for mean in means:
         merged.merge(mean)
@@ -306,7 +291,7 @@ def _merged(means: Sequence[RunningMean]) -> RunningMean:
 
 
 def _add_segment(mean: RunningMean, spans: list[tuple[int, int]], segment: Segment) -> None:
-    """compat: add `segment` as one sample, whatever its length; it replaces a stand-in of count 0."""
+    """Add `segment` as one sample, whatever its length; it replaces a stand-in of count 0."""
     if mean.count == 0:
         spans.clear()
     spans.append(segment.span)

@@ -12,7 +12,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -30,40 +29,53 @@ from patchgen.data.table import Table
 from patchgen.model.classifier import Classifier
 
 BATCH = 32
-KEPT = 8  # files in the cache; the one that was not used for longest is removed first
+FILES = 8  # in the cache; the one that was not used for longest is removed first
 
 
 def stored_tokens(
-    model: Classifier,
-    config: Config,
-    table: Table,
-    store: ImageStore,
-    device: torch.device,
-    quiet: bool = False,
+    model: Classifier, config: Config, table: Table, store: ImageStore, device: torch.device, quiet: bool = False
 ) -> np.ndarray | None:
     """The input of block `tuned_from` for each labelled row; None if this network cannot be run in two halves."""
     backbone, rows = model.backbone, np.flatnonzero(table.label >= 0)
-    images = Lower(model, config, store, device)
-    if not images.agrees(rows[:2]):
+
+    def images(rows: np.ndarray) -> torch.Tensor:
+        return normalize(store.load(rows).to(device).float() / 255, backbone.mean, backbone.std)
+
+    @torch.no_grad()
+    def lower(rows: np.ndarray) -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16-mixed"):
+            return backbone.lower(images(rows)).float()
+
+    if not _is_divisible(model, images(rows[:2])):
         text = f"{backbone.resolved} cannot be run in two halves: each step runs all of its blocks"
         if not quiet and is_first(text):
             logger.info(text)
         return None
-    shape = (len(table), *images(rows[:1]).shape[1:])
-    size = 2 * int(np.prod(shape))
+    shape = (len(table), *lower(rows[:1]).shape[1:])
 
     def compute() -> np.ndarray:
         tokens = np.zeros(shape, np.float16)
-        text = f"tokens of {backbone.tuned_from} blocks, {size / 1e6:,.0f} MB in half precision"
+        text = f"tokens of {backbone.tuned_from} blocks, {tokens.nbytes / 1e6:,.0f} MB in half precision"
         with Progress(text, len(rows), quiet=quiet) as bar:
             for start in range(0, len(rows), BATCH):
-                some = rows[start : start + BATCH]
-                tokens[some] = images(some).half().cpu().numpy()
-                bar.tick(len(some))
+                part = rows[start : start + BATCH]
+                tokens[part] = lower(part).half().cpu().numpy()
+                bar.tick(len(part))
         return tokens
 
     key = _key(model, config, table, store)
-    return cached("tokens", key, lambda: _from_disk(key, shape, size, compute) if config.cache else compute())
+    return cached("tokens", key, lambda: _from_disk(key, shape, compute) if config.cache else compute())
+
+
+@torch.no_grad()
+def _is_divisible(model: Classifier, images: torch.Tensor) -> bool:
+    """Whether the two halves of the network give what the whole gives."""
+    backbone = model.backbone
+    try:
+        halves = backbone.upper(backbone.lower(images), model.size).patches
+    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False
+    return torch.allclose(halves, backbone(images).patches, rtol=1e-4, atol=1e-4)
 
 
 def _key(model: Classifier, config: Config, table: Table, store: ImageStore) -> str:
@@ -78,7 +90,7 @@ def _key(model: Classifier, config: Config, table: Table, store: ImageStore) -> 
     return key.hexdigest()[:16]
 
 
-def _from_disk(key: str, shape: tuple[int, ...], size: int, compute: Callable[[], np.ndarray]) -> np.ndarray:
+def _from_disk(key: str, shape: tuple[int, ...], compute: Callable[[], np.ndarray]) -> np.ndarray:
     """The stored tokens, mapped into memory; computed and written first if there are none."""
     folder = cache_dir() / "tokens"
     file = folder / f"{key}.npy"
@@ -90,6 +102,7 @@ def _from_disk(key: str, shape: tuple[int, ...], size: int, compute: Callable[[]
     except (OSError, ValueError, EOFError):  # missing or damaged
         pass
     folder.mkdir(parents=True, exist_ok=True)
+    size = 2 * int(np.prod(shape))
     if (free := shutil.disk_usage(folder).free) < size:
         raise ValueError(
             f"the tokens of all images need {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free; set "
@@ -98,37 +111,10 @@ def _from_disk(key: str, shape: tuple[int, ...], size: int, compute: Callable[[]
     tokens = compute()
     with replacing(file) as temporary, open(temporary, "wb") as stream:
         np.save(stream, tokens)
-    for old in sorted(folder.glob("*.npy"), key=_last_used, reverse=True)[KEPT:]:
+
+    def last_used(file: Path) -> float:
+        return file.stat().st_mtime if file.exists() else 0.0
+
+    for old in sorted(folder.glob("*.npy"), key=last_used, reverse=True)[FILES:]:
         old.unlink(missing_ok=True)
     return np.load(file, mmap_mode="r", allow_pickle=False)
-
-
-def _last_used(file: Path) -> float:
-    return file.stat().st_mtime if file.exists() else 0.0
-
-
-class Lower:
-    """Rows of the table -> (B, T, D), by the frozen blocks."""
-
-    def __init__(self, model: Classifier, config: Config, store: ImageStore, device: torch.device) -> None:
-        self.model, self.store, self.device = model, store, device
-        self.half = config.precision == "bf16-mixed"
-
-    @torch.no_grad()
-    def __call__(self, rows: np.ndarray) -> torch.Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16) if self.half else nullcontext():
-            return self.model.backbone.lower(self._images(rows)).float()
-
-    def _images(self, rows: np.ndarray) -> torch.Tensor:
-        backbone = self.model.backbone
-        return normalize(self.store.load(rows).to(self.device).float() / 255, backbone.mean, backbone.std)
-
-    @torch.no_grad()
-    def agrees(self, rows: np.ndarray) -> bool:
-        """Whether the two halves of the network give what the whole gives."""
-        backbone, images = self.model.backbone, self._images(rows)
-        try:
-            halves = backbone.upper(backbone.lower(images), self.model.size).patches
-        except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError):
-            return False
-        return torch.allclose(halves, backbone(images).patches, rtol=1e-4, atol=1e-4)

@@ -46,11 +46,11 @@ class Tracker:
     def __call__(self, run: RunFolder) -> None:
         if self.writer is None:
             self.writer = self.open(run)
-        found = [record for record in run.records() if record["kind"] in KINDS]
-        for number in range(self.written, len(found)):
-            step = found[number].get("step", number)  # epochs are counted through all stages
-            self.write(dict(scalars(found[number])), step)
-        self.written = len(found)
+        records = [record for record in run.records() if record["kind"] in KINDS]
+        for number, record in enumerate(records[self.written :], self.written):
+            values = {name: value for shown in SHOWN for name, value in scalars(shown, record.get(shown))}
+            self.write(values, record.get("step", number))  # epochs are counted through all stages
+        self.written = len(records)
 
     def open(self, run: RunFolder) -> Any:
         """A new, empty writer."""
@@ -92,8 +92,8 @@ class WandbTracker(Tracker):
         name = run.path.name
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT", "patchgen"), id=name, name=name, dir=str(run.path), resume="allow",
-            mode=cast(Any, os.environ.get("WANDB_MODE", "offline")), config=settings_of(run), settings=settings,
-            reinit="create_new",
+            mode=cast(Any, os.environ.get("WANDB_MODE", "offline")), config=run.settings.result_settings(),
+            settings=settings, reinit="create_new",
         )  # fmt: skip
 
     def write(self, values: Mapping[str, float], step: int) -> None:
@@ -117,15 +117,15 @@ class MlflowTracker(Tracker):
 
         store = (run.path.parent / "mlruns").resolve().as_uri()
         client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", store))
-        found = client.get_experiment_by_name("patchgen")
-        experiment = found.experiment_id if found else client.create_experiment("patchgen")
+        shared = client.get_experiment_by_name("patchgen")
+        experiment = shared.experiment_id if shared else client.create_experiment("patchgen")
         note = run.path / "mlflow.json"  # an earlier MLflow run is identified by its id: names may be shared
         if note.is_file():
             with suppress(MlflowException):  # the store may have changed
                 client.delete_run(read_json(note)["run_id"])
         self.id = client.create_run(experiment, run_name=run.path.name).info.run_id
         run.write_json(note.name, {"run_id": self.id})
-        for name, value in settings_of(run).items():
+        for name, value in run.settings.result_settings().items():
             client.log_param(self.id, name, value)
         return client
 
@@ -143,28 +143,16 @@ TRACKERS: dict[str, type[Tracker]] = dict(zip(get_args(Tracking), (Tracker, Wand
 
 def make_tracker(name: str | bool) -> Tracker:
     """A tracker by name; True is TensorBoard. ValueError for an unknown name, or if its extra is not installed."""
-    chosen = "tensorboard" if name is True else str(name)
-    if chosen not in TRACKERS:
-        raise ValueError(f"track must be one of {', '.join(TRACKERS)}, not {chosen!r}")
-    return TRACKERS[chosen]()
+    name = "tensorboard" if name is True else str(name)
+    if name not in TRACKERS:
+        raise ValueError(f"track must be one of {', '.join(TRACKERS)}, not {name!r}")
+    return TRACKERS[name]()
 
 
-def settings_of(run: RunFolder) -> dict[str, Any]:
-    """The settings that determine a run's results, for any task."""
-    from patchgen.config import load_settings
-
-    return load_settings(run.path / "config.yaml").result_settings()
-
-
-def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Names such as `validation/art/accuracy` and their values, of one evaluation or epoch."""
-    for name in SHOWN:
-        yield from _leaves(name, record.get(name))
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
+def scalars(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Names such as `validation/art/accuracy` and their values, of one part of a record."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _leaves(f"{name}/{key}", inner)
+            yield from scalars(f"{name}/{key}", inner)
     elif isinstance(value, (int, float)):
         yield name, float(value)
