@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from patchgen.data import images
-from patchgen.data.images import RECORD, ImageStore, UnreadableImage, decode
+from patchgen.data.images import ImageStore, UnreadableImage, decode
 
 SIZE = 8
 
@@ -217,8 +217,8 @@ def test_a_process_hashes_a_file_once(files: list[Path], tmp_path: Path, monkeyp
     [
         (".pixels", 3 * SIZE * SIZE + 5, b"damage", [1]),
         (".pixels", 3 * SIZE * SIZE + 10, None, [1, 2]),  # truncated there
-        (".slots", RECORD.size + 7, None, [1, 2]),
-        (".slots", RECORD.size - 4, b"old!", [0]),  # the mark of a filled slot
+        (".slots", 24 + 7, None, [1, 2]),
+        (".slots", 24 - 4, b"old!", [0]),  # the mark of a filled slot
     ],
 )
 def test_what_is_damaged_in_the_cache_is_decoded_again(

@@ -13,7 +13,7 @@ from PIL import Image
 
 pytest.importorskip("torchstain")
 from patchgen.config import Config  # noqa: E402
-from patchgen.data.macenko import Macenko, fit_macenko, is_stained, read_macenko  # noqa: E402
+from patchgen.data.stain import Macenko, fit_macenko, is_stained, read_macenko  # noqa: E402
 
 
 def unit(*columns: tuple[float, float, float]) -> np.ndarray:

@@ -1,14 +1,9 @@
 """Augmentation of a whole batch on its device, in two fused operations.
 
-    draws = Augment().draw(batch=96, generator=generator)      # every random number, on the CPU
-    images = draws.to(device).apply(pixels.float() / 255, size=224)
-    images = normalize(images, mean, std)
-
 Crop and flip are one resampling; brightness, contrast, saturation, hue and grayscale are one 3x4 matrix per image.
-This is a deliberate approximation of the usual chain (RandomResizedCrop, flip, ColorJitter, RandomGrayscale): boxes
-are drawn for a square image and not rounded to pixels, hue turns the chroma plane of YUV instead of the HSV hexagon,
-values are clamped once at the end instead of after every step, and the resampling has no antialias, so images should
-arrive near the working size.
+This approximates the usual chain (RandomResizedCrop, flip, ColorJitter, RandomGrayscale): boxes are drawn for a square
+image and not rounded to pixels, hue turns the chroma plane of YUV instead of the HSV hexagon, values are clamped once
+at the end, and the resampling has no antialias, so images should arrive near the working size.
 """
 
 from __future__ import annotations
@@ -51,11 +46,7 @@ class Augment:
     """Probability of dropping all colour."""
 
     def draw(self, batch: int, generator: torch.Generator) -> AugmentDraw:
-        """Draw every random number of a batch of `batch` images from a CPU `generator`.
-
-        The amount drawn depends on `batch` alone, never on the values, so the generator's state after a step is the
-        same for any `Augment`.
-        """
+        """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""
 
         def uniform(*shape: int) -> Tensor:
             return torch.rand(batch, *shape, generator=generator)
@@ -89,7 +80,6 @@ class Draw:
         return type(self)(**{field.name: getattr(self, field.name)[part] for field in fields(self)})
 
     def to(self, device: torch.device | str) -> Self:
-        """The same numbers on `device`."""
         return type(self)(**{field.name: send(getattr(self, field.name), device) for field in fields(self)})
 
     def _check_length(self, images: Tensor) -> None:
@@ -111,9 +101,7 @@ class AugmentDraw(Draw):
     def apply(self, images: Tensor, size: int, finish: Finish = lambda image: image) -> Tensor:
         """Crop, flip and colour `images` (B,3,H,W), floats in [0,1] or bytes, to (B,3,size,size) in [0,1].
 
-        Args:
-            finish: Final in-place operation on each channel, called with (...,3,H,W); on a CPU the image is then still
-                in the CPU's cache.
+        `finish` is a last in-place operation on (...,3,H,W); on a CPU the image is then still in the CPU's cache.
         """
         self._check_length(images)
         with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
@@ -127,23 +115,19 @@ class AugmentDraw(Draw):
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """Copy to a device asynchronously; a plain `tensor.to(device)` would wait for its computations.
-
-    To a GPU from page-locked memory, without which the copy waits all the same. Apple's devices read a tensor that may
-    already be freed, so they wait.
-    """
+    """Copy to a device without waiting for its computations, as a plain `tensor.to(device)` does."""
     kind = torch.device(device).type
     if kind == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
+        tensor = tensor.pin_memory()  # without it the copy waits all the same
+    # Apple's devices would read a tensor that may already be freed
     return tensor.to(device, non_blocking=kind != "mps")
 
 
 def _apply_one_by_one(images: Tensor, draw: AugmentDraw, size: int, finish: Finish) -> Tensor:
     """The same on a CPU: each image stays in the CPU's cache through all operations, in a few shared buffers.
 
-    A crop has no rotation, so rows are resampled first, then columns, as rows of the transposed image. That takes a
-    third of the time of `grid_sample`, which reads four pixels for each new one. NumPy transposes twice as fast as
-    torch.
+    Rows are resampled first, then columns, as rows of the transposed image: a third of the time of `grid_sample`, which
+    reads four pixels for each new one. NumPy transposes twice as fast as torch.
     """
     height, width = images.shape[2:]
     x, y = _positions(draw, size)
@@ -191,15 +175,10 @@ def _boxes(augment: Augment, uniform: Tensor) -> Tensor:
     boxes = torch.stack((left * (1 - width), top * (1 - height), width, height), dim=-1)  # (B,ATTEMPTS,4)
     fits = (width <= 1) & (height <= 1)
     first = fits.int().argmax(dim=1)  # (B,)
-    chosen = boxes[torch.arange(len(boxes)), first]
-    return torch.where(fits.any(dim=1, keepdim=True), chosen, torch.tensor(_centre_box(augment)))
-
-
-def _centre_box(augment: Augment) -> tuple[float, float, float, float]:
-    """The largest centred box of a square image whose ratio is allowed."""
-    ratio = min(max(1.0, augment.ratio[0]), augment.ratio[1])
-    width, height = min(1.0, ratio), min(1.0, 1 / ratio)
-    return (1 - width) / 2, (1 - height) / 2, width, height
+    nearest = min(max(1.0, augment.ratio[0]), augment.ratio[1])  # allowed ratio
+    w, h = min(1.0, nearest), min(1.0, 1 / nearest)
+    centre = torch.tensor(((1 - w) / 2, (1 - h) / 2, w, h))
+    return torch.where(fits.any(dim=1, keepdim=True), boxes[torch.arange(len(boxes)), first], centre)
 
 
 def _positions(draw: AugmentDraw, size: int) -> tuple[Tensor, Tensor]:
@@ -226,13 +205,10 @@ def _crop(images: Tensor, draw: AugmentDraw, size: int) -> Tensor:
 
 
 def colour_maps(draw: AugmentDraw) -> tuple[Tensor, Tensor]:
-    """Each image's colour operations, in its own order and grayscale last, as maps of a pixel and of the mean colour.
+    """Maps (B,3,3) of a pixel and of the mean colour: a colour becomes ``first @ colour + second @ mean``.
 
-    Contrast blends with the image's mean gray, and the mean is transformed like any pixel: each operation is a linear
-    map (6,6) of the pair, which is exact except for clamping.
-
-    Returns:
-        (B,3,3) each; a colour becomes ``first @ colour + second @ mean``.
+    They are each image's colour operations, in its own order and grayscale last. Contrast blends with the mean gray,
+    and the mean is transformed like any pixel: each operation is a linear map (6,6) of the pair (pixel, mean).
     """
     luma = send(torch.tensor(LUMA, dtype=draw.brightness.dtype), draw.brightness.device)  # (3,)
     gray = luma.expand(3, 3)  # maps a colour to its luma in all three channels

@@ -1,10 +1,6 @@
 """The registered benchmarks: their layout on disk, their content, and the names of their classes.
 
-An entry states only facts; `table.read_table` uses them to read a folder, and `doctor.examine` to compare counts.
-Unconfirmed numbers are left out: a version lists only the domains with known counts.
-
-    from patchgen.data.benchmarks import BENCHMARKS
-    BENCHMARKS["terraincognita"].counts["24330"]["location_38"]    # 9736
+An entry states only confirmed facts: a version lists only the domains with known counts.
 """
 
 from __future__ import annotations
@@ -60,7 +56,6 @@ class Benchmark:
     notes: str = ""
 
     def is_called(self, name: str) -> bool:
-        """Whether a name is that of the benchmark, of its folder, or an alias."""
         return name_key(name) in map(name_key, (self.name, self.folder, *self.aliases))
 
     def domain_of(self, name: str) -> str | None:
@@ -78,17 +73,15 @@ class Benchmark:
 
     def domain_folders(self, root: Path) -> dict[str, Path]:
         """The folders of the registered domains found in root, in the benchmark's order; all others are ignored."""
-        found: dict[str, Path] = {}
+        folders: dict[str, Path] = {}
         for folder in visible_folders(root):
             domain = self.domain_of(folder.name)
-            if domain in found:
+            if domain is not None and (other := folders.setdefault(domain, folder)) != folder:
                 raise ValueError(
-                    f"{self.name}: the folders '{found[domain].name}' and '{folder.name}' both name the domain "
+                    f"{self.name}: the folders '{other.name}' and '{folder.name}' both name the domain "
                     f"'{domain}'. Keep one of them, or put both inside one folder '{domain}'."
                 )
-            if domain is not None:
-                found[domain] = folder
-        return {d: found[d] for d in self.domains if d in found}
+        return {d: folders[d] for d in self.domains if d in folders}
 
     def class_parents(self, domain: str, folder: Path, options: Mapping[str, str]) -> tuple[list[Path], dict[str, str]]:
         """The folders that contain the class folders of a domain, and the options used to find them.
@@ -100,50 +93,42 @@ class Benchmark:
         if template is None:
             return [folder], {}
         used = {name: value for name, value in options.items() if f"{{{name}}}" in template}
-        choices = itertools.product(*(value.split("+") for value in used.values()))
-        wanted = [template.format(**dict(zip(used, choice, strict=True))) for choice in choices]
-        found = {part: self._part_folder(folder, part) for part in wanted}
-        parents = [parent for parent in found.values() if parent is not None]
-        if len(parents) == len(found):
-            return parents, used
-        children = [child.name for child in visible_folders(folder)]
-        if any(map(self.class_of, children)) and all(self.options[name] == value for name, value in used.items()):
-            return [folder], dict.fromkeys(used, ".")
-        lost = next(part for part, parent in found.items() if parent is None)
-        change = f", or choose another part with the option {' / '.join(used)}" if used else ""
-        there = ", ".join(children) or "no folder"
-        raise ValueError(f"{self.name}: '{folder}' holds no '{lost}' (found: {there}). Unpack it there{change}.")
+        children, parents = visible_folders(folder), []
+        for choice in dict.fromkeys(itertools.product(*(value.split("+") for value in used.values()))):
+            part = template.format(**dict(zip(used, choice, strict=True)))
+            # archives often add a folder, and some folders are the part itself
+            places = [folder / part, *(child / part for child in children)]
+            places += [folder] * (name_key(folder.name) == name_key(part))
+            if parent := next((place for place in places if place.is_dir()), None):
+                parents.append(parent)
+                continue
+            names = [child.name for child in children]
+            if any(map(self.class_of, names)) and all(self.options[name] == value for name, value in used.items()):
+                return [folder], dict.fromkeys(used, ".")
+            change = f", or choose another part with the option {' / '.join(used)}" if used else ""
+            there = ", ".join(names) or "no folder"
+            raise ValueError(f"{self.name}: '{folder}' holds no '{part}' (found: {there}). Unpack it there{change}.")
+        return parents, used
 
-    @staticmethod
-    def _part_folder(folder: Path, part: str) -> Path | None:
-        """The part inside the folder, one level deeper (archives often add a folder), or the folder itself."""
-        candidates = [folder / part, *(child / part for child in visible_folders(folder))]
-        if name_key(folder.name) == name_key(part):
-            candidates.append(folder)
-        return next((c for c in candidates if c.is_dir()), None)
-
-    def fill_options(self, given: Mapping[str, str] | None) -> dict[str, str]:
-        """The defaults with the given values on top; a name that is not an option is an error."""
-        for name in given or {}:
-            if name not in self.options:
-                known, hint = ", ".join(self.options) or "none", did_you_mean(name, self.options)
-                raise ValueError(f"{self.name} has no reading option '{name}'{hint} (known: {known})")
-        return {**self.options, **(given or {})}
+    def fill_options(self, options: Mapping[str, str]) -> dict[str, str]:
+        """The defaults with these values on top; a name that is not an option is an error."""
+        if unknown := [name for name in options if name not in self.options]:
+            known, hint = ", ".join(self.options) or "none", did_you_mean(unknown[0], self.options)
+            raise ValueError(f"{self.name} has no reading option '{unknown[0]}'{hint} (known: {known})")
+        return {**self.options, **options}
 
     def groups_of(self, paths: Sequence[str]) -> tuple[str, ...] | None:
         """The patient of each file by `group_pattern`; None if neither the benchmark nor any file names one."""
-        if self.group_pattern is None:
+        pattern = self.group_pattern
+        patients = [re.search(pattern, Path(path).name) for path in paths] if pattern else []
+        if not any(patients):
             return None
-        found = [re.search(self.group_pattern, Path(path).name) for path in paths]
-        if not any(found):
-            return None
-        lost = [path for path, match in zip(paths, found, strict=True) if match is None]
-        if lost:
+        if lost := [path for path, patient in zip(paths, patients, strict=True) if patient is None]:
             raise ValueError(
-                f"{self.name}: {len(lost)} of {len(paths)} file names hold no patient ({self.group_pattern}), e.g. "
-                f"'{lost[0]}'. Restore the names, or pass a CSV manifest with a group column."
+                f"{self.name}: {len(lost)} of {len(paths)} file names hold no patient ({pattern}), e.g. '{lost[0]}'. "
+                "Restore the names, or pass a CSV manifest with a group column."
             )
-        return tuple(match.group(0).upper() for match in found if match)
+        return tuple(patient.group(0).upper() for patient in patients if patient)
 
     def version_of(self, images: Mapping[str, int]) -> str | None:
         """The name of the version whose known counts agree with the images per domain; None if none does."""
@@ -154,6 +139,7 @@ class Benchmark:
         return None
 
 
+_DOMAIN_NET = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 _ENTRIES = (
     Benchmark(
         "pacs",
@@ -207,14 +193,11 @@ _ENTRIES = (
     Benchmark(
         "domainnet",
         "domain_net",
-        domains=("clipart", "infograph", "painting", "quickdraw", "real", "sketch"),
+        domains=_DOMAIN_NET,
         num_classes=345,
         counts={
-            version: dict(zip(("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), images, strict=True))
-            for version, images in (
-                ("586575", (48129, 51605, 72266, 172500, 172947, 69128)),
-                ("raw", (48833, 53201, 75759, 172500, 175327, 70386)),
-            )
+            "586575": dict(zip(_DOMAIN_NET, (48129, 51605, 72266, 172500, 172947, 69128), strict=True)),
+            "raw": dict(zip(_DOMAIN_NET, (48833, 53201, 75759, 172500, 175327, 70386), strict=True)),
         },
         citation="Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019",
         source="the authors' six archives (cleaned clipart and painting), minus DomainBed's list of 9,431 duplicates",

@@ -1,18 +1,11 @@
-"""What changes on disk: digests of images, and the table and store that runs of a process share until then.
-
-    digests(table)                                  # (N,) uint64: changed pixels show even under the same name and size
-    table = shared_table(config.data, config.benchmark, config.options)
-    store = shared_store(table, 224, cache, interpolation)
-
-A file is read once, until its size, time or inode changes: digests are stored in the cache folder.
-"""
+"""What changes on disk: digests of images, and the table and store that runs of a process share until then."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,12 +21,20 @@ THREADS = 4  # files read in parallel
 
 
 def digests(table: Table) -> np.ndarray:
-    """A digest (N,) of each row's file, 64 bits of BLAKE2."""
+    """A digest (N,) of each row's file, 64 bits of BLAKE2.
+
+    A file is read once, until its size, time or inode changes: digests are stored in the cache folder.
+    """
     files = {_key(file): file for file in (os.path.join(table.root, path) for path in table.paths)}
     store = cache_dir() / "content" / f"{_hash(os.fsencode(os.path.abspath(table.root))):016x}.npy"
-    known = _load(store)
+    try:
+        keys, values = np.load(store, allow_pickle=False).astype(np.uint64, casting="no")
+        known = dict(zip(keys.tolist(), values.tolist(), strict=True))
+    except (OSError, ValueError, TypeError, EOFError):  # missing or damaged
+        known = {}
     if new := {key: file for key, file in files.items() if key not in known}:
-        known |= zip(new, _read(list(new.values())).tolist(), strict=True)
+        with ThreadPoolExecutor(THREADS) as pool:
+            known |= zip(new, pool.map(_digest, new.values()), strict=True)
         store.parent.mkdir(parents=True, exist_ok=True)
         with replacing(store) as temporary, open(temporary, "wb") as stream:
             np.save(stream, np.array([[*files], [known[key] for key in files]], dtype=np.uint64))
@@ -54,22 +55,10 @@ def _hash(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def _read(files: Sequence[str]) -> np.ndarray:
-    def one(file: str) -> bytes:
-        with open(file, "rb") as stream:
-            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8)).digest()
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return np.frombuffer(b"".join(pool.map(one, files)), "<u8")
-
-
-def _load(store: Path) -> dict[int, int]:
-    """{key: digest}; empty for a missing or damaged file."""
-    try:
-        keys, found = np.load(store, allow_pickle=False).astype(np.uint64, casting="no")
-        return dict(zip(keys.tolist(), found.tolist(), strict=True))
-    except (OSError, ValueError, TypeError, EOFError):
-        return {}
+def _digest(file: str) -> int:
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8))
+    return int.from_bytes(digest.digest(), "little")
 
 
 def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -> Table:
@@ -80,7 +69,15 @@ def shared_table(data: str, benchmark: str | None, options: Mapping[str, str]) -
         table = read_table(data, benchmark=benchmark, options=options)
         return table, _sources(data, table)
 
-    return cached("table", key, read, lambda found: found[1] == _sources(data, found[0]))[0]
+    return cached("table", key, read, lambda read: read[1] == _sources(data, read[0]))[0]
+
+
+def _sources(data: str, table: Table) -> object:
+    """Stamps of the manifest, or of every folder that may contain images or folders."""
+    folders = {Path(os.path.abspath(os.path.expanduser(data))), table.root}
+    for parent in {os.path.dirname(path) for path in table.paths}:
+        folders |= {table.root / parent, *(table.root / above for above in Path(parent).parents)}
+    return {folder: _stamp(folder) for folder in folders}
 
 
 def shared_store(table: Table, size: int, cache: Path | None, interpolation: str) -> ImageStore:
@@ -98,11 +95,3 @@ def _stamp(file: str | Path) -> object:
     except OSError:
         return object()
     return about.st_size, about.st_mtime_ns, about.st_ino
-
-
-def _sources(data: str, table: Table) -> object:
-    """Stamps of the manifest, or of every folder that may contain images or folders."""
-    folders = {Path(os.path.abspath(os.path.expanduser(data))), table.root}
-    for parent in {os.path.dirname(path) for path in table.paths}:
-        folders |= {table.root / parent, *(table.root / above for above in Path(parent).parents)}
-    return {folder: _stamp(folder) for folder in folders}

@@ -45,20 +45,33 @@ def read_cub(root: str | Path) -> Cub:
             f"'{folder}' lacks {len(lost)} of the {len(FILES)} official lists: {', '.join(lost)}; unpack "
             "CUB_200_2011 again"
         )
-    paths, classes = _read_list(folder / "images.txt"), _read_list(folder / "classes.txt")
-    class_of, is_train = _read_list(folder / "image_class_labels.txt"), _read_list(folder / "train_test_split.txt")
-    _check_join(folder, paths, class_of, is_train, classes)
+    paths, class_of, is_train, classes = (_read_list(folder / name) for name in FILES)
+    if outside := [path for path in paths.values() if os.path.isabs(path) or ".." in path.split("/")]:
+        raise ValueError(f"'{folder / FILES[0]}': {outside[0]!r} leads out of the folder; get CUB from its source")
+    if len(set(classes.values())) < len(classes):
+        raise ValueError(f"'{folder / FILES[3]}' gives two classes the same name; unpack it again")
+    order = {str(class_id): c for c, class_id in enumerate(sorted(classes))}
+    known = f"a class id of classes.txt ({len(order)} classes)"
+    _check_column(folder / FILES[1], paths, class_of, set(order), known)
+    _check_column(folder / FILES[2], paths, is_train, {"0", "1"}, "1 (train) or 0 (test)")
     ids = [i for i in sorted(paths) if (folder / "images" / paths[i]).is_file()]
     if not ids:
         raise ValueError(f"none of the {len(paths):,} listed images is in '{folder / 'images'}'; unpack them there")
-    order = {class_id: c for c, class_id in enumerate(sorted(classes))}
-    label = np.array([order[int(class_of[i])] for i in ids], dtype=np.int64)
-    names = tuple(classes[class_id] for class_id in order)
-    files = tuple(f"images/{paths[i]}" for i in ids)
+    label = np.array([order[class_of[i]] for i in ids], dtype=np.int64)
+    names, files = tuple(classes[i] for i in sorted(classes)), tuple(f"images/{paths[i]}" for i in ids)
     table = Table(folder, files, ("CUB-200-2011",), names, np.zeros(len(ids), dtype=np.int64), label)
     train = np.array([is_train[i] == "1" for i in ids], dtype=bool)
-    notes = _notes(paths, is_train, ids, train)
-    return Cub(table, np.flatnonzero(train), np.flatnonzero(~train), notes)
+
+    notes = []
+    if gone := sorted(set(paths) - set(ids)):
+        notes.append(f"CUB: {len(gone):,} of {len(paths):,} listed images are not there, first '{paths[gone[0]]}'")
+    if unnamed := len(set(is_train) - set(paths)):
+        notes.append(f"CUB: train_test_split.txt names {unnamed:,} images that images.txt does not have")
+    counts = {"train": int(train.sum()), "test": int((~train).sum())}
+    if counts != OFFICIAL_IMAGES:
+        parts = " and ".join(f"{counts[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
+        notes.append(f"CUB: a subset, {parts}")
+    return Cub(table, np.flatnonzero(train), np.flatnonzero(~train), tuple(notes))
 
 
 def _read_list(path: Path) -> dict[int, str]:
@@ -68,11 +81,9 @@ def _read_list(path: Path) -> dict[int, str]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"'{path}' is no text file ({error}); unpack it again") from error
-    for number, line in enumerate(lines, 1):
-        key, _, value = line.strip().partition(" ")
-        if not key:
-            continue
-        if not (key.isascii() and key.isdecimal() and value.strip()):
+    for number, line in ((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()):
+        key, _, value = line.partition(" ")
+        if not (key.isascii() and key.isdecimal() and value):
             raise ValueError(f"'{path}', line {number}: expected a number, a space and a value, got {line!r:.80}")
         if int(key) in values:
             raise ValueError(f"'{path}', line {number}: the id {key} appears twice; keep one")
@@ -82,43 +93,15 @@ def _read_list(path: Path) -> dict[int, str]:
     return values
 
 
-def _check_join(
-    folder: Path,
-    paths: Mapping[int, str],
-    class_of: Mapping[int, str],
-    is_train: Mapping[int, str],
-    classes: Mapping[int, str],
+def _check_column(
+    path: Path, images: Mapping[int, str], column: Mapping[int, str], allowed: set[str], rule: str
 ) -> None:
-    """Every image needs a class that exists and a part; every class its own name."""
-    for path in paths.values():
-        if os.path.isabs(path) or ".." in path.split("/"):
-            raise ValueError(f"'{folder / FILES[0]}': {path!r} leads out of the folder; get CUB from its source")
-    ids = set(map(str, classes))
-    for name, column, known, rule in (
-        (FILES[1], class_of, ids, f"a class id of classes.txt ({len(ids)} classes)"),
-        (FILES[2], is_train, {"0", "1"}, "1 (train) or 0 (test)"),
-    ):
-        if lost := [i for i in paths if i not in column]:
-            raise ValueError(
-                f"'{folder / name}' says nothing of {len(lost):,} of the {len(paths):,} images in images.txt, first id "
-                f"{lost[0]}; both must come from the same copy of CUB"
-            )
-        if wrong := [i for i in paths if column[i] not in known]:
-            what = f"image {wrong[0]} has {column[wrong[0]]!r}, not {rule}"
-            raise ValueError(f"'{folder / name}': {what}; {len(wrong):,} such")
-    if len(set(classes.values())) < len(classes):
-        raise ValueError(f"'{folder / 'classes.txt'}' gives two classes the same name; unpack it again")
-
-
-def _notes(paths: Mapping[int, str], is_train: Mapping[int, str], ids: list[int], train: np.ndarray) -> tuple[str, ...]:
-    """Listed images that are missing, and the difference from the official size."""
-    notes = []
-    if gone := sorted(set(paths) - set(ids)):
-        notes.append(f"CUB: {len(gone):,} of {len(paths):,} listed images are not there, first '{paths[gone[0]]}'")
-    if unnamed := len(set(is_train) - set(paths)):
-        notes.append(f"CUB: train_test_split.txt names {unnamed:,} images that images.txt does not have")
-    here = {"train": int(train.sum()), "test": int((~train).sum())}
-    if here != OFFICIAL_IMAGES:
-        parts = " and ".join(f"{here[part]:,} of {n:,} {part} images" for part, n in OFFICIAL_IMAGES.items())
-        notes.append(f"CUB: a subset, {parts}")
-    return tuple(notes)
+    """Every image needs one of the allowed values."""
+    if lost := [i for i in images if i not in column]:
+        raise ValueError(
+            f"'{path}' says nothing of {len(lost):,} of the {len(images):,} images in images.txt, first id {lost[0]}; "
+            "both must come from the same copy of CUB"
+        )
+    if wrong := [i for i in images if column[i] not in allowed]:
+        what = f"image {wrong[0]} has {column[wrong[0]]!r}, not {rule}"
+        raise ValueError(f"'{path}': {what}; {len(wrong):,} such")

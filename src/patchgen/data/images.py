@@ -5,11 +5,10 @@
     wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
 The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
-holds the size*size*3 bytes of file i, and `<digest>.slots`, one fixed-size record per slot: blake2b of the source
-file's content, crc32 of its pixels, a flag. Slots are filled on demand, pixels before record, with pwrite: a full disk
-is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they write the
-same bytes. Images that keep their aspect have a separate cache, whose slots are as long as the longest image and whose
-records also hold height and width; unused bytes of a slot are a hole in the file and take no space.
+holds the pixels of file i, and `<digest>.slots`, its records: blake2b of the source file's content, crc32 of the pixels,
+a flag, and height and width where the aspect is kept. Slots are filled on demand, pixels before record, with pwrite: a
+full disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they
+write the same bytes. Unused bytes of a slot are a hole in the file and take no space.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -39,13 +38,11 @@ if TYPE_CHECKING:
     import torch
 
 DECODE_VERSION = 2  # increase it when `decode` changes its pixels: old caches are then ignored
-RECORD = struct.Struct("<16sII")  # digest of the source file, crc32 of the pixels, FILLED
-SHAPE = struct.Struct("<II")  # height, width: after the record of an image that keeps its aspect
+RECORD = "<16sII"  # digest of the source file, crc32 of the pixels, FILLED
 LONGEST = 4  # maximum aspect ratio of an image that keeps its aspect; longer ones are cropped to the middle
 FILLED = 0x50474331
 BILINEAR = "bilinear"
 INTERPOLATIONS = ("nearest", "lanczos", BILINEAR, "bicubic", "box", "hamming")  # in the order of Pillow's numbers
-ENDINGS = (".pixels", ".slots")
 CHECKED = 64  # images between two progress updates
 LARGE_CACHE = 2_000_000_000  # bytes from which the cache is announced, and refused where the disk is too small
 
@@ -59,18 +56,34 @@ class UnreadableImage(ValueError):
 
 
 def decode(path: str | Path, size: int, interpolation: str = BILINEAR) -> np.ndarray:
-    """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; as usual, the aspect is not kept.
+    """Decode the first frame of `path`, upright, to RGB (size,size,3) uint8; the aspect is not kept.
 
     Transparency is blended with white, 16-bit grays are scaled to 8 by the bits they use (`gray_bits`), downscaling is
-    antialiased. Truncated files and images above our limits (`open_image`) are errors.
-
-    Raises:
-        UnreadableImage: with the path and the reason.
+    antialiased. Truncated files and images above our limits (`open_image`) are an `UnreadableImage`.
     """
 
     def draw(image: Image.Image) -> np.ndarray:
         image.draft(None, (2 * size, 2 * size))  # decodes a large JPEG at 1/2, 1/4 or 1/8, never below 2 x size
         return square(image, size, interpolation)
+
+    return _decode(path, draw)
+
+
+def decode_aspect(path: str | Path, size: int) -> np.ndarray:
+    """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, antialiased, aspect kept.
+
+    The longer side is rounded down, as torchvision's `Resize(size)` does. An image more than `LONGEST` times as long
+    as wide is cropped to its middle. The rest is as in `decode`, except that JPEGs are always decoded at full size.
+    """
+
+    def draw(image: Image.Image) -> np.ndarray:
+        rgb = _to_rgb(ImageOps.exif_transpose(image), image.format)
+        shorter = min(rgb.size)
+        width, height = (min(side, LONGEST * shorter) for side in rgb.size)
+        left, top = (rgb.width - width) // 2, (rgb.height - height) // 2
+        shape = (int(size * width / shorter), int(size * height / shorter))
+        middle = rgb.crop((left, top, left + width, top + height))
+        return np.array(middle.resize(shape, Image.Resampling.BICUBIC))
 
     return _decode(path, draw)
 
@@ -84,26 +97,6 @@ def _decode(path: str | Path, draw: Callable[[Image.Image], np.ndarray]) -> np.n
         raise UnreadableImage(path, str(error), fix="") from error
     except Exception as error:  # Pillow's plugins raise many types on bad bytes, and all of them mean this file
         raise UnreadableImage(path, f"{type(error).__name__}: {error}") from error
-
-
-def decode_aspect(path: str | Path, size: int) -> np.ndarray:
-    """Decode `path` to RGB (h,w,3) uint8 whose shorter side is `size`: bicubic, antialiased, aspect kept.
-
-    The longer side is rounded down, as torchvision's `Resize(size)` does. An image more than `LONGEST` times as long
-    as wide is cropped to its middle. The rest is as in `decode`, except that JPEGs are always decoded at full size.
-    """
-    return _decode(path, lambda image: _shorter_side(image, size))
-
-
-def _shorter_side(image: Image.Image, size: int) -> np.ndarray:
-    rgb = _to_rgb(ImageOps.exif_transpose(image), image.format)
-    shorter = min(rgb.size)
-    width, height = (min(side, LONGEST * shorter) for side in rgb.size)
-    if (width, height) != rgb.size:
-        left, top = (rgb.width - width) // 2, (rgb.height - height) // 2
-        rgb = rgb.crop((left, top, left + width, top + height))
-    shape = (int(size * width / shorter), int(size * height / shorter))
-    return np.array(rgb.resize(shape, Image.Resampling.BICUBIC))
 
 
 def square(image: Image.Image, size: int, interpolation: str = BILINEAR) -> np.ndarray:
@@ -143,22 +136,13 @@ def _to_rgb(image: Image.Image, kind: str | None) -> Image.Image:
     return image.convert("RGB")
 
 
-class _Slot(NamedTuple):
-    """The record of a slot with pixels (3,height,width)."""
-
-    crc: int
-    height: int
-    width: int
-
-
 class ImageStore:
     """Decoded images of a list of files, by row; with `cache` each file is decoded once for all processes and runs.
 
     Args:
         size: Side of the square images; with `keep_aspect` the shorter side.
         threads: Images decoded at the same time; by default as many as this process has cores.
-        interpolation: How square images are resized, as the backbone expects. Images that keep their aspect are always
-            resized bicubically.
+        interpolation: How square images are resized; images that keep their aspect are always resized bicubically.
 
     Attributes:
         stain: Applied to each image (H, W, 3) uint8 when it is loaded; the cache holds the decoded images unchanged.
@@ -179,9 +163,9 @@ class ImageStore:
         resampling(interpolation)  # raises on an unknown name
         self.files, self.size, self.threads = [Path(file) for file in files], size, threads or available_cores()
         self.keep_aspect, self.interpolation = keep_aspect, interpolation
-        self._record = RECORD.size + (SHAPE.size if keep_aspect else 0)  # bytes of a record, and of a slot of pixels
-        self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)
-        self._verified: dict[int, _Slot] = {}  # row -> its record, if this process has hashed the source
+        self._record = struct.Struct(RECORD + "II" * keep_aspect)
+        self._slot = 3 * size * size * (LONGEST if keep_aspect else 1)  # bytes
+        self._verified: dict[int, tuple[int, int, int]] = {}  # crc, height, width of rows whose source was hashed here
         self._writable, self._lock = cache is not None, threading.Lock()
         self._pixels = self._slots = -1  # file descriptors
         if cache is not None:
@@ -200,80 +184,67 @@ class ImageStore:
         return torch.from_numpy(np.stack(self.images(rows), out=images) if len(rows) else images)
 
     def images(self, rows: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        """Images of `rows`, each (3,h,w) uint8 and read-only; uncropped, even if they keep their aspect."""
+        """Images of `rows`, each (3,h,w) uint8 and read-only."""
         unique, inverse = np.unique(np.asarray(rows, dtype=np.int64), return_inverse=True)
         with ThreadPoolExecutor(self.threads) as pool:
-            found = list(pool.map(self._image, unique.tolist()))
-        return [found[i] for i in inverse]
+            images = list(pool.map(self._image, unique.tolist()))
+        return [images[i] for i in inverse]
 
     def unreadable(
         self, rows: Sequence[int] | np.ndarray, tick: Callable[[int], None] | None = None
     ) -> list[tuple[int, UnreadableImage]]:
         """All rows that cannot be decoded, with the reason; the others are added to the cache."""
+        bad: list[tuple[int, UnreadableImage]] = []
 
-        def look(row: int) -> UnreadableImage | None:
+        def check(row: int) -> None:
             try:
                 self._image(row)
             except UnreadableImage as error:
-                return error
-            return None
+                bad.append((row, error))
 
-        bad: list[tuple[int, UnreadableImage]] = []
         with ThreadPoolExecutor(self.threads) as pool:
             for start in range(0, len(rows), CHECKED):
-                part = [int(row) for row in rows[start : start + CHECKED]]
-                bad += [(row, error) for row, error in zip(part, pool.map(look, part), strict=True) if error]
+                done = list(pool.map(check, map(int, rows[start : start + CHECKED])))
                 if tick:
-                    tick(len(part))
-        return bad
+                    tick(len(done))
+        return sorted(bad, key=lambda row: row[0])
 
     def _image(self, row: int) -> np.ndarray:
-        """(3,h,w) uint8, with normalised stains if requested."""
-        pixels = self._decoded(row)
+        """(3,h,w) uint8 from the cache, else from the file; with normalised stains if requested."""
+        pixels = self._read(row)
+        if pixels is None:
+            # the digest is taken before the pixels: a file that changes in between is seen as changed, never as cached
+            digest = self._digest(row) if self._writable else b""
+            file, size = self.files[row], self.size
+            decoded = decode_aspect(file, size) if self.keep_aspect else decode(file, size, self.interpolation)
+            pixels = np.ascontiguousarray(decoded.transpose(2, 0, 1))
+            if self._writable:
+                self._write(row, digest, pixels)
         return pixels if self.stain is None else self.stain(pixels.transpose(1, 2, 0)).transpose(2, 0, 1)
 
-    def _decoded(self, row: int) -> np.ndarray:
-        """(3,h,w) uint8 from the cache, else from the file."""
-        cached = self._read(row)
-        if cached is not None:
-            return cached
-        # the digest is taken before the pixels: a file that changes in between is seen as changed, never as cached
-        digest = self._digest(row) if self._writable else b""
-        file = self.files[row]
-        decoded = decode_aspect(file, self.size) if self.keep_aspect else decode(file, self.size, self.interpolation)
-        pixels = np.ascontiguousarray(decoded.transpose(2, 0, 1))
-        if self._writable:
-            self._write(row, digest, pixels)
-        return pixels
-
     def _open(self, folder: Path) -> None:
-        names = "\n".join(map(str, self.files))
         size = f"{self.size}" if self.interpolation == BILINEAR else f"{self.size} {self.interpolation}"
         size = f"{self.size} bicubic, aspect kept" if self.keep_aspect else size
-        key = hashlib.blake2b(f"{DECODE_VERSION}\n{size}\n{names}".encode("utf-8", "surrogateescape"))
-        base = folder / key.hexdigest()[:32]
+        text = "\n".join([str(DECODE_VERSION), size, *map(str, self.files)])
+        base = folder / hashlib.blake2b(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        pair = base.with_suffix(".pixels"), base.with_suffix(".slots")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._check_space(base)
-            self._pixels, self._slots = (self._descriptor(base, end, os.O_RDWR | os.O_CREAT) for end in ENDINGS)
+            self._check_space(pair[0])
+            self._open_pair(pair, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             self._stop_writing(error)
-            if all(base.with_suffix(end).exists() for end in ENDINGS):  # a shared cache may be read-only
-                self._pixels, self._slots = (self._descriptor(base, end, os.O_RDONLY) for end in ENDINGS)
+            if all(file.exists() for file in pair):  # a shared cache may be read-only
+                self._open_pair(pair, os.O_RDONLY)
 
-    def _check_space(self, base: Path) -> None:
-        """Announce a large cache before it is written, and refuse one that the disk cannot hold.
-
-        Raises:
-            ValueError: names the size, the free space and the ways out.
-        """
-        file = base.with_suffix(ENDINGS[0])
+    def _check_space(self, file: Path) -> None:
+        """Announce a large cache before it is written; ValueError for one that the disk cannot hold."""
         written = file.stat().st_blocks * 512 if file.exists() else 0  # the rest is a hole in the file
         needed = 3 * self.size**2 * len(self) - written
         if needed < LARGE_CACHE:
             return
-        free = shutil.disk_usage(base.parent).free
-        text = f"the cache of {len(self):,} decoded images needs {needed / 1e9:.1f} GB more in {base.parent}"
+        free = shutil.disk_usage(file.parent).free
+        text = f"the cache of {len(self):,} decoded images needs {needed / 1e9:.1f} GB more in {file.parent}"
         if needed > free:
             raise ValueError(
                 f"{text}, and {free / 1e9:.1f} GB are free: free some space, set $PATCHGEN_CACHE to a folder on "
@@ -281,10 +252,10 @@ class ImageStore:
             )
         logger.warning(f"{text} ({free / 1e9:.1f} GB are free; --no-cache trains without it)")
 
-    def _descriptor(self, base: Path, ending: str, flags: int) -> int:
-        descriptor = os.open(base.with_suffix(ending), flags | getattr(os, "O_CLOEXEC", 0), 0o666)
-        weakref.finalize(self, os.close, descriptor)
-        return descriptor
+    def _open_pair(self, pair: tuple[Path, Path], flags: int) -> None:
+        self._pixels, self._slots = (os.open(file, flags, 0o666) for file in pair)
+        for descriptor in (self._pixels, self._slots):
+            weakref.finalize(self, os.close, descriptor)
 
     def _read(self, row: int) -> np.ndarray | None:
         """Pixels of a slot that matches the current content of this file, else None."""
@@ -294,37 +265,37 @@ class ImageStore:
             slot = self._verified.get(row) or self._stored(row)
             if slot is None:
                 return None
-            length = 3 * slot.height * slot.width
-            pixels = os.pread(self._pixels, length, row * self._slot)
+            crc, height, width = slot
+            pixels = os.pread(self._pixels, 3 * height * width, row * self._slot)
         except OSError as error:
             self._stop_writing(error)
             return None
-        if len(pixels) != length or zlib.crc32(pixels) != slot.crc:  # bit rot, or a writer killed in the middle
+        if len(pixels) != 3 * height * width or zlib.crc32(pixels) != crc:  # bit rot, or a writer killed in the middle
             return None
         self._verified[row] = slot
-        return np.frombuffer(pixels, np.uint8).reshape(3, slot.height, slot.width)
+        return np.frombuffer(pixels, np.uint8).reshape(3, height, width)
 
-    def _stored(self, row: int) -> _Slot | None:
-        """The record of a slot that was filled from the current content of this file."""
-        record = os.pread(self._slots, self._record, row * self._record)
-        if len(record) != self._record:
+    def _stored(self, row: int) -> tuple[int, int, int] | None:
+        """(crc, height, width) of a slot that was filled from the current content of this file."""
+        record = os.pread(self._slots, self._record.size, row * self._record.size)
+        if len(record) != self._record.size:
             return None
-        digest, crc, flag = RECORD.unpack_from(record)
-        height, width = SHAPE.unpack_from(record, RECORD.size) if self.keep_aspect else (self.size, self.size)
+        digest, crc, flag, *shape = self._record.unpack(record)
+        height, width = shape or (self.size, self.size)
         filled = flag == FILLED and 0 < 3 * height * width <= self._slot
-        return _Slot(crc, height, width) if filled and digest == self._digest(row) else None
+        return (crc, height, width) if filled and digest == self._digest(row) else None
 
     def _write(self, row: int, digest: bytes, pixels: np.ndarray) -> None:
-        data = pixels.tobytes()
-        slot = _Slot(zlib.crc32(data), *pixels.shape[1:])
-        shape = SHAPE.pack(slot.height, slot.width) if self.keep_aspect else b""
+        data, shape = pixels.tobytes(), pixels.shape[1:]
+        crc = zlib.crc32(data)
         try:
             _write_all(self._pixels, data, row * self._slot)
-            _write_all(self._slots, RECORD.pack(digest, slot.crc, FILLED) + shape, row * self._record)
+            record = self._record.pack(digest, crc, FILLED, *(shape if self.keep_aspect else ()))
+            _write_all(self._slots, record, row * self._record.size)
         except OSError as error:
             self._stop_writing(error)
         else:
-            self._verified[row] = slot
+            self._verified[row] = (crc, *shape)
 
     def _digest(self, row: int) -> bytes:
         try:

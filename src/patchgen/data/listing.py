@@ -1,9 +1,5 @@
 """Which files count as images (one rule for training, predictions, the doctor and the viewer), and listing of folders.
 
-    list_images(folder)                 # relative paths, in DomainBed's order
-    list_files(folder).skipped          # files that are not read
-    skipped_line(skipped)               # "3 files skipped ...: 2 .psd, 1 .txt (such as a.psd)"
-
 Listing depends on names only; whether a file can be decoded is checked when it is read (`data/images.py`).
 """
 
@@ -12,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path
@@ -51,26 +47,51 @@ def is_image(name: str) -> bool:
 def list_images(folder: Path) -> list[str]:
     """Images below a folder as relative posix paths, its own files before those of sub-folders (DomainBed's order).
 
-    Links are followed; a file with several names is listed once, and pipes and devices are skipped.
-
-    Raises:
-        ValueError: a link leads to a folder that contains it.
+    Links are followed, but ValueError for one to a folder that contains it; a file with several names is listed once,
+    and pipes and devices are skipped.
     """
     return list_files(folder).images
 
 
 def list_files(folder: Path) -> Files:
     """`list_images`, and the other files that are not images."""
-    found: list[tuple[str, str, bool]] = []
-    skipped: list[str] = []
-    _list_below(folder, "", (os.path.realpath(folder),), None, found, skipped)
-    found.sort()
-    if any(linked for *_, linked in found):  # with links, real names come first
+    files = list(_walk(folder, "", (os.path.realpath(folder),), None))
+    images = sorted(file for file in files if is_image(file[1]))
+    if any(linked for *_, linked in images):  # with links, real names come first
         first: dict[str, tuple[str, str, bool]] = {}
-        for one in sorted(found, key=lambda one: one[2]):
-            first.setdefault(os.path.realpath(folder / one[0] / one[1]), one)
-        found = sorted(first.values())
-    return Files([f"{parent}/{name}".lstrip("/") for parent, name, _ in found], skipped)
+        for image in sorted(images, key=lambda image: image[2]):
+            first.setdefault(os.path.realpath(folder / image[0] / image[1]), image)
+        images = sorted(first.values())
+    skipped = (file for file in files if not is_image(file[1]))
+    return Files(*([f"{parent}/{name}".lstrip("/") for parent, name, _ in part] for part in (images, skipped)))
+
+
+def _walk(
+    folder: Path, parent: str, above: tuple[str, ...], visited: set[str] | None
+) -> Iterator[tuple[str, str, bool]]:
+    """(parent, name, reached through a link) of the visible files below a folder.
+
+    Args:
+        above: real paths of the parent folders.
+        visited: inside a link, real paths of the folders visited there; otherwise None.
+    """
+    behind: set[str] = set() if visited is None else visited  # links to links could double the work at each level
+    with os.scandir(folder / parent) as entries:
+        visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
+    for entry in visible:
+        link, name = entry.is_symlink(), entry.name
+        if entry.is_dir():
+            inner = f"{parent}/{name}".lstrip("/")
+            real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
+            if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
+                raise ValueError(f"'{entry.path}' links to '{real}', a folder that contains it; remove the link")
+            if visited is None and not link:
+                yield from _walk(folder, inner, (*above, real), None)
+            elif real not in behind:
+                behind.add(real)
+                yield from _walk(folder, inner, (*above, real), behind)
+        elif entry.is_file() or (link and is_image(name) and not os.path.exists(entry.path)):  # dangling: reported
+            yield parent, name, link or visited is not None
 
 
 def list_matching(pattern: Path) -> Files:
@@ -84,7 +105,7 @@ def list_matching(pattern: Path) -> Files:
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     """Whether the folders and the name of a file match; `**` stands for any number of folders."""
     if not pattern or not parts:
-        return not parts and all(one == "**" for one in pattern)
+        return not parts and all(part == "**" for part in pattern)
     if pattern[0] == "**":
         return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
     return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
@@ -98,46 +119,8 @@ def skipped_line(names: Sequence[str]) -> str:
     return f"{files} skipped, no image by the ending: {text} (such as {names[0]})"
 
 
-def _list_below(
-    folder: Path,
-    parent: str,
-    above: tuple[str, ...],
-    walked: set[str] | None,
-    found: list[tuple[str, str, bool]],
-    skipped: list[str],
-) -> None:
-    """Append (parent, name, reached through a link) of the images, and the names of other files.
-
-    Args:
-        above: real paths of the parent folders.
-        walked: inside a link, real paths of the folders visited there; otherwise None.
-    """
-    behind: set[str] = set() if walked is None else walked  # links to links could double the work at each level
-    with os.scandir(folder / parent) as entries:
-        visible = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
-    for entry in visible:
-        link, name = entry.is_symlink(), entry.name
-        if entry.is_dir():
-            inner = f"{parent}/{name}".lstrip("/")
-            real = os.path.realpath(entry.path) if link else os.path.join(above[-1], name)
-            if link and any(path == real or path.startswith(real.rstrip(os.sep) + os.sep) for path in above):
-                raise ValueError(f"'{entry.path}' links to '{real}', a folder that contains it; remove the link")
-            if walked is None and not link:
-                _list_below(folder, inner, (*above, real), None, found, skipped)
-            elif real not in behind:
-                behind.add(real)
-                _list_below(folder, inner, (*above, real), behind, found, skipped)
-        elif is_image(name) and (entry.is_file() or (link and not os.path.exists(entry.path))):  # dangling: reported
-            found.append((parent, name, link or walked is not None))
-        elif not is_image(name) and entry.is_file():
-            skipped.append(f"{parent}/{name}".lstrip("/"))
-
-
 def finder(root: Path) -> Callable[[str], tuple[str, bool]]:
-    """A function that returns the real path of a file, through links, and whether it exists.
-
-    A folder is resolved once for all of its files, and each file costs one system call.
-    """
+    """A function from a name to its real path, through links, and whether it is a file; one system call per file."""
     folders: dict[str, str] = {}
 
     def find(name: str) -> tuple[str, bool]:

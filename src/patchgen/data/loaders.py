@@ -37,26 +37,13 @@ class Batch:
 
 
 class DomainBatches:
-    """Batches of the training rows, sampled per domain with replacement, as in DomainBed.
-
-    Args:
-        store: Decoded pixels of the table's rows.
-        label: (N,) class id of each row of the table.
-        rows: Training rows of each domain id.
-        per_domain: Images of each domain in a step's global batch.
-        seed: Together with the step number, determines the rows and their augmentation.
-        augment: Ranges of the random operations; None for no augmentation.
-    """
+    """Batches of the training rows, sampled per domain with replacement, as in DomainBed."""
 
     def __init__(
-        self,
-        store: ImageStore,
-        label: np.ndarray,
-        rows: Mapping[int, np.ndarray],
-        per_domain: int,
-        seed: int,
+        self, store: ImageStore, label: np.ndarray, rows: Mapping[int, np.ndarray], per_domain: int, seed: int,
         augment: Augment | Histology | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
+        """label: (N,) class id of each row of the store; rows: the training rows of each domain id."""
         self.store, self.label, self.rows = store, label, dict(rows)
         self.per_domain, self.seed, self.augment = per_domain, seed, augment
         self._ahead = ThreadPoolExecutor(1)
@@ -73,23 +60,19 @@ class DomainBatches:
     def at(self, step: int, part: int = 0, parts: int = 1, images: bool = True) -> Batch:
         """The given part of a step's batch; ``images=False`` leaves the pixels out (features may be cached)."""
         rows, domain = self.rows_at(step)
-        mine = self._slice(part, parts)
-        chosen = None
+        mine, draw, image = self._slice(part, parts), None, torch.empty(0)
         if self.augment is not None:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-            chosen = self.augment.draw(len(rows), generator)[torch.from_numpy(mine)]
-        image = self._image(step, part, parts) if images else torch.empty(0)
-        label = torch.from_numpy(self.label[rows[mine]])
-        place = torch.from_numpy(domain[mine]), torch.from_numpy(rows[mine])
-        return Batch(image, label, *place, chosen, num_domains=len(self.rows))
+            draw = self.augment.draw(len(rows), generator)[torch.from_numpy(mine)]
+        if images:
+            coming = self._coming.pop((step, part, parts), None)
+            image = coming.result() if coming is not None else self._read(step, part, parts)
+        columns = (self.label[rows[mine]], domain[mine], rows[mine])
+        return Batch(image, *map(torch.from_numpy, columns), draw, num_domains=len(self.rows))
 
     def expect(self, step: int, part: int = 0, parts: int = 1) -> None:
         """Prefetch the pixels of a later batch in the background."""
         self._coming[step, part, parts] = self._ahead.submit(self._read, step, part, parts)
-
-    def _image(self, step: int, part: int, parts: int) -> Tensor:
-        coming = self._coming.pop((step, part, parts), None)
-        return coming.result() if coming is not None else self._read(step, part, parts)
 
     def _read(self, step: int, part: int, parts: int) -> Tensor:
         return self.store.load(self.rows_at(step)[0][self._slice(part, parts)])
@@ -102,18 +85,14 @@ class DomainBatches:
 
 
 def prepare(
-    pixels: Tensor,
-    draw: AugmentDraw | HistologyDraw | None,
-    size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
+    pixels: Tensor, draw: AugmentDraw | HistologyDraw | None, size: int, mean: Sequence[float], std: Sequence[float]
 ) -> Tensor:
     """Bytes (B, 3, size, size) of the store -> floats of the same shape, augmented by `draw` and normalised."""
+    image = pixels if isinstance(draw, AugmentDraw) else pixels.float().div_(255)
     centre, spread = channels(mean, pixels.device), channels(std, pixels.device)
     shift, scale = -centre / spread, 1 / spread
 
     def standardize(image: Tensor) -> Tensor:
         return torch.addcmul(shift, image, scale, out=image)  # one pass: (image - mean) / std
 
-    image = pixels if isinstance(draw, AugmentDraw) else pixels.float().div_(255)
     return draw.apply(image, size, standardize) if draw is not None else standardize(image)

@@ -1,9 +1,7 @@
 """Open untrusted image files: supported formats, missing decoders by name, limits checked before any pixel is decoded.
 
-    with open_image("scan.tif") as image: ...             # a Pillow image; ValueError if a limit is exceeded
-
 A JPEG of kilobytes can have thousands of scans over its pixels, also inside a TIFF; a TIFF of a few pixels can have
-tiles of gigabytes. `patchgen.data.images` decodes what is opened here.
+tiles of gigabytes.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -44,35 +42,31 @@ class RefusedImage(ValueError):
 
 @contextmanager
 def open_image(path: str | Path | BinaryIO) -> Iterator[Image.Image]:
-    """`Image.open` of a plain file within our limits: the only way in which untrusted files are opened.
-
-    Raises:
-        ValueError: a limit is exceeded, or it is a pipe or device.
-    """
+    """`Image.open` of a plain file within our limits, else ValueError: how all untrusted files are opened."""
     if isinstance(path, (str, os.PathLike)) and os.path.exists(path):
         if not regular(path):
             raise RefusedImage("it is a folder, pipe or device, and an image is a file: remove it")
         check_length(os.path.getsize(path))
     with open_header(path) as image:
-        check_limits(image)
+        _check_limits(image)
         yield image
 
 
 def open_header(path: str | Path | BinaryIO) -> Image.Image:
-    """`Image.open` of the supported formats.
-
-    Raises:
-        RefusedImage: it has too many pixels, or its decoder is not installed.
-    """
+    """`Image.open` of the supported formats; RefusedImage for too many pixels or a decoder that is not installed."""
     try:
         return Image.open(path, formats=readable_formats())
     except Image.DecompressionBombError as error:
         pixels = re.search(r"\d+ pixels", str(error))
-        raise RefusedImage(too_large(pixels[0] if pixels else "too many pixels")) from error
+        raise RefusedImage(_too_large(pixels[0] if pixels else "too many pixels")) from error
     except UnidentifiedImageError:
-        for brands, needed in MISSING.items():
-            if _brand(path) in brands.split():
-                raise RefusedImage(needed) from None
+        with open(path, "rb") if isinstance(path, (str, os.PathLike)) else nullcontext(path) as file:
+            file.seek(0)
+            start = file.read(12)
+        brand = start[8:12] if start[4:8] == b"ftyp" else b""  # of HEIC and AVIF files
+        for brands, fix in MISSING.items():
+            if brand in brands.split():
+                raise RefusedImage(fix) from None
         raise
 
 
@@ -87,70 +81,40 @@ def readable_formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _brand(path: str | Path | BinaryIO) -> bytes:
-    """The brand of HEIC and AVIF files, in bytes 8 to 12."""
-    if isinstance(path, (str, os.PathLike)):
-        with open(path, "rb") as file:
-            return _brand(file)
-    path.seek(0)
-    start = path.read(12)
-    return start[8:12] if start[4:8] == b"ftyp" else b""
+def check_length(length: int) -> None:
+    """RefusedImage for a file with too many bytes, most of which may be a hole on disk."""
+    if length > MOST_FILE:
+        raise RefusedImage(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
 
 
-# Limits
+def _too_large(pixels: str) -> str:
+    most = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,} in all, {MOST_SIDE:,} on a side"
+    return f"image too large ({pixels}, at most {most}): cut it into tiles, or save it smaller"
 
 
-def check_limits(image: Image.Image) -> None:
-    """Reject an open, not yet decoded image that would cost too much.
-
-    Raises:
-        RefusedImage: names the limit.
-    """
+def _check_limits(image: Image.Image) -> None:
+    """RefusedImage for an open, not yet decoded image that would cost too much."""
     pixels, size = image.width * image.height, BYTES.get(image.mode, 4)
     # Pillow only warns up to twice its limit
     if pixels > (Image.MAX_IMAGE_PIXELS or math.inf) or max(image.size) > MOST_SIDE or pixels * size > MOST_DECODED:
-        raise RefusedImage(too_large(f"{image.width} x {image.height} pixels"))
-    if image.format == "TIFF" and _padded(image) * size > MOST_DECODED:
-        raise RefusedImage(
-            f"its tiles have {_padded(image):,} pixels, at most {MOST_DECODED // size:,}: save it without tiles"
-        )
-    streams = _jpeg_streams(image)
+        raise RefusedImage(_too_large(f"{image.width} x {image.height} pixels"))
+    if image.format not in ("JPEG", "MPO", "TIFF"):
+        return
+    if image.format == "TIFF" and (padded := _padded(image)) * size > MOST_DECODED:
+        raise RefusedImage(f"its tiles have {padded:,} pixels, at most {MOST_DECODED // size:,}: save it without tiles")
+    file: BinaryIO = image.fp  # type: ignore[attr-defined]
+    place = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(place)
+    streams = _tiff_streams(image, data) if image.format == "TIFF" else [_jpeg_stream(data, pixels)]
     scans, scanned = max((s for s, _ in streams), default=1), sum(s * pixels for s, pixels in streams)
     if scans > MOST_SCANS or scanned > MOST_SCANNED:
         raise RefusedImage(f"a JPEG of {scans} scans, at most {MOST_SCANS}, and fewer where it is large: save it again")
 
 
-def check_length(length: int) -> None:
-    """Reject a file with too many bytes, most of which may be a hole on disk.
-
-    Raises:
-        RefusedImage: names the limit.
-    """
-    if length > MOST_FILE:
-        raise RefusedImage(f"a file of {length:,} bytes, at most {MOST_FILE:,}: save it again, or cut it into tiles")
-
-
-def too_large(pixels: str) -> str:
-    """The message for an image of so many pixels."""
-    most = f"{Image.MAX_IMAGE_PIXELS or MOST_DECODED // 4:,} in all, {MOST_SIDE:,} on a side"
-    return f"image too large ({pixels}, at most {most}): cut it into tiles, or save it smaller"
-
-
-def _jpeg_streams(image: Image.Image) -> list[tuple[int, int]]:
-    """(scans, pixels) of each JPEG stream in this image."""
-    file: BinaryIO = image.fp  # type: ignore[attr-defined]
-    place = file.tell()
-    try:
-        file.seek(0)
-        if image.format in ("JPEG", "MPO"):
-            return [_runs(file.read(), image.width * image.height)]
-        return _tiff_streams(image, file.read()) if image.format == "TIFF" else []
-    finally:
-        file.seek(place)
-
-
-def _runs(data: bytes, pixels: int) -> tuple[int, int]:
-    """Number of scans and of pixels of a JPEG; `pixels` if it does not state them."""
+def _jpeg_stream(data: bytes, pixels: int) -> tuple[int, int]:
+    """(scans, pixels) of a JPEG; `pixels` if it does not state them."""
     at = 2
     while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda" and at < len(data):
         if data[at + 1] in FRAMES and len(data) >= at + 9:
@@ -159,9 +123,6 @@ def _runs(data: bytes, pixels: int) -> tuple[int, int]:
         filler = data[at + 1 : at + 2] == b"\xff"
         at += 1 if filler else 2 + max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
     return max(1, data.count(b"\xff\xda", at)), pixels  # within a scan the byte 255 is followed by 0 or a restart
-
-
-# TIFF
 
 
 def _padded(image: Image.Image) -> int:
@@ -177,7 +138,7 @@ def _padded(image: Image.Image) -> int:
 
 
 def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
-    """The JPEG streams in the parts of a TIFF; none if it uses another compression."""
+    """(scans, pixels) of the JPEGs in the parts of a TIFF; none if it uses another compression."""
     _refuse_repeated_tags(data)
     tags = image.tag_v2  # type: ignore[attr-defined]
     pixels = _padded(image)
@@ -185,29 +146,28 @@ def _tiff_streams(image: Image.Image, data: bytes) -> list[tuple[int, int]]:
         return [(max(1, data.count(b"\xff\xda")), pixels)]
     if tags.get(COMPRESSION) != JPEG:
         return []
-    starts, sizes = ((_numbers(tags.get(tag, ()))) for tag in (TILES if TILES[0] in tags else STRIPS))
+    values = (tags.get(tag, ()) for tag in (TILES if TILES[0] in tags else STRIPS))
+    starts, sizes = ([*map(int, value)] if isinstance(value, tuple) else [int(value)] for value in values)
     sizes += [0] * (len(starts) - len(sizes))
     if sum(sizes) > len(data):
         raise RefusedImage("its parts are longer than the file: it is damaged or forged, save it again")
     share = pixels // max(1, len(starts))
-    parts = [_runs(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size]
+    parts = [
+        _jpeg_stream(data[start : start + size], share) for start, size in zip(starts, sizes, strict=False) if size
+    ]
     without = sum(not size for size in sizes[: len(starts)])  # without a length: each may extend to the end of the file
     scans = data.count(b"\xff\xda") if without else 0
     return parts + [(max(1, scans), share)] * without
 
 
-def _numbers(values: int | tuple[int, ...]) -> list[int]:
-    return [int(value) for value in (values if isinstance(values, tuple) else (values,))]
-
-
 def _refuse_repeated_tags(data: bytes) -> None:
-    """Reject duplicate tags, of which Pillow uses the last and libtiff, the decoder, the first."""
+    """Of duplicate tags Pillow uses the last and libtiff, the decoder, the first."""
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]
     (offset,) = struct.unpack_from(order + ("Q" if big else "L"), data, 8 if big else 4)
     (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, offset)
     first, step = offset + (8 if big else 2), 20 if big else 12
     last = min(first + count * step, len(data) - 1)
-    found = [struct.unpack_from(order + "H", data, at)[0] for at in range(first, last, step)]
-    if len(found) != len(set(found)):
+    tags = [struct.unpack_from(order + "H", data, at)[0] for at in range(first, last, step)]
+    if len(tags) != len(set(tags)):
         raise RefusedImage("a TIFF that gives one of its tags twice: it is damaged or forged, save it again")

@@ -1,19 +1,29 @@
-"""Augmentation for stained tissue, a whole batch on its device: quarter turns, mirroring, and stain strength.
+"""Stained tissue: augmentation of a whole batch on its device, and normalisation of tiles to one reference.
 
-    draws = Histology().draw(batch=96, generator=generator)      # every random number, on the CPU
-    images = draws.apply(pixels.float() / 255, size=224)
+    images = Histology().draw(batch=96, generator=generator).apply(pixels.float() / 255, size=224)
+    reference = fit_macenko(training_tiles)       # (H, W, 3) uint8 each
+    tile = reference(tile)                        # the same shape
 
 Tissue has no orientation, so an image is put into one of the eight orientations of a square: an exact rearrangement of
 pixels, without resampling, because the size of nuclei is informative. Labs differ in stain: light is absorbed
 exponentially, so in optical density (the negative logarithm) stains add up, and "scale each stain by a, shift it by b"
 (Tellez et al. 2018, "Whole-slide mitosis detection in H&E breast histology using PHH3 as a reference", IEEE TMI 37(9))
 is one affine map of an image's densities. The stain colours are those of Ruifrok and Johnston (2001).
+
+Normalisation is that of Macenko et al., "A method for normalizing histology slides for quantitative analysis" (ISBI
+2009), as torchstain computes it (extra `stain`): a tile's two stains are the extreme directions of its optical
+densities; its densities are expressed in them and recombined with the reference's stains, at the reference's strength
+(99th percentile). The reference is the median over training tiles, so that it does not depend on a single tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +31,10 @@ from patchgen.data.augment import Draw, Finish, send
 
 # densities in red, green, blue of haematoxylin, eosin and the remaining third, DAB; rows are made unit vectors
 STAINS = ((0.65, 0.70, 0.29), (0.07, 0.99, 0.11), (0.27, 0.57, 0.78))
+TILES = 64  # training tiles for fitting the reference
+BRIGHT = 205  # a pixel with a channel above this has hardly any stain: 240 exp(-0.15) - 1, the method's threshold
+FEWEST = 0.02  # minimum share of stained pixels; tiles below it are left unchanged
+INSTALL = 'stain normalisation needs torchstain, which is not installed: pip install "patchgen[stain]"'
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,7 @@ class Histology:
     """To each stain's density is added a number uniform in [-x, x]."""
 
     def draw(self, batch: int, generator: torch.Generator) -> HistologyDraw:
-        """Draw every random number of a batch from a CPU `generator`; the amount depends on `batch` alone."""
+        """Every random number of a batch from a CPU `generator`; the amount drawn depends on `batch` alone."""
         turned, quarters, flip = torch.rand(3, batch, generator=generator)
         scale, shift = 2 * torch.rand(2, batch, len(STAINS), generator=generator) - 1
         return HistologyDraw(
@@ -64,7 +78,7 @@ class HistologyDraw(Draw):
         self._check_length(images)
         with torch.autocast(images.device.type, enabled=False):  # 8 bits of mantissa would band the colours
             placed = _place(images.float(), self.turns + 4 * self.flip.long())
-            matrix = stain_matrix(self.scale, self.shift)  # (B,3,4)
+            matrix = _stain_matrix(self.scale, self.shift)  # (B,3,4)
             density = to_density(placed).flatten(2)  # (B,3,size*size)
             stained = torch.baddbmm(matrix[:, :, 3:], matrix[:, :, :3], density)
             return finish(from_density(stained).clamp_(0, 1).unflatten(2, (size, size)))
@@ -80,7 +94,7 @@ def from_density(density: Tensor) -> Tensor:
     return (256 * 10**-density - 1) / 255
 
 
-def stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:
+def _stain_matrix(scale: Tensor, shift: Tensor) -> Tensor:
     """The affine map of densities (B,3,4) that scales and shifts each stain by `scale` and `shift` (B,3).
 
     Densities are d = S' c for amounts c of the stains with unit rows S; c' = scale c + shift gives
@@ -99,5 +113,77 @@ def _place(images: Tensor, position: Tensor) -> Tensor:
     pixels = torch.arange(size * size, device=images.device).view(size, size)
     sources = [torch.rot90(start, turn, (0, 1)) for start in (pixels, pixels.flip(1)) for turn in range(4)]
     table = torch.stack(sources).flatten(1)  # (8, size*size): which pixel goes where
-    chosen = table[position][:, None].expand(-1, images.shape[1], -1)
-    return images.flatten(2).gather(2, chosen).view_as(images)
+    order = table[position][:, None].expand(-1, images.shape[1], -1)
+    return images.flatten(2).gather(2, order).view_as(images)
+
+
+@dataclass(frozen=True)
+class Macenko:
+    """The reference for normalising tiles."""
+
+    stains: tuple[tuple[float, ...], ...]  # (3, 2): densities in red, green, blue of haematoxylin and eosin
+    strengths: tuple[float, ...]  # (2,): 99th percentile of each stain's amount
+
+    def __call__(self, image: np.ndarray) -> np.ndarray:
+        """A tile (H, W, 3) uint8 with the reference's stains; a tile without stain is returned unchanged."""
+        if not is_stained(image):
+            return image
+        with np.errstate(all="ignore"):
+            normalised, _, _ = self._normalizer.normalize(image, stains=False)
+        return np.ascontiguousarray(normalised)
+
+    @cached_property
+    def _normalizer(self) -> Any:
+        normalizer = _normalizer()
+        normalizer.HERef, normalizer.maxCRef = np.array(self.stains), np.array(self.strengths)
+        return normalizer
+
+    def facts(self) -> dict[str, Any]:
+        """The facts stored in a checkpoint or model folder."""
+        return {"kind": "macenko", "stains": [list(row) for row in self.stains], "strengths": list(self.strengths)}
+
+
+def read_macenko(facts: Any, where: str) -> Macenko:
+    """The reference that `facts` describe; ValueError if they are invalid, or torchstain is missing."""
+    _normalizer()
+    try:
+        stains, strengths = (np.array(facts[name], dtype=np.float64) for name in ("stains", "strengths"))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        stains = strengths = np.zeros(0)
+    good = isinstance(facts, Mapping) and facts.get("kind") == "macenko" and stains.shape == (3, 2)
+    if not good or strengths.shape != (2,) or not (np.isfinite(stains).all() and (strengths > 0).all()):
+        raise ValueError(f"{where} has no usable stain reference; get or train the model again")
+    if not (np.abs(stains) <= 1.001).all() or not (strengths < 1e3).all():
+        raise ValueError(f"{where}: the stain reference must have unit columns and strengths below 1000; get it again")
+    return _reference(stains, strengths)
+
+
+def is_stained(image: np.ndarray) -> bool:
+    """Whether enough of a tile (H, W, 3) uint8 is stained to estimate its stains."""
+    return bool((image <= BRIGHT).all(axis=2).mean() >= FEWEST)
+
+
+def fit_macenko(images: Iterable[np.ndarray]) -> Macenko:
+    """The median stains and strengths of tiles (H, W, 3) uint8; ValueError if none is stained."""
+    fits = []
+    for image in filter(is_stained, images):
+        normalizer = _normalizer()
+        normalizer.fit(image)
+        if np.isfinite(normalizer.HERef).all() and (normalizer.maxCRef > 0).all():
+            fits.append((normalizer.HERef, normalizer.maxCRef))
+    if not fits:
+        raise ValueError("--stain macenko: no training image is stained (all are nearly white); leave --stain out")
+    stains, strengths = (np.median(np.stack(parts), axis=0) for parts in zip(*fits, strict=True))
+    return _reference(stains / np.linalg.norm(stains, axis=0), strengths)
+
+
+def _reference(stains: np.ndarray, strengths: np.ndarray) -> Macenko:
+    return Macenko(tuple(map(tuple, stains.tolist())), tuple(strengths.tolist()))
+
+
+def _normalizer() -> Any:
+    try:
+        from torchstain.numpy.normalizers.macenko import NumpyMacenkoNormalizer
+    except ImportError as error:
+        raise ValueError(INSTALL) from error
+    return NumpyMacenkoNormalizer()

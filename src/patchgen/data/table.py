@@ -2,7 +2,6 @@
 
     table = read_table("PACS")                       # domain/class/*.jpg
     table = read_table("tiles.csv")                  # path, domain, label, if known group, sample_weight, mpp, tile
-    table.counts()["sketch"]["dog"]                  # 772
 
 Only names are read here, never pixels. Rows of a folder are in DomainBed's order (domain, sorted class folder, sorted
 file name), so that split indices refer to the same images.
@@ -77,12 +76,10 @@ class Table:
         return len(self.paths)
 
     def file(self, i: int) -> Path:
-        """The path of image i."""
         return self.root / self.paths[i]
 
     @property
     def files(self) -> list[Path]:
-        """The paths of all images, by row."""
         return [self.root / path for path in self.paths]
 
     def rows_of(self, domain_name: str) -> np.ndarray:
@@ -109,10 +106,9 @@ class Table:
         return {domain: names for domain, names in absent.items() if names}
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the manifest that `read_table` reads back to this table.
+        """Write the manifest that `read_table` reads back to this table; outside of its root, paths are absolute.
 
-        Paths stay relative if the manifest is written to the table's root, and become absolute elsewhere. A registered
-        benchmark and its options get an extra column, because they fix the order of domains and classes.
+        A registered benchmark and its options get an extra column, because they fix the order of domains and classes.
         """
         relative = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self.root)
         paths = self.paths if relative else [Path(os.path.abspath(self.file(i))).as_posix() for i in range(len(self))]
@@ -130,21 +126,17 @@ class Table:
 
 
 def read_table(
-    data: str | Path,
-    *,
-    benchmark: str | None = None,
-    options: Mapping[str, str] | None = None,
-    for_scoring: bool = False,
-    disjoint: bool = False,
-) -> Table:
+    data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None,
+    for_scoring: bool = False, disjoint: bool = False,
+) -> Table:  # fmt: skip
     """Read a data set folder or a CSV manifest; raises ValueError with the fix if something is wrong.
 
     Args:
-        data: folder `domain/class/image`, or manifest; or a name of the oracle suite, which is generated on first use.
-            With `benchmark`, also the parent of its folder.
+        data: folder `domain/class/image` or `class/image`, or manifest; or a name of the oracle suite, which is
+            generated on first use. With `benchmark`, also the parent of its folder.
         benchmark: a registered name; otherwise a folder with the name of a benchmark is read as that benchmark.
         options: reading options of the benchmark, e.g. `{"crctp_fold": "Fold1"}`.
-        for_scoring: one class suffices. A folder `class/image` is one domain named after it.
+        for_scoring: one class suffices.
         disjoint: allow folders of domains that share no class (`check_shared`).
     """
     least = 1 if for_scoring else 2
@@ -171,17 +163,17 @@ def _read_folder(root: Path, entry: Benchmark | None, options: Mapping[str, str]
     parents: dict[str, list[Path]] = {}  # domain -> the folders that contain its class folders
     used: dict[str, str] = {}
     if entry:
-        filled = entry.fill_options(options)
+        all_options = entry.fill_options(options or {})
         for domain, folder in entry.domain_folders(root).items():
-            parents[domain], chosen = entry.class_parents(domain, folder, filled)
-            used |= chosen
+            parents[domain], of_domain = entry.class_parents(domain, folder, all_options)
+            used |= of_domain
     elif options:
         raise ValueError(f"Reading options {sorted(options)} belong to a benchmark, and '{root}' is read as none.")
     else:
         if (root / "oracle.json").is_file() and (root / "images").is_dir():
             raise ValueError(f"'{root}' is a generated data set with its masks; give its images, '{root / 'images'}'")
         folders = [folder for folder in visible_folders(root) if not is_result(folder)]
-        flat = folders and all(_is_flat(folder) for folder in folders)
+        flat = folders and all(not visible_folders(folder) and _has_images(folder) for folder in folders)
         parents = {root.name: [root]} if flat else {folder.name: [folder] for folder in folders}
     rows = [row for d, places in parents.items() for place in places for row in _class_rows(root, d, place, entry)]
     _check_folders(root, parents, {domain for _, domain, _ in rows}, entry)
@@ -199,17 +191,12 @@ def is_result(folder: Path) -> bool:
     return runs or (folder / "model.safetensors").is_file()
 
 
-def _is_flat(folder: Path) -> bool:
-    """Whether a folder contains images and no folders, like a class folder."""
-    return not visible_folders(folder) and any(is_image(path.name) for path in folder.iterdir())
+def _has_images(folder: Path) -> bool:
+    return any(is_image(path.name) for path in folder.iterdir())
 
 
 def check_shared(table: Table) -> Table:
-    """The table, if its domains share a class; otherwise it is probably a folder of several data sets.
-
-    Raises:
-        ValueError: suggests the intended folder, if there is one. A registered benchmark is never rejected.
-    """
+    """The table, if its domains share a class or it is a benchmark; otherwise ValueError: several data sets?"""
     cells = np.unique(np.stack([table.label, table.domain])[:, table.label >= 0], axis=1)
     if table.benchmark or len(table.domains) == 1 or len(np.unique(cells[0])) < cells.shape[1]:
         return table
@@ -223,14 +210,12 @@ def check_shared(table: Table) -> Table:
 
 def _deeper(root: Path) -> str:
     """\"; did you mean 'ROOT/SET'?\" for sub-folders that are laid out as data sets themselves."""
-    sets = [folder for folder in visible_folders(root) if root.is_dir() and _is_data_set(folder)]
-    return f"; did you mean {' or '.join(repr(str(folder)) for folder in sets[:3])}?" if sets else "."
-
-
-def _is_data_set(folder: Path) -> bool:
-    """Whether two of its sub-folders have a sub-folder of the same name, as domains have classes."""
-    classes = [{inner.name for inner in visible_folders(child)} for child in visible_folders(folder)]
-    return len(set().union(*classes)) < sum(map(len, classes))
+    sets = []
+    for folder in visible_folders(root):
+        classes = [{inner.name for inner in visible_folders(child)} for child in visible_folders(folder)]
+        if len(set().union(*classes)) < sum(map(len, classes)):  # two sub-folders share a name, as domains do a class
+            sets.append(repr(str(folder)))
+    return f"; did you mean {' or '.join(sets[:3])}?" if sets else "."
 
 
 def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
@@ -250,11 +235,11 @@ def _benchmark_root(folder: Path, entry: Benchmark) -> Path:
 def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) -> list[Row]:
     """(path, domain, class) of every image in the class folders of one parent."""
     rows: list[Row] = []
-    taken: dict[str, str] = {}
+    folder_of: dict[str, str] = {}
     for folder in visible_folders(parent):
         name = _class_name(folder.name, domain, entry)
-        if taken.setdefault(name, folder.name) != folder.name:
-            raise ValueError(f"'{parent}': the folders '{taken[name]}' and '{folder.name}' both mean class '{name}'.")
+        if (other := folder_of.setdefault(name, folder.name)) != folder.name:
+            raise ValueError(f"'{parent}': the folders '{other}' and '{folder.name}' both mean class '{name}'.")
         prefix, images = folder.relative_to(root).as_posix(), list_images(folder)
         if not images:
             raise ValueError(
@@ -268,13 +253,13 @@ def _class_rows(root: Path, domain: str, parent: Path, entry: Benchmark | None) 
 def _class_name(name: str, domain: str, entry: Benchmark | None) -> str:
     if entry is None:
         return name
-    known, classes = entry.class_of(name), entry.classes or ()
-    if known is None:
-        raise ValueError(
-            f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
-            f"({', '.join(classes)}). If the data is not {entry.name}, give its folder another name."
-        )
-    return known
+    if (known := entry.class_of(name)) is not None:
+        return known
+    classes = entry.classes or ()
+    raise ValueError(
+        f"'{name}' in domain '{domain}' is not a class of {entry.name}{did_you_mean(name, classes)} "
+        f"({', '.join(classes)}). If the data is not {entry.name}, give its folder another name."
+    )
 
 
 def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[str], entry: Benchmark | None) -> None:
@@ -283,11 +268,11 @@ def _check_folders(root: Path, parents: Mapping[str, list[Path]], filled: set[st
     for folder in first.values() if entry is None else ():
         if inner := match_benchmark(folder):
             raise ValueError(f"'{root}' contains the data set {inner.name}; pass '{folder}' itself.")
-    empty = {domain: folder for domain, folder in first.items() if domain not in filled}
-    flat = [domain for domain, folder in empty.items() if any(is_image(p.name) for p in folder.iterdir())]
+    empty = [domain for domain in first if domain not in filled]
+    flat = [domain for domain in empty if _has_images(first[domain])]
     if filled and empty:
         why = "has images but no class folders" if flat else "holds no class folder with images"
-        raise ValueError(f"The domain folder '{(flat or list(empty))[0]}' in '{root}' {why}. {LAYOUT}.")
+        raise ValueError(f"The domain folder '{(flat or empty)[0]}' in '{root}' {why}. {LAYOUT}.")
     if flat:
         raise ValueError(
             f"'{root}' looks like <class>/<image> without domains ('{flat[0]}' holds images but no folders). "
@@ -302,30 +287,29 @@ def _read_manifest(path: Path, entry: Benchmark | None, options: Mapping[str, st
         raise ValueError(f"Reading options {sorted(options)} choose folders; a manifest already names its files.")
     header, raw = read_csv(path)
     _check_columns(path, header)
-    one = {} if "domain" in header else {"domain": path.stem}  # without the column, all rows are of one site
-    lines = [(line, one | {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
+    site = {"domain": path.stem}  # of all rows, without the column
+    lines = [(line, site | {name: cell.strip() for name, cell in cells.items()}) for line, cells in raw]
     tags = {cells.get("benchmark", "") for _, cells in lines}
     if len(tags) != 1:
         raise ValueError(f"'{path}' has no rows, or several values in the column benchmark: {sorted(tags)[:3]}.")
     _check_cells(path, lines)
     tag, _, query = tags.pop().partition("?")
     entry = entry or (get_benchmark(tag) if tag else None)
-    rows = [(Path(cells["path"]).as_posix(), *_manifest_names(path, line, cells, entry)) for line, cells in lines]
+    rows: list[Row] = []
+    for line, cells in lines:
+        domain = entry.domain_of(cells["domain"]) if entry else cells["domain"]
+        if domain is None:
+            known = entry.domains if entry else ()
+            hint = did_you_mean(cells["domain"], known)
+            raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}{hint}")
+        label = _class_name(cells["label"], domain, entry) if cells["label"] else ""
+        rows.append((Path(cells["path"]).as_posix(), domain, label))
     group = tuple(cells["group"] for _, cells in lines) if lines[0][1].get("group") else None
+    table = _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
     scales = {(cells.get("mpp"), cells.get("tile")) for _, cells in lines}
     tiles = tile_scale(*scales.pop()) if len(scales) == 1 else None
-    weight = _weights(path, lines) if "sample_weight" in lines[0][1] else None
-    table = _build(path.parent, rows, group, entry, dict(parse_qsl(query)), least, path)
-    return replace(table, tiles=tiles, weight=weight)
-
-
-def _weights(path: Path, lines: Sequence[tuple[int, Mapping[str, str]]]) -> np.ndarray:
-    for line, cells in lines:
-        if not is_weight(cells["sample_weight"]):
-            raise ValueError(
-                f"'{path}', line {line}: sample_weight must be a number of at least 0, not '{cells['sample_weight']}'"
-            )
-    return np.array([float(cells["sample_weight"]) for _, cells in lines])
+    weights = [float(cells["sample_weight"]) for _, cells in lines] if "sample_weight" in header else None
+    return replace(table, tiles=tiles, weight=None if weights is None else np.array(weights))
 
 
 def is_weight(value: Any) -> bool:
@@ -356,6 +340,8 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
     for line, cells in lines:
         if empty := [column for column in needed if not cells[column]]:
             raise ValueError(f"'{path}', line {line}: the cell '{empty[0]}' is empty. Only a label may be left empty.")
+        if not is_weight(weight := cells.get("sample_weight", 1)):
+            raise ValueError(f"'{path}', line {line}: sample_weight must be a number of at least 0, not '{weight}'")
         name = os.path.normpath(cells["path"])
         file, exists = find(cells["path"])
         meaning = ", ".join(f"{column} '{cells[column]}'" for column in ("domain", "label", *needed[2:]))
@@ -377,30 +363,11 @@ def _check_cells(path: Path, lines: Sequence[tuple[int, dict[str, str]]]) -> Non
         )
 
 
-def _manifest_names(path: Path, line: int, cells: Mapping[str, str], entry: Benchmark | None) -> tuple[str, str]:
-    """Domain and class of a row, in the benchmark's spelling when there is one."""
-    domain = entry.domain_of(cells["domain"]) if entry else cells["domain"]
-    if domain is None:
-        known = entry.domains if entry else ()
-        hint = did_you_mean(cells["domain"], known)
-        raise ValueError(f"'{path}', line {line}: '{cells['domain']}' is none of {', '.join(known)}{hint}")
-    return domain, _class_name(cells["label"], domain, entry) if cells["label"] else ""
-
-
 def _build(
-    root: Path,
-    rows: Sequence[Row],
-    group: tuple[str, ...] | None,
-    entry: Benchmark | None,
-    options: dict[str, str],
-    least: int = 2,
-    source: Path | None = None,
-) -> Table:
-    """Names to ids, with the checks common to folders and manifests; at least `least` classes.
-
-    Args:
-        source: The manifest, for messages; by default the folder `root`.
-    """
+    root: Path, rows: Sequence[Row], group: tuple[str, ...] | None, entry: Benchmark | None, options: dict[str, str],
+    least: int = 2, source: Path | None = None,
+) -> Table:  # fmt: skip
+    """Names to ids, with the checks common to folders and manifests (`source`); at least `least` classes."""
     paths, domain_names, labels = zip(*rows, strict=True)
     for names in (paths, set(domain_names), set(labels)):
         if odd := [name for name in names if not name.isascii() and name.encode(errors="ignore").decode() != name]:
@@ -427,10 +394,7 @@ def _build(
 
 
 def fingerprint(table: Table) -> str:
-    """Digest of the rows and their files' sizes, independent of path and machine.
-
-    The sizes distinguish data sets whose files are numbered in the same way.
-    """
+    """Digest of the rows and their files' sizes (file names are often mere numbers), independent of the machine."""
     digest = hashlib.sha256()
     for part in (table.paths, table.domains, table.classes, table.group or (), (table.benchmark or "",)):
         digest.update("\n".join(part).encode() + b"\0")

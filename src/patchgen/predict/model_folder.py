@@ -24,7 +24,7 @@ from patchgen.common.plugins import require, used_by
 from patchgen.common.text import did_you_mean, json_text
 from patchgen.common.untrusted import filled, number, parse_tensors, read_json, shortly
 from patchgen.config import Config, known_settings
-from patchgen.data.macenko import read_macenko
+from patchgen.data.stain import read_macenko
 from patchgen.methods import make_method, method_class
 from patchgen.methods.build import build_model, build_on, load_trained
 from patchgen.methods.clip import Sentences

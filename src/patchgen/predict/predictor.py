@@ -30,7 +30,7 @@ from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.images import ImageStore, UnreadableImage, decode
 from patchgen.data.inputs import squares
-from patchgen.data.macenko import Macenko, read_macenko
+from patchgen.data.stain import Macenko, read_macenko
 from patchgen.data.table import TileScale, tile_scale
 from patchgen.draw.overlay import Explanation
 from patchgen.methods import make_method

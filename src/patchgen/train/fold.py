@@ -26,8 +26,8 @@ from patchgen.config import Config
 from patchgen.data.content import shared_store
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import AUGMENTATIONS, Batch, DomainBatches, prepare
-from patchgen.data.macenko import TILES, fit_macenko
 from patchgen.data.oracle import true_masks
+from patchgen.data.stain import TILES, fit_macenko
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model, describe, load_trained, recompute_activations
 from patchgen.model.classifier import Classifier, trained_tensors

@@ -24,7 +24,7 @@ from patchgen.config import Config
 from patchgen.data.augment import normalize
 from patchgen.data.content import digests
 from patchgen.data.images import ImageStore
-from patchgen.data.macenko import Macenko
+from patchgen.data.stain import Macenko
 from patchgen.data.table import Table
 from patchgen.model.classifier import Classifier
 
