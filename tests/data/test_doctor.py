@@ -13,9 +13,7 @@ import pytest
 from PIL import Image
 
 import patchgen.data.doctor as doctor
-from patchgen.data import doctor_files
-from patchgen.data.doctor import examine, examine_machine
-from patchgen.data.doctor_files import DISTANCE, Check, dhash, similar_pairs, worst
+from patchgen.data.doctor import DISTANCE, Check, dhash, examine, examine_machine, similar_pairs, worst
 
 
 def paint(root: Path, name: str, seed: int, size: tuple[int, int] = (12, 8)) -> Path:
@@ -265,11 +263,11 @@ def test_processes_and_threads_find_the_same(
     files = sorted(image_folder.rglob("*.png"))[:40]
     (tmp_path / "broken.png").write_text("no image")
     files.append(tmp_path / "broken.png")
-    threads = list(doctor_files.inspect_files(files, True, None))
-    monkeypatch.setattr(doctor_files, "FEW", 1)
-    monkeypatch.setattr(doctor_files, "available_cores", lambda: 2)
+    threads = list(doctor.inspect_files(files, True, None))
+    monkeypatch.setattr(doctor, "FEW", 1)
+    monkeypatch.setattr(doctor, "available_cores", lambda: 2)
     counts: list[int] = []
-    processes = list(doctor_files.inspect_files(files, True, lambda done, total: counts.append(done)))
+    processes = list(doctor.inspect_files(files, True, lambda done, total: counts.append(done)))
     assert counts == list(range(1, len(files) + 1)) and processes[-1].error == threads[-1].error != ""
     for one, other in zip(threads, processes, strict=True):
         assert (one.digest, one.size, one.bits) == (other.digest, other.size, other.bits)

@@ -19,7 +19,7 @@ from patchgen.common.files import expanded
 from patchgen.config import SplitRule
 
 if TYPE_CHECKING:
-    from patchgen.data.doctor_files import Check
+    from patchgen.data.doctor import Check
     from patchgen.data.splits import Splits
     from patchgen.data.table import Table
 
@@ -52,8 +52,7 @@ def examine(
         json: Print JSON instead of a table.
     """
     from patchgen.data.benchmarks import get_benchmark
-    from patchgen.data.doctor import examine_machine
-    from patchgen.data.doctor_files import worst
+    from patchgen.data.doctor import examine_machine, worst
     from patchgen.data.splits import make_splits
     from patchgen.data.table import read_table
 

@@ -1,13 +1,11 @@
 """Checks of a data set and of the machine; each reports a finding and, if something is wrong, the fix.
 
-    checks = examine("PACS") + examine_machine()
-    worst(checks)                                    # "pass", "warn" or "fail"
-
 A bad data set never raises here: it is a failed check.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -15,35 +13,74 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Literal, get_args
 
-from patchgen.common.files import cache_dir
+import numpy as np
+from PIL import Image
+
+from patchgen.common.child_process import safe_children
+from patchgen.common.files import cache_dir, regular
+from patchgen.common.machine import available_cores
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.data.doctor_files import Check, check_files, finding, inspect_files, some
+from patchgen.data.images import UnreadableImage, gray_bits
+from patchgen.data.images import decode as decode_image
 from patchgen.data.listing import list_files, skipped_line
+from patchgen.data.safe_open import check_length, open_image
 from patchgen.data.splits import make_splits
 from patchgen.data.table import Table, check_shared, read_table
 
+Status = Literal["pass", "warn", "fail"]
+SHOWN, NAMES = 3, 8  # examples in a detail; names of domains or classes in the layout row
 TINY_CLASS = 5  # with fewer images, a 20 % hold-out has none on average
+TINY_SIDE = 8  # smallest shorter side in pixels
 OTHER_PICTURES = (".jp2", ".jxl", ".svg", ".psd", ".dcm", ".svs", ".ndpi", ".dng", ".cr2", ".nef", ".arw", ".eps")
-NAMES = 8  # of domains or classes in the layout row
 CACHED_BYTES = 224 * 224 * 3  # of one decoded image at the usual size
+FEW, CHUNK = 2000, 512  # files that one process decodes; files that wait at a time
+LOOK_SIDE = 72  # pixels that are compared for near-duplicates: large JPEG files are decoded at a fraction of their size
 EXTRAS = (  # one package per extra, checked by tests/data/test_doctor.py
     *("timm", "umap", "ray", "submitit", "fastapi", "openslide", "shapely", "torchstain", "onnx", "onnxruntime"),
     *("openvino", "pillow_heif", "tensorboard", "wandb", "mlflow", "peft", "pyarrow"),
 )
 
 
+@dataclass(frozen=True)
+class Check:
+    """One finding; `fix` is empty when nothing has to be done."""
+
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def finding(name: str, problem: object, fix: str, otherwise: str = "none", status: Status = "warn") -> Check:
+    """The problem, in words, with its fix; without one the check passes."""
+    return Check(name, status, str(problem), fix) if problem else Check(name, "pass", otherwise)
+
+
+def worst(checks: Iterable[Check]) -> Status:
+    """The most severe status of the checks; "pass" for none."""
+    return max((check.status for check in checks), key=get_args(Status).index, default="pass")
+
+
+def _first(texts: Sequence[str]) -> str:
+    """The first few of the texts, and how many more there are."""
+    more = f", and {len(texts) - SHOWN:,} more" if len(texts) > SHOWN else ""
+    return ", ".join(texts[:SHOWN]) + more
+
+
 def examine(
-    data: str | Path,
-    *,
-    benchmark: str | None = None,
-    options: Mapping[str, str] | None = None,
-    decode: bool = True,
+    data: str | Path, *, benchmark: str | None = None, options: Mapping[str, str] | None = None, decode: bool = True,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Check]:
+) -> list[Check]:  # fmt: skip
     """Check a data set: names first, then the content of every file.
 
     Args:
@@ -55,34 +92,17 @@ def examine(
         table = check_shared(read_table(data, benchmark=benchmark, options=options))
     except (ValueError, OSError) as error:
         return [Check("layout", "fail", str(error), "Mend what the text names, then run the doctor again.")]
-    checks = [Check("layout", "pass", _layout(table))]
+    names = {"domains": table.domains, "classes": table.classes}  # show whether a folder above or below was meant
+    lists = (f"{len(n)} {what} ({', '.join(n[:NAMES])}{', ...' * (len(n) > NAMES)})" for what, n in names.items())
+    checks = [Check("layout", "pass", ", ".join((f"{len(table):,} images", *lists)))]
     checks += [*_check_counts(table), *_check_classes(table), *_check_labels(table), *_check_groups(table)]
-    if os.path.isdir(os.path.expanduser(data)):  # a manifest lists its files itself
-        checks += _check_other_files(table)
+    # a manifest lists its files itself
+    if os.path.isdir(os.path.expanduser(data)) and (skipped := list_files(table.root).skipped):
+        pictures = any(name.lower().endswith(OTHER_PICTURES) for name in skipped)
+        fix, text = "Convert the pictures among them to .png or .jpg if they belong to the data.", skipped_line(skipped)
+        checks.append(finding("files not read", pictures and text, fix, text))
     facts = list(inspect_files(table.files, decode, progress))
-    return [*checks, *check_files(table, facts, decode), _check_disk(len(table))]
-
-
-def examine_machine() -> list[Check]:
-    """Check Python, torch, transformers, a broken torchvision, and the optional packages."""
-    version = ".".join(map(str, sys.version_info[:3]))
-    return [
-        Check("python", "pass", version),
-        _check_torch(),
-        *_check_torchvision(),
-        _check_import("transformers"),
-        _check_extras(),
-    ]
-
-
-def _layout(table: Table) -> str:
-    """Counts and names, which show whether a folder above or below the data was given by mistake."""
-
-    def named(names: Sequence[str], what: str) -> str:
-        more = ", ..." if len(names) > NAMES else ""
-        return f"{len(names)} {what} ({', '.join(names[:NAMES])}{more})"
-
-    return f"{len(table):,} images, {named(table.domains, 'domains')}, {named(table.classes, 'classes')}"
+    return [*checks, *_check_files(table, facts, decode), _check_disk(len(table))]
 
 
 def _check_counts(table: Table) -> Iterator[Check]:
@@ -91,14 +111,12 @@ def _check_counts(table: Table) -> Iterator[Check]:
         return
     entry = BENCHMARKS[table.benchmark]
     images = {domain: len(table.rows_of(domain)) for domain in table.domains}
-    absent = [domain for domain in entry.domains if domain not in images]
-    if absent:
+    if absent := [domain for domain in entry.domains if domain not in images]:
         yield Check("domains", "warn", f"{entry.name} without {', '.join(absent)}", f"Source: {entry.source}.")
     if len(table.classes) != entry.num_classes:
         detail = f"{len(table.classes)} class names where {entry.name} has {entry.num_classes}"
         yield Check("class names", "warn", detail, "Look for renamed or lost class folders.")
-    version = entry.version_of(images)
-    if version is not None:
+    if (version := entry.version_of(images)) is not None:
         known = [domain for domain in images if domain in entry.counts[version]]
         yield Check("counts", "pass", f"{entry.name}, version {version} ({', '.join(known)} as registered)")
         return
@@ -124,33 +142,23 @@ def _check_classes(table: Table) -> Iterator[Check]:
     yield finding("missing classes", text, fix, "every domain has every class")
     tiny = [f"{d}/{c} ({n})" for d, row in table.counts().items() for c, n in row.items() if 0 < n < TINY_CLASS]
     fix = "Add images, or expect a validation without these classes."
-    yield finding("tiny classes", some(tiny), fix, f"every class of a domain has {TINY_CLASS} images or more")
+    yield finding("tiny classes", _first(tiny), fix, f"every class of a domain has {TINY_CLASS} images or more")
 
 
 def _check_labels(table: Table) -> Iterator[Check]:
     """Class names that differ only in case or Unicode form, and rows without a label; no check if there are none."""
-    spelled: dict[str, list[str]] = defaultdict(list)
+    spellings: dict[str, list[str]] = defaultdict(list)
     for name in table.classes:
-        spelled[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
-    alike = [" and ".join(names) for names in spelled.values() if len(names) > 1]
-    if alike:
+        spellings[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())].append(name)
+    if alike := [" and ".join(names) for names in spellings.values() if len(names) > 1]:
         fix = "If they mean the same class, give its folders (or labels) one spelling: now each is a separate class."
-        same = all(len({name.casefold() for name in names}) == 1 for names in spelled.values())
+        same = all(len({name.casefold() for name in names}) == 1 for names in spellings.values())
         how = "case" if same else "case, or in how Unicode writes a letter"
-        yield Check("class spelling", "warn", f"differ only in {how}: {some(alike)}", fix)
-    empty = {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}
-    if empty:
+        yield Check("class spelling", "warn", f"differ only in {how}: {_first(alike)}", fix)
+    if empty := {name: n for name in table.domains if (n := int((table.label[table.rows_of(name)] < 0).sum()))}:
         text = ", ".join(f"{name} {n:,}" for name, n in empty.items())
         fix = "Fill in the labels, or leave them empty: such rows are neither trained on nor scored."
         yield Check("empty labels", "warn", f"{sum(empty.values()):,} of {len(table):,} rows: {text}", fix)
-
-
-def _check_other_files(table: Table) -> Iterator[Check]:
-    """Files in the data folder that are not read; no check if there are none."""
-    if skipped := list_files(table.root).skipped:
-        pictures = any(name.lower().endswith(OTHER_PICTURES) for name in skipped)
-        fix, text = "Convert the pictures among them to .png or .jpg if they belong to the data.", skipped_line(skipped)
-        yield finding("files not read", pictures and text, fix, text)
 
 
 def _check_groups(table: Table) -> Iterator[Check]:
@@ -174,10 +182,9 @@ def _check_groups(table: Table) -> Iterator[Check]:
     places: dict[str, list[str]] = defaultdict(list)
     for domain, group in sides:
         places[group].append(table.domains[domain])
-    shared = [f"{group} ({', '.join(names)})" for group, names in places.items() if len(names) > 1]
-    if shared:  # each domain is split separately, so no rule keeps these on one side
+    if shared := [f"{group} ({', '.join(names)})" for group, names in places.items() if len(names) > 1]:
         detail = f"{len(shared):,} of {len(places):,} groups are in several domains, such as {shared[0]}"
-        fix = (
+        fix = (  # each domain is split separately, so no rule keeps these on one side
             "Patients of an unseen domain are then seen in training, even with --split group: merge these sites into "
             "one domain, or keep each patient in only one of them. If they are different patients with the same "
             "number, prefix the group with the site's name."
@@ -190,9 +197,194 @@ def _check_disk(images: int) -> Check:
     cache = cache_dir()
     place = next(p for p in (cache.absolute(), *cache.absolute().parents) if p.exists())
     free, needed = shutil.disk_usage(place).free, images * CACHED_BYTES
-    detail = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
+    text = f"{free / 1e9:.1f} GB free in '{cache}'; {needed / 1e9:.1f} GB hold all images at 224 px"
     fix = "Free some space, point $PATCHGEN_CACHE elsewhere, or train without the cache."
-    return finding("cache space", free <= needed and detail, fix, detail)
+    return finding("cache space", free <= needed and text, fix, text)
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """Facts about one image file; `size` is (width, height), None without decoding; `bits` of 16-bit grays."""
+
+    digest: bytes = b""
+    size: tuple[int, int] | None = None
+    bits: int | None = None
+    look: np.ndarray | None = None  # (2,) uint64: `dhash`, None without decoding or structure
+    error: str = ""
+
+
+def inspect_files(
+    files: Sequence[Path], decode: bool, progress: Callable[[int, int], None] | None
+) -> Iterator[FileFacts]:
+    """Facts of every file, in order; many files are decoded in as many processes as there are cores."""
+    with ExitStack() as stack:
+        if len(files) < FEW or not decode or available_cores() == 1:  # starting processes would take longer
+            pool: Executor = stack.enter_context(ThreadPoolExecutor(min(4, available_cores())))
+        else:
+            stack.enter_context(safe_children())
+            pool = stack.enter_context(ProcessPoolExecutor(available_cores(), mp_context=get_context("spawn")))
+        for start in range(0, len(files), CHUNK):  # a large set makes no large queue
+            part = pool.map(partial(_inspect, decode=decode), files[start : start + CHUNK], chunksize=16)
+            for done, facts in enumerate(part, start + 1):
+                yield facts
+                if progress is not None:
+                    progress(done, len(files))
+
+
+def _inspect(file: Path, decode: bool) -> FileFacts:
+    try:
+        if file.exists() and not regular(file):
+            return FileFacts(error="a pipe or device, and an image is a file")
+        check_length(file.stat().st_size)
+        content = file.read_bytes()
+        if not content:
+            return FileFacts(error="empty file")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
+        if not decode:
+            return FileFacts(digest)
+        look = dhash(decode_image(file, LOOK_SIDE))  # all of the file is read: damage shows as it does in training
+        with open_image(file) as image:
+            gray = image.mode.startswith("I")  # 16 bits
+            bits = gray_bits(np.asarray(image), image.format) if gray else None
+            return FileFacts(digest, image.size, bits, look)
+    except UnreadableImage as error:
+        return FileFacts(error=error.reason)
+    except (OSError, ValueError) as error:
+        return FileFacts(error=str(error))
+
+
+def _check_files(table: Table, facts: Sequence[FileFacts], decode: bool) -> Iterator[Check]:
+    """Checks of the files' content; those of pixels find nothing without decoding."""
+    bad = [f"{table.paths[i]} ({fact.error})" for i, fact in enumerate(facts) if fact.error]
+    yield finding(
+        "readable images",
+        bad and f"{len(bad):,} of {len(facts):,}: {_first(bad)}",
+        "Replace these files or remove them (from the manifest as well).",
+        f"all {len(facts):,} {'decoded' if decode else 'read, none decoded'}",
+        "fail",
+    )
+    yield from _check_duplicates(table, facts)
+    yield from _check_sizes(table, facts)
+    if depths := Counter(fact.bits for fact in facts if fact.bits):  # scaled per image
+        text = ", ".join(f"{n:,} use {bits} bits" for bits, n in sorted(depths.items()))
+        fix = "Each is scaled by the bits it uses: to keep brightness comparable, save all with 8 bits on one scale."
+        yield finding("16-bit grays", len(depths) > 1 and text, fix, text)
+    if any(fact.look is not None for fact in facts):
+        yield _check_near_duplicates(table, facts)
+
+
+def _check_duplicates(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Files with the same content: with two labels, one is wrong; otherwise the test is not independent."""
+    rows: dict[bytes, list[int]] = defaultdict(list)
+    for i, fact in enumerate(facts):
+        if fact.digest:
+            rows[fact.digest].append(i)
+    labels, across, within = list[str](), list[str](), list[str]()
+    for same in (same for same in rows.values() if len(same) > 1):
+        text, domains = " = ".join(table.paths[i] for i in same[:SHOWN]), table.domain[same].tolist()
+        labels += [text] * (len({table.label_name(i) for i in same} - {""}) > 1)
+        across += [text] * (len(set(domains)) > 1)
+        within += [text] * (len(set(domains)) < len(domains))
+    for kind, texts, fix in (
+        ("different labels", labels, "The same picture cannot have two labels: remove the wrong one."),
+        ("across domains", across, "Remove them from one domain; otherwise images of the unseen domain are seen in "
+         "training."),
+        ("within a domain", within, "Remove the copies, or give them one group and train with --split group."),
+    ):  # fmt: skip
+        text = texts and f"{len(texts):,} pictures: {_first(texts)}"
+        yield finding(f"duplicates, {kind}", text, fix, status="fail" if texts is labels else "warn")
+
+
+def _check_sizes(table: Table, facts: Sequence[FileFacts]) -> Iterator[Check]:
+    """Pixel sizes: a domain with another resolution can be recognised by its blur alone; placeholders of a pixel."""
+    short: dict[str, float] = {}  # domain -> median of the shorter side
+    texts = []
+    for domain in table.domains:
+        sizes = np.array([size for i in table.rows_of(domain) if (size := facts[i].size)]).reshape(-1, 2)
+        if len(sizes):
+            short[domain] = float(np.median(sizes.min(axis=1)))
+            (w, h), (least, most) = np.median(sizes, axis=0), (sizes.min(), sizes.max())
+            texts.append(f"{domain} {w:.0f}x{h:.0f} ({least}-{most})")
+    if not short:
+        return
+    text, uneven = f"median (least-most): {', '.join(texts)}", max(short.values()) >= 2 * min(short.values())
+    fix = "Resample the domains to one resolution, or expect sharpness to act as a shortcut."
+    yield finding("image sizes", uneven and text, fix, text)
+    sizes = [(path, fact.size) for path, fact in zip(table.paths, facts, strict=True) if fact.size]
+    if tiny := [f"{path} ({w}x{h})" for path, (w, h) in sizes if min(w, h) < TINY_SIDE]:
+        detail = f"{len(tiny):,} with a side below {TINY_SIDE} pixels: {_first(tiny)}"
+        fix = "Replace or remove them: enlarged to the working size they are only blur."
+        yield Check("tiny images", "warn", detail, fix)
+
+
+def _check_near_duplicates(table: Table, facts: Sequence[FileFacts]) -> Check:
+    """Near-duplicates in two domains that are not the same file."""
+    looks = {i: fact.look for i, fact in enumerate(facts) if fact.look is not None}
+    rows = np.fromiter(looks, dtype=np.int64)
+    hashes = np.array(list(looks.values()), dtype=np.uint64).reshape(-1, 2)
+    pairs = ((rows[i], rows[j]) for i, j in similar_pairs(hashes, table.domain[rows]))
+    texts = [f"{table.paths[i]} ~ {table.paths[j]}" for i, j in pairs if facts[i].digest != facts[j].digest]
+    fix = (
+        "Look at them: if they show the same object, scene or patient, the unseen domain is not unseen, and its score "
+        "is too optimistic. Keep them in one domain, or merge the two domains."
+    )
+    text = texts and f"{len(texts):,} pairs look alike: {_first(texts)}"
+    return finding("near-duplicates across domains", text, fix)
+
+
+# Near-duplicates in linear time. The hash compares each pixel of a 9 x 9 thumbnail with its right and lower neighbours:
+# scaling, compression and brightness hardly change it. Two hashes at most seven bits apart agree in at least one of
+# eight bands of 16 bits, so only rows that share a band are compared, each with the `NEIGHBOURS` next ones.
+
+DISTANCE = 7  # bits
+NEIGHBOURS = 8
+FLAT = 12  # range of gray levels in a thumbnail below which an image has no structure to compare
+
+
+def dhash(pixels: np.ndarray) -> np.ndarray | None:
+    """Pixels (S, S, 3) uint8 -> (2,) uint64; None for an image without structure, such as a blank tile."""
+    small = Image.fromarray(pixels).convert("L").resize((9, 9), Image.Resampling.BOX)
+    gray = np.asarray(small, dtype=np.int16)
+    if int(gray.max()) - int(gray.min()) < FLAT:
+        return None
+    bits = np.stack([gray[:8, 1:] > gray[:8, :8], gray[1:, :8] > gray[:8, :8]])  # (2, 8, 8): right, lower
+    return np.packbits(bits.reshape(2, 64), axis=1).view(np.uint64)[:, 0]
+
+
+def similar_pairs(hashes: np.ndarray, domain: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of rows (N,2) uint64 of different domains (N,) that are at most `DISTANCE` bits apart, each once."""
+    _, rows = np.unique(np.column_stack([hashes, domain.astype(np.uint64)]), axis=0, return_index=True)
+    pairs: set[tuple[int, int]] = set()
+    bands = np.ascontiguousarray(hashes[rows]).view(np.uint16)  # (M, 8)
+    for band in bands.T:
+        order = np.lexsort((hashes[rows, 1], hashes[rows, 0], band))
+        for step in range(1, min(NEIGHBOURS, len(rows) - 1) + 1):
+            a, b = order[:-step], order[step:]
+            near = (band[a] == band[b]) & (domain[rows[a]] != domain[rows[b]])
+            a, b = rows[a[near]], rows[b[near]]
+            close = np.bitwise_count(hashes[a] ^ hashes[b]).sum(1) <= DISTANCE
+            pairs.update((min(i, j), max(i, j)) for i, j in zip(a[close].tolist(), b[close].tolist(), strict=True))
+    return sorted(pairs)
+
+
+def examine_machine() -> list[Check]:
+    """Check Python, torch, transformers, a broken torchvision, and the optional packages."""
+    checks = [Check("python", "pass", ".".join(map(str, sys.version_info[:3]))), _check_import("torch")]
+    if checks[-1].status == "pass":
+        import torch
+
+        device = "mps" if torch.backends.mps.is_available() else "cpu"
+        if torch.cuda.is_available():
+            device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+        detail = f"{checks[-1].detail}, {torch.get_num_threads()} threads, device {device}"
+        checks[-1] = Check("torch", "pass", detail)
+    if importlib.util.find_spec("torchvision") is not None:  # not needed, but one built for another torch breaks others
+        fix = "uninstall torchvision (not needed, and a broken one breaks transformers)"
+        checks.append(_check_import("torchvision", fix))
+    present = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
+    absent = [name for name in EXTRAS if name not in present]
+    extras = f"found: {', '.join(present) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+    return [*checks, _check_import("transformers"), Check("extras", "pass", extras)]
 
 
 def _check_import(name: str, fix: str = "") -> Check:
@@ -200,32 +392,5 @@ def _check_import(name: str, fix: str = "") -> Check:
         importlib.import_module(name)
         return Check(name, "pass", importlib.metadata.version(name))
     except Exception as error:  # a half-installed package can raise anything on import
-        return Check(
-            name, "fail", f"{type(error).__name__}: {error}", f"pip {fix or f'install --force-reinstall {name}'}"
-        )
-
-
-def _check_torch() -> Check:
-    check = _check_import("torch")
-    if check.status == "fail":
-        return check
-    import torch
-
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    elif torch.backends.mps.is_available():
-        device = "mps"
-    return Check("torch", "pass", f"{check.detail}, {torch.get_num_threads()} threads, device {device}")
-
-
-def _check_torchvision() -> Iterator[Check]:
-    """torchvision is not needed, but one built for another torch breaks transformers: only that is reported."""
-    if importlib.util.find_spec("torchvision") is not None:
-        yield _check_import("torchvision", "uninstall torchvision (not needed, and a broken one breaks transformers)")
-
-
-def _check_extras() -> Check:
-    found = [name for name in EXTRAS if importlib.util.find_spec(name) is not None]
-    absent = [name for name in EXTRAS if name not in found]
-    return Check("extras", "pass", f"found: {', '.join(found) or 'none'}; not installed: {', '.join(absent) or 'none'}")
+        fix = f"pip {fix or f'install --force-reinstall {name}'}"
+        return Check(name, "fail", f"{type(error).__name__}: {error}", fix)

@@ -5,10 +5,10 @@
     wide = ImageStore(files, 256, cache, keep_aspect=True).images([3, 1])     # [(3,256,341), (3,300,256)] uint8
 
 The cache is a pair of files per (list of files, size, interpolation, decode version): `<digest>.pixels`, where slot i
-holds the pixels of file i, and `<digest>.slots`, its records: blake2b of the source file's content, crc32 of the pixels,
-a flag, and height and width where the aspect is kept. Slots are filled on demand, pixels before record, with pwrite: a
-full disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they
-write the same bytes. Unused bytes of a slot are a hole in the file and take no space.
+holds the pixels of file i, and `<digest>.slots`, its record: blake2b of the source file, crc32 of the pixels, a flag,
+and height and width where the aspect is kept. Slots are filled on demand, pixels before record, with pwrite: a full
+disk is then a catchable error (writing to an mmap would kill the process), and writers need no locks because they write
+the same bytes. Unused bytes of a slot are a hole in the file and take no space.
 """
 
 from __future__ import annotations
