@@ -51,7 +51,7 @@ def composition(photographs: Path) -> Composition:
 
 @pytest.fixture(scope="module")
 def samples(composition: Composition) -> list[Sample]:
-    return [composition.sample(i) for i in range(len(composition.pictures))]
+    return list(composition)
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_the_object_decides_in_the_unseen_domain_and_the_rest_is_a_shortcut(samp
 
 
 def test_backgrounds_have_exact_shares_and_no_photograph_is_used_twice(composition: Composition) -> None:
-    used = [p.photograph for p in composition.pictures]
+    used = composition.photographs
     assert len(set(used)) == len(used) == 4 * 4 * PER_CLASS
-    assert all(p.photograph.split("/")[0] == p.name.split("/")[1] for p in composition.pictures)
-    counts = Counter((*p.key[:2], p.background) for p in composition.pictures)
+    assert [path.split("/")[0] for path in used] == [name.split("/")[1] for name in composition.names]
+    counts = Counter((*key[:2], kind) for key, kind in zip(composition.keys, composition.backgrounds, strict=True))
     for domain, share in enumerate((0.99, 0.97, 0.95, 0.25)):
         for label in range(4):
             of_kind = [counts[domain, label, kind] for kind in range(4)]
@@ -106,15 +106,15 @@ def test_backgrounds_have_exact_shares_and_no_photograph_is_used_twice(compositi
 
 def test_copies_of_a_photograph_count_once(few: Path) -> None:
     shutil.copy(few / "bars" / "000.jpg", few / "bars" / "copy.jpg")
-    assert len({p.photograph for p in compose(few, num_classes=2, per_class=1).pictures}) == 8
+    assert len(set(compose(few, num_classes=2, per_class=1).photographs)) == 8
     (few / "bars" / "003.png").unlink()
     with pytest.raises(ValueError, match="'bars' has 3; add photographs"):
         compose(few, num_classes=2, per_class=1)
 
 
 def test_labels_domains_and_mask_of_a_square(composition: Composition, samples: list[Sample]) -> None:
-    for sample, picture in zip(samples, composition.pictures, strict=True):
-        assert (sample.domain, sample.label, sample.background) == (*picture.key[:2], picture.background)
+    for sample, key, background in zip(samples, composition.keys, composition.backgrounds, strict=True):
+        assert (sample.domain, sample.label, sample.background) == (*key[:2], background)
         assert sample.image.shape == (112, 112, 3) and sample.image.dtype == np.uint8
         rows, columns = np.flatnonzero(sample.mask.any(1)), np.flatnonzero(sample.mask.any(0))
         assert len(rows) == len(columns) == 48 and sample.mask.sum() == 48 * 48
@@ -147,13 +147,9 @@ def test_alpha_is_the_mask(few: Path) -> None:
         (few / "plain" / f"{i:03d}.{'png' if i % 2 else 'jpg'}").unlink()
         Image.fromarray(disc(radius=20 + i)).save(few / "plain" / f"{i}.png")
     composition = compose(few, num_classes=2, per_class=1)
-    for i, picture in enumerate(composition.pictures):
-        sample = composition.sample(i)
-        if picture.key[1] == 0:
-            continue
-        shown = styled(
-            np.array(MAGENTA), list(LOOKS.values())[sample.domain], composition.spec.domains[sample.domain].style
-        )
+    for sample in (sample for sample in composition if sample.label == 1):
+        style = composition.spec.domains[sample.domain].style
+        shown = styled(np.array(MAGENTA), list(LOOKS.values())[sample.domain], style)
         near = (abs(sample.image - shown.clip(0, 255)) <= composition.spec.noise).all(-1)
         assert np.array_equal(near, sample.mask)  # the mask is the object's pixels, all of them and no others
         assert 0.7 < sample.mask.sum() / 48**2 < 0.85  # a disc has pi/4 of its bounding box
@@ -197,7 +193,7 @@ def test_write_and_read_back(few: Path, tmp_path: Path) -> None:
     assert sum(done) == 8 and [p.name for p in folder.parent.iterdir()] == ["set"]
     table = read_table(folder / "images")
     assert table.domains == ("amber", "dusk", "jade", "mist") and table.classes == ("bars", "plain")
-    assert table.paths == tuple(p.name for p in composition.pictures)
+    assert table.paths == tuple(composition.names)
     truth = true_masks(table, (8, 8))
     assert truth is not None
     for i in range(len(table)):
@@ -236,7 +232,7 @@ def test_an_unreadable_image_is_named_and_nothing_stays(few: Path, tmp_path: Pat
 def test_one_domain_of_several(image_folder: Path) -> None:
     composition = compose(image_folder, domain="field", num_classes=3, per_class=2)
     assert composition.spec.class_names == ("circle", "cross", "square")
-    assert all(p.photograph.startswith("field/") for p in composition.pictures)
+    assert all(path.startswith("field/") for path in composition.photographs)
     with pytest.raises(ValueError, match="--domain must be one of clinic, field, studio, got none"):
         compose(image_folder, num_classes=3, per_class=2)
     with pytest.raises(ValueError, match="one of clinic, field, studio, got fild; did you mean 'field'"):
@@ -266,10 +262,11 @@ def test_cub_species_are_merged_by_pattern(tmp_path: Path) -> None:
     root = write_cub(tmp_path / "CUB_200_2011")
     composition = compose(root, classes=["Jay=*_Jay", "Gull=*Gull"], per_class=1)
     assert composition.spec.class_names == ("Gull", "Jay")
-    for picture in composition.pictures:
-        assert picture.photograph.startswith("images/") and picture.name.split("/")[1] in picture.photograph
+    for name, path in zip(composition.names, composition.photographs, strict=True):
+        assert path.startswith("images/") and name.split("/")[1] in path
     several = compose(root, classes=["Jay=*_Blue_Jay|*Raven|003*", "Gull=*Gull"], per_class=1)
-    assert {p.photograph.split("/")[1] for p in several.pictures if p.key[1] == 1} == {"003.Blue_Jay", "005.Raven"}
+    jays = {path.split("/")[1] for path, key in zip(several.photographs, several.keys, strict=True) if key[1] == 1}
+    assert jays == {"003.Blue_Jay", "005.Raven"}
 
 
 # mistakes
@@ -324,9 +321,8 @@ def test_an_object_that_covers_no_patch_is_refused(few: Path, opaque: slice, tex
         image[opaque, :, 3] = 255
         Image.fromarray(image).save(few / "plain" / f"{i:03d}.png")
     composition = compose(few, num_classes=2, per_class=1)
-    first = next(i for i, p in enumerate(composition.pictures) if p.photograph == "plain/000.png")
     with pytest.raises(ValueError, match=text):
-        composition.sample(first)
+        composition.sample(composition.photographs.index("plain/000.png"))
 
 
 @pytest.mark.parametrize(("image_size", "side"), [(56, 32), (100, 32), (112, 32), (224, 32), (300, 43)])

@@ -88,7 +88,7 @@ def compose_set(
     )  # fmt: skip
     if expanded(out).absolute().is_relative_to(composition.root):
         raise ValueError(f"--out '{out}' is inside '{composition.root}' and would be read as photographs next time")
-    with Progress("composing", len(composition.pictures), quiet=quiet) as bar:
+    with Progress("composing", len(composition), quiet=quiet) as bar:
         folder = composition.write(out, bar.advance)
     print(folder / "images")
 

@@ -1,8 +1,6 @@
 """A benchmark on photographs whose predictive pixels C* are known: objects of the user's images on drawn backgrounds.
 
-    composition = compose("PACS", domain="photo", per_class=45)
-    composition.sample(7).mask                         # (112,112) bool: the object's pixels
-    composition.write("composed")                      # the folder that `Oracle.write` makes
+    compose("PACS", domain="photo", per_class=45).write("composed")
 
 The class decides which photograph the object is cut from. Backgrounds follow the class in the source domains and are
 independent of it in the unseen one, as in the oracle suite. No photograph is used twice.
@@ -10,14 +8,12 @@ independent of it in the unseen one, as in the oracle suite. No photograph is us
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -42,7 +38,7 @@ ATTEMPTS = 100  # positions tried for a cut-out so thin that not every position 
 
 @dataclass(frozen=True)
 class ComposeSpec:
-    """The specification of the data; equal specs and photographs give equal pixels."""
+    """Equal specs and photographs give equal pixels."""
 
     class_names: tuple[str, ...]  # sorted, so that labels are the ids `read_table` gives
     domains: tuple[oracle.Domain, ...]
@@ -52,6 +48,7 @@ class ComposeSpec:
     object_size: int  # longer side of the cut-out
     seed: int
     noise: int = 8  # pixels move by at most this, of 255
+    held_out_names = ()  # all classes have labels
 
     def __post_init__(self) -> None:
         # two patches of the coarsest usual grid (16 px, or 14 patches a side): any position then covers one of them
@@ -65,43 +62,30 @@ class ComposeSpec:
         ])  # fmt: skip
 
 
-class Picture(NamedTuple):
-    """One image of the benchmark, before it is drawn."""
+class Composition(oracle.ImageSet):
+    """Cut-outs on backgrounds; the mask (S,S) has single pixels."""
 
-    name: str  # <domain>/<class>/<nnnn>.png
-    key: tuple[int, int, int]  # domain, label, number
-    background: int  # kind k is class k's own
-    photograph: str  # relative to the data folder
-
-
-class Composition:
-    """The images of a spec, ordered by domain, class and number, with random access."""
+    spec: ComposeSpec
 
     def __init__(self, spec: ComposeSpec, root: Path, photographs: Sequence[Mapping[str, str]]) -> None:
         """photographs: for each class {sha256: path relative to root}, `per_class` for every domain in turn."""
-        self.spec, self.root, count = spec, root, spec.per_class
-        self._hashes = [list(of_class) for of_class in photographs]
-        self.pictures: list[Picture] = []
-        for d, law in enumerate(spec.domains):
-            for c, label in enumerate(spec.class_names):
-                kinds = oracle.background_kinds(law, c, len(photographs), count, Dice(spec.seed, oracle.KINDS, d, c))
-                files = list(photographs[c].values())[d * count : (d + 1) * count]
-                for n, (kind, file) in enumerate(zip(kinds, files, strict=True)):
-                    self.pictures.append(Picture(f"{law.name}/{label}/{n:04d}.png", (d, c, n), int(kind), file))
+        super().__init__(spec)
+        self.root, self._hashes = root, [list(of_class) for of_class in photographs]
+        paths = [list(of_class.values()) for of_class in photographs]
+        self.photographs = [paths[c][d * spec.per_class + n] for d, c, n in self.keys]
 
     def sample(self, i: int) -> oracle.Sample:
         """Image i with its pixel mask (S,S)."""
-        spec, picture = self.spec, self.pictures[i]
-        domain, label, _ = picture.key
-        place, texture, noise = (Dice(spec.seed, stream, *picture.key) for stream in STREAMS)
-        pixels, shape = cut_out(self.root / picture.photograph, spec.object_size)
-        mask = self._placed(shape, place, picture.photograph)
-        image = oracle_draw.backdrop(BACKGROUNDS[picture.background], texture, spec.image_size)
+        spec, (domain, label, _), kind = self.spec, self.keys[i], self.backgrounds[i]
+        place, texture, noise = (Dice(spec.seed, stream, *self.keys[i]) for stream in STREAMS)
+        photograph = self.root / self.photographs[i]
+        pixels, shape = cut_out(photograph, spec.object_size)
+        mask = self._placed(shape, place, photograph)
+        image = oracle_draw.backdrop(BACKGROUNDS[kind], texture, spec.image_size)
         image[mask] = pixels[shape]  # both run row by row
-        image = oracle.in_domain(image, domain, spec.domains[domain], spec.noise, noise)
-        return oracle.Sample(oracle_draw.to_uint8(image), mask, label, domain, picture.background)
+        return oracle.Sample(oracle_draw.to_uint8(self.styled(image, domain, noise)), mask, label, domain, kind)
 
-    def _placed(self, shape: np.ndarray, dice: Dice, photograph: str) -> np.ndarray:
+    def _placed(self, shape: np.ndarray, dice: Dice, photograph: Path) -> np.ndarray:
         """The shape (h,w) at a random position of the image (S,S) at which it covers half a patch or more."""
         size, (h, w) = self.spec.image_size, shape.shape
         for _ in range(ATTEMPTS):
@@ -112,25 +96,17 @@ class Composition:
             if all(oracle.half_covered(mask, (grid, grid)).any() for grid in grids):
                 return mask
         raise ValueError(
-            f"the object in '{self.root / photograph}' is too thin: at {h} x {w} px it covers half of no patch; "
-            f"remove the file, or make --object larger than {self.spec.object_size}"
+            f"the object in '{photograph}' is too thin: at {h} x {w} px it covers half of no patch; remove the file, "
+            f"or make --object larger than {self.spec.object_size}"
         )
 
-    def digest(self) -> str:
-        """Twelve hex digits of the spec, the versions of the drawing and the contents of the photographs."""
-        law = [oracle_draw.DRAW_VERSION, COMPOSE_VERSION, asdict(self.spec), self._hashes]
-        return sha256(json.dumps(law, sort_keys=True).encode()).hexdigest()[:12]
+    def law(self) -> list[object]:
+        """The spec, the versions of the drawing, and the contents of the photographs."""
+        return [oracle_draw.DRAW_VERSION, COMPOSE_VERSION, asdict(self.spec), self._hashes]
 
     def facts(self) -> dict[str, object]:
-        """The content of `oracle.json`: the spec, its digest, the names, each image's background and photograph."""
-        head = {"digest": self.digest(), "spec": asdict(self.spec), "class_names": self.spec.class_names}
-        backgrounds = {picture.name: BACKGROUNDS[picture.background] for picture in self.pictures}
-        photographs = {picture.name: picture.photograph for picture in self.pictures}
-        return {**head, "held_out_names": (), "backgrounds": backgrounds, "photographs": photographs}
-
-    def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """Write images, masks and `oracle.json` as `Oracle.write` does, atomically."""
-        return oracle.write_samples(folder, [p.name for p in self.pictures], self.sample, self.facts(), progress)
+        """The content of `oracle.json`, with each image's photograph."""
+        return {**super().facts(), "photographs": dict(zip(self.names, self.photographs, strict=True))}
 
 
 def compose(

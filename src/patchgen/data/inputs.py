@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,28 +21,29 @@ PATHS = (str, os.PathLike)
 
 
 def as_images(images: Any) -> Sequence[Any]:
-    """A list of paths, PIL images and arrays from any accepted form; a folder is all of its images.
-
-    Raises:
-        ValueError: names the accepted forms.
-    """
+    """A list of paths, PIL images and arrays from any form in `FORMS`, else ValueError; a folder is all its images."""
     if isinstance(images, PATHS):
-        return image_paths(images)
-    if isinstance(images, Image.Image):
-        return [images]
-    if _is_tensor(images) and images.ndim == 3 and images.shape[0] in (1, 3):
-        return [images]  # (C, H, W), the layout of torch
+        folder = Path(images)
+        if not folder.is_dir():
+            return [folder]
+        if not (names := list_images(folder)):
+            raise ValueError(f"the folder {folder} and its sub-folders hold no image")
+        return [folder / name for name in names]
+    if isinstance(images, Image.Image) or (_is_tensor(images) and images.ndim == 3 and images.shape[0] in (1, 3)):
+        return [images]  # (C, H, W) is the layout of torch
+    if is_dataset(images):
+        images = ImagesOf(images)
     images = _as_array(images)
     if isinstance(images, np.ndarray) and images.dtype != object and images.dtype.kind not in "US":
         if images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3):
             return [images]
         if images.ndim not in (3, 4):
             raise ValueError(f"{FORMS}; got an array {images.shape} {images.dtype}")
-    elif not isinstance(images, Sequence | np.ndarray) and not is_dataset(images):
+    elif not isinstance(images, Sequence | np.ndarray):
         raise ValueError(f"{FORMS}; got {type(images).__name__}")
     if not len(images):
         raise ValueError("there is no image: the array or list is empty")
-    return ImagesOf(images) if is_dataset(images) else images
+    return images
 
 
 class ImagesOf(Sequence[Any]):
@@ -64,14 +64,12 @@ class ImagesOf(Sequence[Any]):
 
 def is_dataset(data: Any) -> bool:
     """Whether the data is a torch `Dataset`, or behaves as one: items by number, and a length."""
-    known = (Sequence, np.ndarray, Image.Image, dict, *PATHS)
-    plain = isinstance(data, known) or _is_tensor(data) or hasattr(data, "columns")
-    return not plain and hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
+    other = isinstance(data, (Sequence, np.ndarray, Image.Image, dict, *PATHS)) or hasattr(data, "columns")
+    return not (other or _is_tensor(data)) and hasattr(type(data), "__getitem__") and hasattr(type(data), "__len__")
 
 
 def _is_tensor(data: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(data, torch.Tensor)
+    return hasattr(data, "detach")
 
 
 def _as_array(data: Any) -> Any:
@@ -79,26 +77,12 @@ def _as_array(data: Any) -> Any:
 
 
 def squares(images: Any, size: int, interpolation: str = BILINEAR) -> Iterator[np.ndarray]:
-    """(size, size, 3) uint8 of each image, in any form that `as_images` accepts.
-
-    Raises:
-        UnreadableImage: a file is not an image.
-    """
+    """(size, size, 3) uint8 of each image, in any form that `as_images` accepts."""
     for image in as_images(images):
         if isinstance(image, PATHS):
             yield decode(os.fspath(image), size, interpolation)
         else:
             yield square(opened(image), size, interpolation)
-
-
-def image_paths(path: str | os.PathLike[str]) -> list[Path]:
-    """The images below a folder in a fixed order, or the one file."""
-    if not Path(path).is_dir():
-        return [Path(path)]
-    paths = [Path(path) / name for name in list_images(Path(path))]
-    if not paths:
-        raise ValueError(f"the folder {path} and its sub-folders hold no image")
-    return paths
 
 
 def opened(image: Any) -> Image.Image:
@@ -115,15 +99,11 @@ def opened(image: Any) -> Image.Image:
         pixels = pixels[:, :, 0]
     if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3) or not pixels.size:
         raise ValueError(f"{FORMS}; got {shape} {pixels.dtype}")
-    return Image.fromarray(_as_bytes(pixels))
-
-
-def _as_bytes(pixels: np.ndarray) -> np.ndarray:
-    if pixels.dtype == np.uint8:
-        return np.ascontiguousarray(pixels)
-    if pixels.dtype.kind != "f":
+    if pixels.dtype.kind == "f":
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= 0 and high <= 1):  # also NaN
+            raise ValueError(f"{FORMS}; got floats from {low:g} to {high:g}: undo the normalisation, or divide by 255")
+        pixels = (255 * pixels).round().astype(np.uint8)
+    if pixels.dtype != np.uint8:
         raise ValueError(f"{FORMS}; got {pixels.dtype}")
-    low, high = float(pixels.min()), float(pixels.max())
-    if not (low >= 0 and high <= 1):  # also NaN
-        raise ValueError(f"{FORMS}; got floats from {low:g} to {high:g}: undo the normalisation, or divide by 255")
-    return (255 * pixels).round().astype(np.uint8)
+    return Image.fromarray(np.ascontiguousarray(pixels))

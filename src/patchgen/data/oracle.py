@@ -2,9 +2,7 @@
 
     oracle = Oracle(SUITE["oracle-shortcut"])
     oracle.sample(7).mask                              # (6,6) bool: C*
-    oracle.sample(7, domain="mist")                    # the same draw in another domain's style
-    table = read_table(suite_folder("oracle-shortcut"))
-    truth = true_masks(table, grid=(6, 6))             # (N,36) bool
+    truth = true_masks(read_table(suite_folder("oracle-shortcut")), grid=(6, 6))     # (N,36) bool
 
 The class depends only on the motif in C*. Backgrounds are correlated with the class in the source domains and not in
 the unseen one. Pixels depend only on the spec, on every machine.
@@ -16,9 +14,11 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -85,11 +85,6 @@ class OracleSpec:
         """The classes meant to be unlabelled."""
         return self.class_names[self.classes - self.held_out :]
 
-    @property
-    def background_names(self) -> tuple[str, ...]:
-        """Background kind k is class k's own."""
-        return tuple(BACKDROPS)[: self.classes]
-
 
 def require(rules: Iterable[tuple[bool, str]]) -> None:
     """ValueError with the text of the first rule that does not hold."""
@@ -101,10 +96,8 @@ def require(rules: Iterable[tuple[bool, str]]) -> None:
 def _rules(spec: OracleSpec) -> Iterator[tuple[bool, str]]:
     side, predictive = spec.patch_size, spec.predictive
     yield side >= 14, f"patch_size must be at least 14, so that one patch tells its motif; got {side}"
-    yield (
-        spec.image_size >= 2 * side and spec.image_size % side == 0,
-        f"image_size must be a multiple of patch_size {side}, at least two; got {spec.image_size}",
-    )
+    text = f"image_size must be a multiple of patch_size {side}, at least two; got {spec.image_size}"
+    yield spec.image_size >= 2 * side and spec.image_size % side == 0, text
     patches, kinds, names = spec.grid**2, min(len(MOTIFS), len(BACKDROPS)), [domain.name for domain in spec.domains]
     ranges = {  # (value, least, most, why)
         "classes": (spec.classes, 2, kinds, f" (there are {kinds} motifs)"),
@@ -121,23 +114,16 @@ def _rules(spec: OracleSpec) -> Iterator[tuple[bool, str]]:
         ranges |= {f"{name} of {domain.name}": (getattr(domain, name), 0, 1, "") for name in ("correlation", "style")}
     for name, (value, least, most, why) in ranges.items():
         yield least <= value <= most, f"{name} must be {least}..{most}{why}, got {value}"
-    yield (
-        spec.objects == 1 or 3 * predictive <= patches,
-        f"several objects need room between them: predictive must be at most {patches // 3}, got {predictive}",
-    )
-    yield (
-        not spec.local or predictive < patches,
-        f"local keeps the shortcut off C*, so predictive must be below {patches}, got {predictive}",
-    )
+    text = f"several objects need room between them: predictive must be at most {patches // 3}, got {predictive}"
+    yield spec.objects == 1 or 3 * predictive <= patches, text
+    text = f"local keeps the shortcut off C*, so predictive must be below {patches}, got {predictive}"
+    yield not spec.local or predictive < patches, text
     yield len({name.lower() for name in names}) == len(names), f"domain names must differ, got {', '.join(names)}"
     for name in names:
-        why = "because it names a folder"
-        yield (
-            re.fullmatch(r"\w[\w-]*", name) is not None,
-            f"a domain name is letters, digits, _ and -, {why}; got {name!r}",
-        )
-    near = did_you_mean(spec.unseen, names)
-    yield spec.unseen in names, f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{near}"
+        text = f"a domain name is letters, digits, _ and -, because it names a folder; got {name!r}"
+        yield re.fullmatch(r"\w[\w-]*", name) is not None, text
+    hint = did_you_mean(spec.unseen, names)
+    yield spec.unseen in names, f"unseen must be one of {', '.join(names)}, got {spec.unseen!r}{hint}"
 
 
 def _domains(amber: float, dusk: float, jade: float, mist: float, style: float) -> tuple[Domain, ...]:
@@ -174,67 +160,131 @@ class Sample:
     background: int
 
 
-class Oracle:
+class ImageSet(ABC):
     """The images of a spec, ordered by domain, class and number, with random access."""
 
-    def __init__(self, spec: OracleSpec) -> None:
+    spec: Any
+
+    def __init__(self, spec: Any) -> None:
         self.spec = spec
-        self._kinds = {
-            (d, c): background_kinds(law, c, spec.classes, spec.per_class, Dice(spec.seed, KINDS, d, c))
-            for d, law in enumerate(spec.domains)
-            for c in range(spec.classes)
-        }
+        blocks = [(d, c) for d in range(len(spec.domains)) for c in range(len(spec.class_names))]
+        self.keys = [(d, c, n) for d, c in blocks for n in range(spec.per_class)]
+        self.names = [f"{spec.domains[d].name}/{spec.class_names[c]}/{n:04d}.png" for d, c, n in self.keys]
+        self.backgrounds = [kind for d, c in blocks for kind in self._background_kinds(d, c)]
+
+    def _background_kinds(self, domain: int, label: int) -> list[int]:
+        """The backgrounds of one domain and class: exact shares, rounded once, in random order."""
+        law, classes, count = self.spec.domains[domain], len(self.spec.class_names), self.spec.per_class
+        dice = Dice(self.spec.seed, KINDS, domain, label)
+        faithful = int(law.correlation * count + 0.5)
+        others = (label + 1 + np.arange(classes - 1)) % classes
+        others = others[:1] if law.turned else others[dice.order(len(others))]
+        kinds = np.concatenate([np.full(faithful, label), np.resize(others, count - faithful)])
+        kinds = kinds[dice.order(count)]
+        return kinds.tolist()
 
     def __len__(self) -> int:
-        return len(self._kinds) * self.spec.per_class
+        return len(self.keys)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self.sample(i) for i in range(len(self)))
 
-    def place(self, i: int) -> tuple[int, int, int]:
-        """Domain, class and number of image i."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"image {i} of {len(self)}")
-        rest, number = divmod(i, self.spec.per_class)
-        return *divmod(rest, self.spec.classes), number
+    @abstractmethod
+    def sample(self, i: int) -> Sample:
+        """Image i; the sides of its mask divide those of the image."""
+
+    def law(self) -> list[object]:
+        """What the pixels depend on."""
+        return [draw.DRAW_VERSION, asdict(self.spec)]
+
+    def digest(self) -> str:
+        """Twelve hex digits of the law."""
+        return hashlib.sha256(json.dumps(self.law(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def facts(self) -> dict[str, object]:
+        """The content of `oracle.json`: the spec, its digest, the names, and each image's background."""
+        spec, kinds = self.spec, list(BACKDROPS)
+        names = {"class_names": spec.class_names, "held_out_names": spec.held_out_names}
+        backgrounds = {name: kinds[kind] for name, kind in zip(self.names, self.backgrounds, strict=True)}
+        return {"digest": self.digest(), "spec": asdict(spec), **names, "backgrounds": backgrounds}
+
+    def styled(self, image: np.ndarray, domain: int, dice: Dice) -> np.ndarray:
+        """The image (S,S,3) in the style of a domain, with pixel noise; not yet clipped."""
+        look, noise = list(LOOKS.values())[domain], self.spec.noise
+        return draw.styled(image, look, self.spec.domains[domain].style) + dice.field(-noise, noise, *image.shape)
+
+    def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
+        """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json` atomically; return the absolute path.
+
+        A folder that already contains this data set is returned immediately. `progress(1)` is called for each image.
+        """
+        target = Path(os.path.abspath(os.path.expanduser(folder)))
+        if self._is_at(target):
+            return target
+        with replacing_folder(target, sync=False) as temporary:
+            for i, name in enumerate(self.names):
+                sample = self.sample(i)
+                cell = len(sample.image) // len(sample.mask)
+                mask = sample.mask.repeat(cell, 0).repeat(cell, 1).astype(np.uint8) * 255
+                for kind, pixels in (("images", sample.image), ("masks", mask)):
+                    (temporary / kind / name).parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels).save(temporary / kind / name)
+                if progress:
+                    progress(1)
+            (temporary / "oracle.json").write_text(json.dumps(self.facts(), indent=2) + "\n", encoding="utf-8")
+            self._is_at(target)  # another process may have written meanwhile: the same data, or an error
+        return target
+
+    def _is_at(self, folder: Path) -> bool:
+        """Whether the folder contains this data set; ValueError if it contains something else."""
+        if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+            return False
+        try:
+            same = read_json(folder / "oracle.json").get("digest") == self.digest()
+        except (OSError, ValueError):
+            same = False
+        if not same:
+            raise ValueError(f"'{folder}' exists and contains other data; name a new folder, or remove it first")
+        files = [f"{kind}/{name}" for name in self.names for kind in ("images", "masks")]
+        if lost := [file for file in files if not (folder / file).is_file()]:
+            raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
+        return True
+
+
+class Oracle(ImageSet):
+    """The images of the oracle benchmark; the mask (h,w) is C*."""
+
+    spec: OracleSpec
 
     def sample(self, i: int, *, domain: str | None = None, background: int | None = None) -> Sample:
         """Image i; `domain` and `background` render the same draw in another style or on another background."""
-        spec, (home, label, number) = self.spec, self.place(i)
+        spec, (home, label, _) = self.spec, self.keys[i]
         names = [law.name for law in spec.domains]
         if domain is not None and domain not in names:
             raise ValueError(f"no domain is called {domain!r}{did_you_mean(domain, names)} (known: {', '.join(names)})")
         shown = home if domain is None else names.index(domain)
-        kind = int(self._kinds[home, label][number]) if background is None else background
+        kind = self.backgrounds[i] if background is None else background
         if not 0 <= kind < spec.classes:
             raise ValueError(f"background must be 0..{spec.classes - 1}, got {kind}")
-        dice = [Dice(spec.seed, purpose, home, label, number) for purpose in range(KINDS)]
+        dice = [Dice(spec.seed, purpose, *self.keys[i]) for purpose in range(KINDS)]
         order = draw.layout(dice[LAYOUT], spec.grid, spec.predictive, spec.objects)
         mask = np.isin(np.arange(spec.grid**2), order[: spec.predictive]).reshape(spec.grid, spec.grid)
-        image = _picture(spec, dice, mask, order[spec.predictive :], label, kind, shown)
+
+        patch, name = spec.patch_size, list(BACKDROPS)[kind]
+        image = draw.motif(spec.class_names[label], dice[MOTIF], spec.image_size, patch)
+        inside = mask.repeat(patch, 0).repeat(patch, 1)[:, :, None]
+        if mask.all():
+            image = draw.stain(image, name)
+        else:
+            canvas = draw.backdrop(name, dice[BACKDROP], spec.image_size)
+            outside = order[spec.predictive :]  # in random order
+            for y, x in zip(*np.divmod(outside[: spec.distractors], spec.grid), strict=True):
+                tile = draw.distractor(dice[DISTRACTOR], patch)
+                canvas[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch] = tile
+            image = np.where(inside, image, canvas)
+        styled = self.styled(image, shown, dice[NOISE])
+        image = np.where(inside, image, styled) if spec.local else styled
         return Sample(draw.to_uint8(image), mask, label, shown, kind)
-
-    def name(self, i: int) -> str:
-        """The path of image i in `images/` and of its mask in `masks/`."""
-        domain, label, number = self.place(i)
-        return f"{self.spec.domains[domain].name}/{self.spec.class_names[label]}/{number:04d}.png"
-
-    def digest(self) -> str:
-        """Twelve hex digits of the spec and the version of the drawing."""
-        text = json.dumps([draw.DRAW_VERSION, asdict(self.spec)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-    def write(self, folder: str | Path, progress: Callable[[int], object] | None = None) -> Path:
-        """`write_samples` of all images, named `<domain>/<class>/<nnnn>.png`."""
-        names = [self.name(i) for i in range(len(self))]
-        return write_samples(folder, names, self.sample, self.facts(), progress)
-
-    def facts(self) -> dict[str, object]:
-        """The content of `oracle.json`: the spec, its digest and the names."""
-        names = {"class_names": self.spec.class_names, "held_out_names": self.spec.held_out_names}
-        kinds = np.concatenate(list(self._kinds.values()))
-        backgrounds = {self.name(i): self.spec.background_names[kind] for i, kind in enumerate(kinds)}
-        return {"digest": self.digest(), "spec": asdict(self.spec), **names, "backgrounds": backgrounds}
 
 
 def suite_spec(name: str) -> OracleSpec:
@@ -257,22 +307,18 @@ def true_masks(table: Table, grid: tuple[int, int]) -> np.ndarray | None:
     half of its area is.
     """
     files = [Path(*file.parts[:-4], "masks", *file.parts[-3:]).with_suffix(".png") for file in table.files]
-    lost = [file for file in files if not file.is_file()]
-    if len(lost) == len(files):
+    if len(lost := [file for file in files if not file.is_file()]) == len(files):
         return None
     if lost:
         raise ValueError(f"{len(lost)} of {len(files)} masks are missing, first '{lost[0]}'; write the data set again")
-    return np.stack([_on_grid(file, grid) for file in files])
-
-
-def _on_grid(file: Path, grid: tuple[int, int]) -> np.ndarray:
-    """(P,) bool of one mask file."""
-    try:
-        with open_image(file) as image:
-            pixels = np.asarray(image.convert("L")) > 127  # (H,W)
-    except ValueError as error:
-        raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
-    return half_covered(pixels, grid)
+    masks = []
+    for file in files:
+        try:
+            with open_image(file) as image:
+                masks.append(half_covered(np.asarray(image.convert("L")) > 127, grid))
+        except ValueError as error:
+            raise ValueError(f"mask '{file}' is no mask of this data set: {error}; write the data set again") from error
+    return np.stack(masks)
 
 
 def half_covered(pixels: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
@@ -285,92 +331,3 @@ def _overlaps(cells: int, length: int) -> np.ndarray:
     """(cells, length): overlap of each pixel with each cell, in units of 1/cells pixel; rows sum to length."""
     cell, pixel = np.arange(cells)[:, None] * length, np.arange(length)[None] * cells
     return np.clip(np.minimum(cell + length, pixel + cells) - np.maximum(cell, pixel), 0, None)
-
-
-def background_kinds(law: Domain, label: int, classes: int, per_class: int, dice: Dice) -> np.ndarray:
-    """(per_class,) background kinds of one domain and class: exact shares, rounded once, in random order."""
-    own = int(law.correlation * per_class + 0.5)
-    others = (label + 1 + np.arange(classes - 1)) % classes
-    others = others[:1] if law.turned else others[dice.order(len(others))]
-    kinds = np.concatenate([np.full(own, label), np.resize(others, per_class - own)])
-    return kinds[dice.order(per_class)]
-
-
-def in_domain(image: np.ndarray, position: int, law: Domain, noise: int, dice: Dice) -> np.ndarray:
-    """The image (S,S,3) in the style of the domain at this position, with pixel noise; not yet clipped."""
-    look = list(draw.LOOKS.values())[position]
-    return draw.styled(image, look, law.style) + dice.field(-noise, noise, *image.shape)
-
-
-def _picture(
-    spec: OracleSpec, dice: list[Dice], mask: np.ndarray, rest: np.ndarray, label: int, kind: int, domain: int
-) -> np.ndarray:
-    """The pixels (S,S,3), not yet clipped; `rest` are the patches outside C* in random order."""
-    size, patch, background = spec.image_size, spec.patch_size, spec.background_names[kind]
-    texture = draw.motif(spec.class_names[label], dice[MOTIF], size, patch)
-    inside = mask.repeat(patch, 0).repeat(patch, 1)[:, :, None]
-    if mask.all():
-        image = draw.stain(texture, background)
-    else:
-        canvas = draw.backdrop(background, dice[BACKDROP], size)
-        for y, x in zip(*np.divmod(rest[: spec.distractors], spec.grid), strict=True):
-            tile = draw.distractor(dice[DISTRACTOR], patch)
-            canvas[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch] = tile
-        image = np.where(inside, texture, canvas)
-    shifted = in_domain(image, domain, spec.domains[domain], spec.noise, dice[NOISE])
-    return np.where(inside, image, shifted) if spec.local else shifted
-
-
-def write_samples(
-    folder: str | Path,
-    names: Sequence[str],
-    sample: Callable[[int], Sample],
-    facts: Mapping[str, object],
-    progress: Callable[[int], object] | None = None,
-) -> Path:
-    """Write `images/<name>`, `masks/<name>` (0 or 255) and `oracle.json`; return the folder as an absolute path.
-
-    The folder is written atomically; if it already contains this data set, it is returned immediately.
-
-    Args:
-        names: `<domain>/<class>/<nnnn>.png` of each image.
-        sample: returns image i and its mask, whose sides divide the image's.
-        facts: content of `oracle.json`; its "digest" identifies the data set.
-        progress: called with 1 after each image.
-    """
-    target = Path(os.path.abspath(os.path.expanduser(folder)))
-    if _is_at(target, names, facts):
-        return target
-    with replacing_folder(target, sync=False) as temporary:
-        for i, name in enumerate(names):
-            drawn = sample(i)
-            cell = len(drawn.image) // len(drawn.mask)
-            _save(temporary / "images" / name, drawn.image)
-            _save(temporary / "masks" / name, drawn.mask.repeat(cell, 0).repeat(cell, 1).astype(np.uint8) * 255)
-            if progress:
-                progress(1)
-        (temporary / "oracle.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        _is_at(target, names, facts)  # another process may have written meanwhile: the same data, or an error
-    return target
-
-
-def _save(path: Path, pixels: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
-
-
-def _is_at(folder: Path, names: Sequence[str], facts: Mapping[str, object]) -> bool:
-    """Whether the folder contains this data set; ValueError if it contains something else."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return False
-    try:
-        same = read_json(folder / "oracle.json").get("digest") == facts["digest"]
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        raise ValueError(f"'{folder}' exists and contains other data; name a new folder, or remove it first")
-    files = [f"{kind}/{name}" for name in names for kind in ("images", "masks")]
-    lost = [file for file in files if not (folder / file).is_file()]
-    if lost:
-        raise ValueError(f"'{folder}' has lost {len(lost)} files, first '{lost[0]}'; remove it and write it again")
-    return True

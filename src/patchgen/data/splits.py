@@ -1,9 +1,4 @@
-"""Which images of a domain are held out: named rules, recorded with the results.
-
-splits = make_splits(table, rule="domainbed", seed=1)      # DomainBed's indices, bit for bit
-splits = make_splits(table, rule="group")                  # a patient is never on both sides
-write_splits("run/splits.csv", table, splits)
-"""
+"""Which images of a domain are held out: DomainBed's rule, bit for bit, or one that keeps patients on one side."""
 
 from __future__ import annotations
 
@@ -55,11 +50,7 @@ def _by_domainbed(table: Table, seed: int, holdout: float, env: int) -> np.ndarr
 
 
 def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
-    """Held-out rows of one domain such that no group is on both sides.
-
-    Several seeded orders of the groups are tried; the best one loses the fewest classes on either side and then is
-    closest to the requested share of images.
-    """
+    """Held-out rows of one domain such that no group is on both sides: the best of several seeded orders."""
     if table.group is None:
         raise ValueError("The split rule 'group' needs groups: give the manifest a column 'group' (patient or slide).")
     rows = table.rows_of(table.domains[env])
@@ -71,31 +62,30 @@ def _by_group(table: Table, seed: int, holdout: float, env: int) -> np.ndarray:
         )
     images = np.zeros((len(names), len(table.classes) + 1), dtype=np.int64)  # (groups, classes), unlabelled last
     np.add.at(images, (member, table.label[rows]), 1)
-    draws = [_draw_groups(images, holdout, domainbed_seed(seed, env, attempt)) for attempt in range(GROUP_ATTEMPTS)]
-    best = min(draws, key=lambda held: _draw_cost(images, held, holdout))  # ties: the first
+    labelled, total = images[:, :-1], len(rows)
+
+    def cost(held: np.ndarray) -> tuple[int, float]:
+        """(classes of two or more groups that appear on one side only, distance from the requested share)."""
+        one_sided = (labelled[held].sum(axis=0) == 0) | (labelled[~held].sum(axis=0) == 0)
+        divisible = (labelled > 0).sum(axis=0) >= 2
+        return int((divisible & one_sided).sum()), abs(float(images[held].sum()) / total - holdout)
+
+    seeds = (domainbed_seed(seed, env, attempt) for attempt in range(GROUP_ATTEMPTS))
+    best = min((_draw_groups(images.sum(axis=1), holdout, seed) for seed in seeds), key=cost)  # ties: the first
     return rows[best[member]]
 
 
-def _draw_groups(images: np.ndarray, holdout: float, seed: int) -> np.ndarray:
+def _draw_groups(sizes: np.ndarray, holdout: float, seed: int) -> np.ndarray:
     """Go through the groups in a seeded order; hold out each that brings the share closer to `holdout`: (G,) bool."""
-    sizes = images.sum(axis=1)
-    total, target, held = int(sizes.sum()), holdout * sizes.sum(), 0
-    chosen = np.zeros(len(sizes), dtype=bool)
+    total, target, count = int(sizes.sum()), holdout * sizes.sum(), 0
+    held = np.zeros(len(sizes), dtype=bool)
     for g in np.random.RandomState(seed).permutation(len(sizes)):
-        if abs(held + sizes[g] - target) < abs(held - target) and held + sizes[g] < total:
-            chosen[g] = True
-            held += int(sizes[g])
-    if not chosen.any():
-        chosen[np.argmin(sizes)] = True
-    return chosen
-
-
-def _draw_cost(images: np.ndarray, held: np.ndarray, holdout: float) -> tuple[int, float]:
-    """(labelled classes with two or more groups that appear on one side only, distance from the requested share)."""
-    labelled = images[:, :-1]
-    divisible = (labelled > 0).sum(axis=0) >= 2
-    one_sided = (labelled[held].sum(axis=0) == 0) | (labelled[~held].sum(axis=0) == 0)
-    return int((divisible & one_sided).sum()), abs(float(images[held].sum()) / float(images.sum()) - holdout)
+        if abs(count + sizes[g] - target) < abs(count - target) and count + sizes[g] < total:
+            held[g] = True
+            count += int(sizes[g])
+    if not held.any():
+        held[np.argmin(sizes)] = True
+    return held
 
 
 SplitRule = Callable[[Table, int, float, int], np.ndarray]  # (table, seed, holdout, env) -> held-out rows of env
@@ -103,7 +93,7 @@ SPLIT_RULES: dict[str, SplitRule] = {"domainbed": _by_domainbed, "group": _by_gr
 
 
 def make_splits(table: Table, *, rule: str = "domainbed", seed: int = 1, holdout: float = 0.2) -> Splits:
-    """Hold out a share of every domain by a named rule of `SPLIT_RULES`; the domain's index in the table is its env."""
+    """Hold out a share of every domain by a rule of `SPLIT_RULES`; the domain's index in the table is its env."""
     if rule not in SPLIT_RULES:
         hint = did_you_mean(rule, SPLIT_RULES)
         raise ValueError(f"Unknown split rule '{rule}'{hint} (known: {', '.join(SPLIT_RULES)})")
@@ -125,8 +115,8 @@ def write_splits(path: str | Path, table: Table, splits: Splits) -> None:
     """Write one CSV line per row of the table: its description, its part (in or out) and the rule."""
     if len(splits.part) != len(table):
         raise ValueError(f"The splits cover {len(splits.part)} rows and the table has {len(table)}.")
-    how = (splits.rule, str(splits.seed), str(splits.holdout))
-    rows = ((*_described(table, i), "out" if splits.part[i] else "in", *how) for i in range(len(table)))
+    rule = (splits.rule, str(splits.seed), str(splits.holdout))
+    rows = ((*_described(table, i), "out" if splits.part[i] else "in", *rule) for i in range(len(table)))
     write_csv(path, COLUMNS, rows)
 
 
@@ -140,9 +130,9 @@ def read_splits(path: str | Path, table: Table) -> Splits:
     if len(lines) != len(table):
         raise ValueError(f"'{path}' splits {len(lines)} images and the data has {len(table)}: not the same data.")
     for i, (line, cells) in enumerate(lines):
-        found, wanted = tuple(cells[c] for c in COLUMNS[:4]), _described(table, i)
-        if found != wanted:
-            raise ValueError(f"'{path}', line {line}: for {found}, but the data has {wanted} there: not the same data.")
+        row, wanted = tuple(cells[c] for c in COLUMNS[:4]), _described(table, i)
+        if row != wanted:
+            raise ValueError(f"'{path}', line {line}: for {row}, but the data has {wanted} there: not the same data.")
         if cells["part"] not in ("in", "out"):
             raise ValueError(f"'{path}', line {line}: part is 'in' or 'out', not '{cells['part']}'.")
     part = np.array([cells["part"] == "out" for _, cells in lines], dtype=bool)

@@ -77,14 +77,12 @@ def draw_coupled(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None
 
 def coupled(oracle: Oracle) -> Iterator[Sample]:
     spec = oracle.spec
-    names: dict[str, str] = oracle.facts()["backgrounds"]  # type: ignore[assignment]
-    kinds = [spec.background_names.index(names[oracle.name(i)]) for i in range(len(oracle))]
     block = spec.classes * spec.per_class  # images of a domain
     for d, domain in enumerate(spec.domains):
         for i in range(block):
             # where C* fills the image the background is a tint of C* itself and must be the same everywhere
             own = i if spec.predictive == spec.grid**2 else d * block + i
-            yield oracle.sample(i, domain=domain.name, background=kinds[own])
+            yield oracle.sample(i, domain=domain.name, background=oracle.backgrounds[own])
 
 
 def _encoded(spec: OracleSpec, samples: Iterable[Sample], encoder: Encoder, tick: Tick) -> Patches:
