@@ -114,7 +114,7 @@ def compose(
     correlation: Sequence[float] = CORRELATION, per_class: int = 60, object_size: int = 48, image_size: int = 112,
     seed: int = 1,
 ) -> Composition:  # fmt: skip
-    """A benchmark made from the photographs in a folder; raises ValueError with the fix if something is wrong.
+    """A benchmark made from the photographs in a folder; ValueError with the fix if something is wrong.
 
     Args:
         data: folder `class/image`, `domain/class/image`, or the official `CUB_200_2011`.
@@ -154,37 +154,38 @@ def read_photographs(root: Path, domain: str | None = None) -> dict[str, list[st
 def _choose(files: Mapping[str, list[str]], classes: Sequence[str] | None, num_classes: int) -> dict[str, list[str]]:
     """The photographs of the chosen classes, sorted by name; `name=pattern|pattern` merges all folders that match."""
     known = ", ".join([*files][:10] + ["..."] * (len(files) > 10))
-    count, most = num_classes if classes is None else len(classes), min(len(BACKGROUNDS), len(files))
-    if not 2 <= count <= most:
+    entries, most = sorted(files)[:num_classes] if classes is None else classes, min(len(BACKGROUNDS), len(files))
+    if not 2 <= (count := num_classes if classes is None else len(classes)) <= most:
         raise ValueError(f"there must be 2..{most} classes, with a background each, got {count} (known: {known})")
-    chosen: dict[str, list[str]] = {}
+    of_class: dict[str, list[str]] = {}
     owner: dict[str, str] = {}
-    for entry in classes if classes is not None else sorted(files)[:count]:
+    for entry in entries:
         name, _, pattern = (entry, "", "") if entry in files else entry.partition("=")
         patterns = pattern.split("|") if pattern else []
         folders = [f for f in files if f == name and not pattern or any(fnmatchcase(f, p) for p in patterns)]
         if not folders:
             hint = did_you_mean(pattern or name, files)
             raise ValueError(f"--classes: no class is called {pattern or name!r}{hint} (known: {known})")
-        if not name or name in chosen or "/" in name or name.startswith("."):
+        if not name or name in of_class or "/" in name or name.startswith("."):
             raise ValueError(f"--classes: each class needs a unique name that can name a folder, got {entry!r}")
         if shared := [folder for folder in folders if owner.setdefault(folder, name) != name]:
             raise ValueError(f"--classes: {shared[0]!r} belongs to both {owner[shared[0]]!r} and {name!r}")
-        chosen[name] = [path for folder in folders for path in files[folder]]
-    return dict(sorted(chosen.items()))
+        of_class[name] = [path for folder in folders for path in files[folder]]
+    return dict(sorted(of_class.items()))
 
 
 def _deal(root: Path, files: Mapping[str, list[str]], per_class: int, domains: int, seed: int) -> list[dict[str, str]]:
     """For each class {sha256: path} of the photographs used, in random order; copies of a photograph count once."""
-    needed, taken, dealt = per_class * domains, set[str](), list[dict[str, str]]()
+    needed, dealt = per_class * domains, list[dict[str, str]]()
     for label, paths in enumerate(files.values()):
-        chosen: dict[str, str] = {}
+        dealt.append({})
         for k in Dice(seed, PHOTOGRAPHS, label).order(len(paths)):
-            if len(chosen) < needed and (key := sha256((root / paths[k]).read_bytes()).hexdigest()) not in taken:
-                chosen[key] = paths[k]
-                taken.add(key)
-        dealt.append(chosen)
-    if short := {name: len(chosen) for name, chosen in zip(files, dealt, strict=True) if len(chosen) < needed}:
+            if len(dealt[-1]) == needed:
+                break
+            key = sha256((root / paths[k]).read_bytes()).hexdigest()
+            if all(key not in photographs for photographs in dealt):
+                dealt[-1][key] = paths[k]
+    if short := {name: len(deal) for name, deal in zip(files, dealt, strict=True) if len(deal) < needed}:
         there = ", ".join(f"{name!r} has {count}" for name, count in short.items())
         fix = f"use --per-class {fits}" if (fits := min(short.values()) // domains) else "add photographs"
         raise ValueError(

@@ -1,9 +1,5 @@
 """How the oracle benchmark's pictures are drawn: integers only, so that every machine draws the same pixels.
 
-    dice = Dice(1, 2, 3)                               # a stream named by a key of integers
-    spots = motif("rings", dice, size=84, patch=14)    # (84,84,3): the texture that makes a class
-    field = backdrop("grass", dice, size=84)           # (84,84,3): not informative about the class
-
 All pixels are int64 until `to_uint8`; divisions are floor divisions.
 """
 
@@ -30,7 +26,7 @@ class Dice:
         return (int(self.bits.random_raw()) >> 32) * bound >> 32
 
     def between(self, low: int, high: int) -> int:
-        """One integer in [low, high], both ends included."""
+        """One integer in [low, high]."""
         return low + self.below(high - low + 1)
 
     def field(self, low: int, high: int, *shape: int) -> np.ndarray:
@@ -53,15 +49,14 @@ def layout(dice: Dice, grid: int, size: int, groups: int) -> np.ndarray:
     neighbours, so they get a larger weight: C* is nearly uniform over the grid.
     """
     for _ in range(LAYOUT_ATTEMPTS):
-        chosen = _grow_groups(dice, grid, [size // groups + (g < size % groups) for g in range(groups)])
-        if chosen is not None:
-            rest = np.setdiff1d(np.arange(grid * grid), chosen)
-            return np.concatenate([np.array(chosen), rest[dice.order(len(rest))]])
+        if patches := _grow_groups(dice, grid, [size // groups + (g < size % groups) for g in range(groups)]):
+            rest = np.setdiff1d(np.arange(grid * grid), patches)
+            return np.concatenate([np.array(patches), rest[dice.order(len(rest))]])
     raise ValueError(f"{groups} separate groups of {size} patches in all do not fit in {grid} x {grid} patches")
 
 
 def _grow_groups(dice: Dice, grid: int, sizes: list[int]) -> list[int] | None:
-    free, chosen = set(range(grid * grid)), []
+    free, patches = set(range(grid * grid)), []
     for size in sizes:
         group: list[int] = []
         urn = sorted(free)
@@ -71,13 +66,12 @@ def _grow_groups(dice: Dice, grid: int, sizes: list[int]) -> list[int] | None:
             group.append(urn[dice.below(len(urn))])
             edge = {n for p in group for n in neighbours(p, grid)} & free - set(group)
             urn = [n for n in sorted(edge) for _ in range(12 // len(neighbours(n, grid)))]
-        chosen += group
+        patches += group
         free -= set(group) | edge
-    return chosen
+    return patches
 
 
 def neighbours(patch: int, grid: int) -> list[int]:
-    """The patches above, below, left and right."""
     y, x = divmod(patch, grid)
     around = ((y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1))
     return [a * grid + b for a, b in around if 0 <= a < grid and 0 <= b < grid]
@@ -184,11 +178,6 @@ def _blend(values: np.ndarray, size: int, cell: int) -> np.ndarray:
     return (values[at] * (cell - weight) + values[at + 1] * weight) // cell
 
 
-def _triangle(values: Field, period: int) -> Field:
-    """A triangle wave 0..255."""
-    return abs(2 * (values % period) - period) * 255 // period
-
-
 def _bricks(dice: Dice, size: int) -> Field:
     tall, wide = max(4, size // 7), max(8, 2 * size // 7)
     y, x = np.mgrid[:size, :size] + np.array([dice.below(tall), dice.below(wide)])[:, None, None]
@@ -198,20 +187,25 @@ def _bricks(dice: Dice, size: int) -> Field:
     return np.where((y % tall < 2) | (x % wide < 2), 0, shade)
 
 
+def _triangle(values: Field, period: int) -> Field:
+    """A triangle wave 0..255."""
+    return abs(2 * (values % period) - period) * 255 // period
+
+
 def _dunes(dice: Dice, size: int) -> Field:
-    y, _ = np.mgrid[:size, :size]
+    y = np.arange(size)[:, None]
     return _triangle(4 * y + soft_noise(dice, size, size // 3, size // 2), 4 * size // 3)
 
 
 def _sky(dice: Dice, size: int) -> Field:
-    y, _ = np.mgrid[:size, :size]
+    y = np.arange(size)[:, None]
     return (y * 255 // size + soft_noise(dice, size, size // 6, size // 3)) // 2
 
 
 def _wood(dice: Dice, size: int) -> Field:
-    _, x = np.mgrid[:size, :size]
     grain = soft_noise(dice, size, size, max(2, size // 28))
-    return (_triangle(3 * x + soft_noise(dice, size, size // 2, size // 3), size) + grain) // 2
+    rings = _triangle(3 * np.arange(size) + soft_noise(dice, size, size // 2, size // 3), size)
+    return (rings + grain) // 2
 
 
 def _stars(dice: Dice, size: int) -> Field:
@@ -222,7 +216,7 @@ def _stars(dice: Dice, size: int) -> Field:
 
 @dataclass(frozen=True)
 class Backdrop:
-    """A background kind: the two colours its texture moves between."""
+    """A texture that moves between two colours."""
 
     low: Colour
     high: Colour
@@ -284,5 +278,4 @@ def styled(image: np.ndarray, look: Look, strength: float) -> np.ndarray:
 
 
 def to_uint8(image: np.ndarray) -> np.ndarray:
-    """Clipped to 0..255."""
     return np.clip(image, 0, 255).astype(np.uint8)
