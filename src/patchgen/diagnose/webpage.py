@@ -9,7 +9,7 @@ from patchgen.common.text import number_text, plus_minus
 from patchgen.diagnose.claims import Finding
 from patchgen.diagnose.cost import of_module
 from patchgen.diagnose.figures import NOTICE, Drawn
-from patchgen.pages.page import Cell, picture_address, render
+from patchgen.pages.page import Cell, data_address, render
 
 VERDICTS = {"yes": "right", "no": "wrong"}
 MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
@@ -37,7 +37,7 @@ def render_page(diagnosis: Mapping[str, Any], findings: Sequence[Finding], figur
         areas=_areas(runs),
         geometry=[_geometry(name, run["geometry"]) for name, run in runs.items()],
         notice=NOTICE.capitalize(),
-        overlays=picture_address(figures["overlays"]),
+        overlays=data_address(figures["overlays"]),
         module=of_module(diagnosis["cost"]),
     )  # fmt: skip
 

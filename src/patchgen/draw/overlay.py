@@ -1,4 +1,4 @@
-"""The mask as a picture: the image, the map over it, a colour bar, and a notice that it is not an annotation."""
+"""The mask as a picture: the image, the map over it, and a colour bar."""
 
 from __future__ import annotations
 
@@ -43,22 +43,16 @@ class Explanation:
 
     @property
     def reading(self) -> str:
-        """The number of selected patches and the spread of the mask, in words."""
         return mask_reading(self.mask) if self.kind == MASK else f"{self.kind}: stretched to this image's range"
 
     @property
     def notice(self) -> str:
-        """What the map is, for its reader."""
         return NOTICE if self.kind == MASK else f"{self.kind} {AFTERWARDS}"
 
     def overlay(
-        self,
-        threshold: float | None = None,
-        *,
-        relative: bool = False,
-        colours: str = COLOURS,
+        self, threshold: float | None = None, *, relative: bool = False, colours: str = COLOURS,
         opacity: float = OPACITY,
-    ) -> Image.Image:
+    ) -> Image.Image:  # fmt: skip
         """A picture: the original image, the mask over it, and the colour bar.
 
         Args:
@@ -70,7 +64,25 @@ class Explanation:
         if threshold is not None and not 0 < threshold < 1:
             raise ValueError(f"threshold is a mask value between 0 and 1, not {threshold}")
         check_colours(colours, opacity)
-        return as_picture(_draw(self, threshold, relative, colours, opacity))
+        photo = original(self.path) if self.path else self.image
+        mask = upsample(self.mask, *photo.shape[:2])
+        low, high, label = _scale(self.mask, relative) if self.kind == MASK else (0.0, 1.0, f"{self.kind}, RELATIVE")
+        figure, left, right = panels(photo, mask, (low, high), label, colours, opacity)
+        m, outline = self.mask_statistics, ""
+        if threshold is not None and m["min"] < threshold < m["max"]:
+            outline = f", outline at {threshold:g}"
+            for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
+                right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
+        elif threshold is not None:
+            outline = f", none crosses {threshold:g}"
+        (name, confidence), *_ = self.top
+        # names are never interpreted as formulas
+        figure.suptitle(f"{_short(name)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
+        left.set_title(_short(self.path.name if self.path else ""), fontsize=9, color="0.35", parse_math=False)
+        numbers = f"{self.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
+        right.set_title(numbers, fontsize=9, color="0.35")
+        right.set_xlabel(f"{self.reading}\n{self.notice}", fontsize=8, color="0.35", style="italic")
+        return as_picture(figure)
 
 
 def check_colours(colours: str, opacity: float) -> None:
@@ -150,32 +162,6 @@ def as_picture(figure: Figure) -> Image.Image:
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def _draw(explanation: Explanation, threshold: float | None, relative: bool, colours: str, opacity: float) -> Figure:
-    photo = original(explanation.path) if explanation.path else explanation.image
-    mask = upsample(explanation.mask, *photo.shape[:2])
-    low, high, label = (
-        _scale(explanation.mask, relative) if explanation.kind == MASK else (0.0, 1.0, f"{explanation.kind}, RELATIVE")
-    )
-    figure, left, right = panels(photo, mask, (low, high), label, colours, opacity)
-    m = explanation.mask_statistics
-    outline = ""
-    if threshold is not None and m["min"] < threshold < m["max"]:
-        outline = f", outline at {threshold:g}"
-        for colour, line in (("black", 3.2), ("white", 1.4)):  # visible on bright and dark colours
-            right.contour(mask, levels=[threshold], colors=colour, linewidths=line)
-    elif threshold is not None:
-        outline = f", none crosses {threshold:g}"
-    (name, confidence), *_ = explanation.top
-    # names are never interpreted as formulas
-    figure.suptitle(f"{_short(name)}  {confidence:.1%}", fontsize=15, weight="bold", parse_math=False)
-    file = explanation.path.name if explanation.path else ""
-    left.set_title(_short(file), fontsize=9, color="0.35", parse_math=False)
-    numbers = f"{explanation.kind} min {m['min']:.2f}, mean {m['mean']:.2f}, max {m['max']:.2f}{outline}"
-    right.set_title(numbers, fontsize=9, color="0.35")
-    right.set_xlabel(f"{explanation.reading}\n{explanation.notice}", fontsize=8, color="0.35", style="italic")
-    return figure
-
-
 def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
     """Range of the colour scale, and its label."""
     low, high = float(mask.min()), float(mask.max())
@@ -186,6 +172,6 @@ def _scale(mask: np.ndarray, relative: bool) -> tuple[float, float, str]:
 
 
 def _short(text: str, most: int = 44) -> str:
-    """Shorten a text but keep its end, which distinguishes long names."""
+    """The end of a text distinguishes long names."""
     printable = text.encode("utf-8", "backslashreplace").decode()
     return printable if len(printable) <= most else "…" + printable[1 - most :]

@@ -1,4 +1,4 @@
-"""Base of all figures: a figure with the table of its data, saved as PNG, SVG and CSV.
+"""Figures with the table of their data, saved as PNG, SVG and CSV.
 
 Colours are Okabe and Ito's, and colour is never the only cue: lines also differ in dash and marker, points in shape.
 """
@@ -26,8 +26,6 @@ Row = Sequence[Any]
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure with the table of its data, to be saved."""
-
     name: str
     description: str
     figure: Figure
@@ -51,9 +49,8 @@ class Drawn:
         with replacing(folder / f"{self.name}.png") as temporary:
             self.figure.savefig(temporary, format="png", dpi=DPI)
         write_text(folder / f"{self.name}.svg", self.svg)
-        write_csv(
-            folder / f"{self.name}.csv", self.header, [[str(cell) for cell in row] for row in self.rows], people=True
-        )
+        rows = [[str(cell) for cell in row] for row in self.rows]
+        write_csv(folder / f"{self.name}.csv", self.header, rows, people=True)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -1,9 +1,6 @@
 """Contact sheets: many small images, each with its selection map, a name and a note, on one picture.
 
-    tile = Tile(pixels, "tile_07.png", "confidence 0.83", mask)
-    write_sheet(Path("new-1.png"), contact_sheet("new-1", [tile], subtitle="37 images"))
-
-1200 pixels wide. Masks use the same fixed colour scale as elsewhere, 0 to 1.
+Masks use the same fixed colour scale as elsewhere, 0 to 1.
 """
 
 from __future__ import annotations
@@ -58,7 +55,6 @@ def contact_sheet(title: str, tiles: Sequence[Tile], columns: int = 4, subtitle:
 
 
 def write_sheet(path: Path, sheet: Image.Image) -> None:
-    """A PNG, under a temporary name first."""
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")
 
@@ -113,10 +109,10 @@ def _tile(sheet: Image.Image, tile: Tile, corner: tuple[int, int], cell: int, si
     left, top = corner
     image = Image.fromarray(tile.image)
     image = image.resize(scaled(*image.size, side), Image.Resampling.LANCZOS)
-    down = top + (side - image.height) // 2
-    sheet.paste(image, (left + (side - image.width) // 2, down))
+    right, down = left + (side - image.width) // 2, top + (side - image.height) // 2
+    sheet.paste(image, (right, down))
     if tile.mask is not None:
-        sheet.paste(mask_over(image, tile.mask), (left + side + INSIDE + (side - image.width) // 2, down))
+        sheet.paste(mask_over(image, tile.mask), (right + side + INSIDE, down))
     font, draw = _font(14), ImageDraw.Draw(sheet)
     for i, (text, colour) in enumerate(((tile.name, INK), (tile.note, GREY))):
         draw.text((left, top + side + 3 + i * LINE), fit_text(text, font, cell), colour, font)

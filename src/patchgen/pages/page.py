@@ -1,10 +1,7 @@
-"""Fill a template into one self-contained HTML page.
+"""Fill a template of `templates/` into one self-contained HTML page.
 
-    html = render("demo.html", title="...", lead="...", rows=rows)
-    write_page(Path("demo/index.html"), html)
-
-Templates are in `templates/` and share `base.html`, `parts.html` and `style.css`. Every value is escaped, so names of
-users may hold anything. A page has no script; images are data addresses or files in the page's own folder.
+Every value is escaped, so names of users may hold anything. A page has no script; images are data addresses or files
+in the page's own folder.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ class Picture(NamedTuple):
 
 
 def render(template: str, **values: Any) -> str:
-    """The page as HTML; `values` are what the template names."""
     return _environment().get_template(template).render(**values)
 
 
@@ -75,27 +71,27 @@ def svg(drawn: Drawn) -> Markup:
 
 
 def data_rows(drawn: Drawn) -> list[list[str]]:
-    """The first rows of what a figure shows, with four digits a number."""
     return [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in drawn.rows[:MOST_ROWS]]
 
 
-def data_address(image: Image, kind: str = "PNG") -> str:
-    """The image inside its own address, so that no file is needed beside the page."""
+def data_address(image: Image | Drawn, kind: str = "PNG") -> str:
+    """An image or a figure inside its own address, so that no file is needed beside the page."""
     buffer = io.BytesIO()
-    image.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {}))
+    if isinstance(image, Drawn):
+        image.figure.savefig(buffer, format=kind, dpi=130)
+    else:
+        image.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def picture_address(drawn: Drawn) -> str:
-    """A figure as a PNG inside its own address."""
-    buffer = io.BytesIO()
-    drawn.figure.savefig(buffer, format="png", dpi=130)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def file_address(*parts: str) -> str:
     """The relative address of a file, whatever letters its name has."""
     return "/".join(quote(part, errors="surrogateescape") for part in parts)
+
+
+def _inert(value: Any) -> Any:
+    """Text without control characters; templates' own markup as it is."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 @cache
@@ -106,15 +102,6 @@ def _environment() -> Environment:
         loader=PackageLoader("patchgen.pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=_inert,
     )  # fmt: skip
-    environment.globals |= {
-        "style": files("patchgen.pages").joinpath("style.css").read_text(encoding="utf-8"),
-        "svg": svg,
-        "data_rows": data_rows,
-        "most_rows": MOST_ROWS,
-    }
+    style = files("patchgen.pages").joinpath("style.css").read_text(encoding="utf-8")
+    environment.globals |= {"style": style, "svg": svg, "data_rows": data_rows, "most_rows": MOST_ROWS}
     return environment
-
-
-def _inert(value: Any) -> Any:
-    """Text without control characters; templates' own markup as it is."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
