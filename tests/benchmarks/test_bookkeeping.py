@@ -16,8 +16,8 @@ from patchgen.runs.scores import read_runs
 
 def test_generated_runs_are_read_as_finished_ones(tmp_path: Path) -> None:
     runs, skipped = read_runs([write_runs(tmp_path, 61)])
-    assert len(runs) == 61 and not skipped
-    assert {run.label for run in runs} == {"method-0000", "method-0001"}
+    assert runs["path"].nunique() == 61 and not skipped
+    assert set(runs["method"]) == {"method-0000", "method-0001"}
     grid = next(grid for grid in make_grids(runs, "in") if grid.name == "mdg-pacs")
     number = grid.lines[0].entries[0].number
     assert number is not None and number.tried == 5 and len(number.values) == 3

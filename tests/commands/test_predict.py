@@ -22,7 +22,7 @@ from patchgen.commands.explain import output_names
 from patchgen.commands.inputs import find_images
 from patchgen.predict.predictor import Predictor, load_run
 from patchgen.runs.folder import RunFolder
-from patchgen.sweep.unit import UnitFolder
+from patchgen.sweep.jobs import UnitFolder
 
 MakeRun = Callable[..., RunFolder]
 Captured = pytest.CaptureFixture[str]

@@ -13,15 +13,15 @@ from PIL import Image
 
 from patchgen.cli import main
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.sweep import engines, jobs
+from patchgen.sweep import jobs, launch
 from patchgen.sweep.jobs import Job
+from patchgen.sweep.launch import InProcess
 from patchgen.sweep.recipe import find_recipe
-from patchgen.sweep.unit import InProcess
 
 
 @pytest.fixture
 def words(image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setitem(engines.LAUNCHERS, "local", lambda options, jobs: InProcess())
+    monkeypatch.setitem(launch.LAUNCHERS, "local", lambda options, jobs: InProcess())
     recipe = tmp_path / "r.yaml"
     recipe.write_text(
         f"# A small table.\n#   patchgen sweep r.yaml\ndata: {image_folder}\nunseen: studio\nbackbone: tiny\n"

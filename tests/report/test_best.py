@@ -13,7 +13,7 @@ from patchgen.report.render import to_latex, to_markdown, to_terminal
 from patchgen.report.table import Number, is_beyond_error
 from patchgen.report.tables import fold_grids
 from patchgen.report.write import render_page
-from patchgen.runs.scores import Run, read_run
+from patchgen.runs.scores import read_runs
 
 
 def number(*values: float, first: int = 1) -> Number:
@@ -41,12 +41,12 @@ def make(fold: Callable[..., Path], method: str, *values: float) -> list[Path]:
 def test_the_leader_is_marked_in_every_form(fold: Callable[..., Path]) -> None:
     paths = make(fold, "lp", 0.60, 0.61, 0.62) + make(fold, "lp-ln", 0.70, 0.71, 0.721)
     paths += make(fold, "patchgen-true-mask", 0.95, 0.96, 0.97)  # an upper bound takes no part
-    [grid] = fold_grids([run for run in map(read_run, paths) if isinstance(run, Run)], "in")
+    [grid] = fold_grids(read_runs(paths)[0], "in")
     head, rows, _ = to_terminal(grid)
     cells = {row[0]: row[head.index("sketch")] for row in rows}
     assert cells["lp-ln"] == "71.0 ± 0.6 (best)" and "best" not in cells["lp"] + cells["patchgen-true-mask"]
     assert "**71.0 ± 0.6**" in to_markdown(grid) and r"\textbf{71.0 $\pm$ 0.6}" in to_latex(grid)
-    assert "<strong>71.0 ± 0.6</strong>" in render_page([grid], {}, [], [], "in")
+    assert "<strong>71.0 ± 0.6</strong>" in render_page([grid], {}, 9, [], "in")
 
 
 def test_report_prints_its_tables_and_the_page_alone_on_stdout(

@@ -24,7 +24,7 @@ from patchgen.report.compare import (
 from patchgen.report.render import plain_markdown
 from patchgen.report.table import Grid, unequal_terms
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import TIDY
+from patchgen.runs.scores import FACTS, SCORE
 
 DOMAINS = ("art", "photo")
 Row = dict[str, Any]
@@ -38,7 +38,7 @@ def score(value: float, unseen: str = "art", seed: int = 1, **changes: Any) -> R
 
 
 def frame(*rows: Row) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(TIDY))
+    return pd.DataFrame(rows, columns=[*FACTS, *SCORE])
 
 
 def body(grid: Grid | None) -> list[list[str]]:

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from patchgen.report.ablation import ROWS, ablation_grids, ablation_row, sensitivity_grids
-from patchgen.report.table import Column, Grid, Line, Number, best_runs, gather
+from patchgen.report.table import Column, Grid, Line, best_runs, gather
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.report.write import RECIPES, absent, make_grids
-from patchgen.runs.scores import Run, read_run, tidy
+from patchgen.runs.scores import read_runs
 
 Make = Callable[..., Path]
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 
 
-def read(*paths: Path) -> list[Run]:
-    found = [read_run(path) for path in paths]
-    assert all(isinstance(run, Run) for run in found)
-    return [run for run in found if isinstance(run, Run)]
+def read(*paths: Path) -> pd.DataFrame:
+    scores, skipped = read_runs(paths)
+    assert not skipped
+    return scores
 
 
 def line(grid: Grid, label: str) -> Line:
@@ -31,17 +32,13 @@ def means(one: Line) -> list[float | None]:
     return [None if entry.number is None else round(entry.number.mean, 6) for entry in one.entries]
 
 
-def sketch(runs: list[Run], part: str) -> Number | None:
-    return gather(best_runs(tidy(runs)), Column("", {"PACS": ["sketch"]}), part)
-
-
 def test_source_validation_chooses_among_settings_not_the_unseen_domain(fold: Make) -> None:
     runs = read(
         fold(0.9, lr=1e-3, validation=0.5), fold(0.6, lr=1e-2, validation=0.7), fold(0.8, lr=1.0, validation=0.6)
     )
-    number = sketch(runs, "in")
+    number = gather(best_runs(runs), Column("", {"PACS": ["sketch"]}), "in")
     assert number is not None and number.mean == pytest.approx(60) and number.tried == 3
-    assert number.runs == (runs[1].path.name,)
+    assert number.runs == (runs["run"].unique()[1],)
 
 
 def test_an_average_needs_every_domain_of_a_seed(fold: Make) -> None:
@@ -89,7 +86,7 @@ def test_missing_cells_name_the_command_that_fills_them(fold: Make) -> None:
     [grid] = fold_grids(read(path), "in")
     own = line(grid, "lp-ln")
     assert [entry.missing for entry in own.entries] == [True, True, False, True, True]
-    [command] = grid.commands()
+    [command] = grid.commands
     assert command == (
         f"for unseen in art_painting cartoon sketch; do patchgen train data/PACS --unseen \"$unseen\" --config "
         f"{path}/config.yaml --out {path.parent}; done"
@@ -102,19 +99,18 @@ def test_runs_with_another_interval_of_evaluations_make_another_table(fold: Make
         fold(0.6, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=50),
     ]
     other = [fold(0.7, data="data/VLCS", unseen="SUN09", steps=5001, eval_every=200)]
-    runs = [read_run(path) for path in (*own, *other)]
-    assert all(isinstance(run, Run) for run in runs)
-    pacs, vlcs, rare = runs
-    assert pacs.setup == vlcs.setup != rare.setup  # each data set's own protocol is one setup
-    assert "steps: the data set's own" in vlcs.setup_text() and "5001 steps evaluated every 200" in rare.setup_text()
+    runs = read(*own, *other).drop_duplicates("path")
+    pacs, vlcs, rare = runs["setup"]
+    assert pacs == vlcs != rare  # each data set's own protocol is one setup
+    texts = runs["setup_text"].tolist()
+    assert "steps: the data set's own" in texts[1] and "5001 steps evaluated every 200" in texts[2]
 
 
 def test_other_scores_have_a_table_of_their_own(fold: Make) -> None:
     photo = fold(0.7, unseen="photo", scores={"auroc": 0.8, "macro_f1": 0.6})
     sketch = fold(0.7, unseen="sketch", scores={"auroc": 0.9})
     old = fold(0.5, unseen="sketch", method="lp")  # a record of an earlier version
-    grids = fold_grids(read(photo, sketch, old), "in")
-    [grid] = [grid for grid in grids if grid.name.startswith("scores")]
+    _, grid = fold_grids(read(photo, sketch, old), "in")
     assert [line.label for line in grid.lines] == ["lp-ln"] and "photo, sketch" in grid.notes[0]
     found = {column.heading: entry.number for column, entry in zip(grid.columns, grid.lines[0].entries, strict=True)}
     assert found["AUROC"] is not None and found["AUROC"].mean == pytest.approx(85)
@@ -174,7 +170,8 @@ def test_ablation_rows_and_the_papers_columns(fold: Make) -> None:
     paths = [fold(0.5 + 0.01 * i, data="oracle-easy", unseen="mist", **settings_of(row)) for i, row in enumerate(ROWS)
              if row != "2.2"]  # fmt: skip
     runs = read(*paths)
-    assert [ablation_row(run.config) for run in runs] == [row for row in ROWS if row != "2.2"]  # type: ignore[arg-type]
+    rows = runs["config"].map(ablation_row)
+    assert list(rows.unique()) == [row for row in ROWS if row != "2.2"]
     [grid] = ablation_grids(runs, "in")
     found = [means(one)[0] for one in grid.lines]
     assert found == [50, 51, 52, None, 54, 55, 56, 57, 58, 59, 60]
@@ -182,8 +179,8 @@ def test_ablation_rows_and_the_papers_columns(fold: Make) -> None:
     assert grid.lines[3].entries[0].command == command
     papers = [[entry.paper.value for entry in one.entries if entry.paper] for one in grid.lines]
     assert papers[0] == [76.5, 78.7] and papers[-1] == [79.2, 80.9]
-    shared = [run for run in runs if ablation_row(run.config) in ("1.1", "3.1", "3.5")]  # type: ignore[arg-type]
-    assert ablation_grids(shared, "in") == []  # no row that only an ablation has
+    shared = runs[rows.isin(("1.1", "3.1", "3.5"))]
+    assert list(ablation_grids(shared, "in")) == []  # no row that only an ablation has
 
 
 def test_sensitivity(fold: Make) -> None:

@@ -13,8 +13,7 @@ import pytest
 from patchgen.ccd.settings import StreamConfig
 from patchgen.config import Config
 from patchgen.report.write import write_report
-from patchgen.runs.names import data_name, label_of, paper_backbone
-from patchgen.runs.scores import RULES, Run, best, read_run, read_runs, recorded_mask
+from patchgen.runs.scores import RULES, best, data_name, label_of, paper_backbone, read_runs, recorded_mask
 
 Make = Callable[..., Path]
 
@@ -25,18 +24,18 @@ def test_runs_are_found_at_any_depth_and_once(fold: Make, tmp_path: Path) -> Non
     deep.mkdir(parents=True)
     moved = Path(shutil.move(second, deep / second.name))
     runs, skipped = read_runs([tmp_path, tmp_path / "runs"])
-    assert {run.path for run in runs} == {first, moved} and not skipped
+    assert set(runs["path"]) == {first, moved} and not skipped
 
 
 def test_a_runs_numbers_and_facts(fold: Make) -> None:
-    run = read_run(fold(0.8, swad_value=0.9, validation=0.95))
-    assert isinstance(run, Run)
-    assert {(s.checkpoint, s.part): (s.value, s.images) for s in run.scores} == {
+    scores, _ = read_runs([fold(0.8, swad_value=0.9, validation=0.95)])
+    tested = scores[scores["metric"] == "accuracy"].set_index(["checkpoint", "part"])
+    assert dict(zip(tested.index, zip(tested["value"], tested["images"], strict=True), strict=True)) == {
         ("selected", "in"): (0.8, 80), ("selected", "all"): (pytest.approx(0.7), 100),
         ("swad", "in"): (0.9, 80), ("swad", "all"): (pytest.approx(0.8), 100),
     }  # fmt: skip
-    assert (run.dataset, run.validation, run.label) == ("PACS", 0.95, "lp-ln")
-    assert run.domains == ("art_painting", "cartoon", "photo", "sketch")
+    facts = scores[["data", "validation", "method", "domains"]].drop_duplicates().to_numpy().tolist()
+    assert facts == [["PACS", 0.95, "lp-ln", ("art_painting", "cartoon", "photo", "sketch")]]
 
 
 def test_a_runs_mask_stands_beside_the_untrained_one(fold: Make, tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_unfinished_broken_and_double_folders_are_listed_with_a_reason(fold: Mak
     (fold(0.7, seed=7) / "env.json").write_text("{")
     shutil.copytree(good, tmp_path / "runs" / "zz" / good.name)
     runs, skipped = read_runs([tmp_path])
-    assert [run.path for run in runs] == [good]
+    assert list(runs["path"].unique()) == [good]
     reasons = sorted(one.reason.split(":")[0] for one in skipped)
     assert reasons == ["broken"] * 5 + ["not finished", f"the same run as {good}"]
 
@@ -93,14 +92,13 @@ def test_labels_tell_apart_what_a_table_must() -> None:
 
 
 def test_a_setup_is_all_but_what_is_compared_or_chosen(fold: Make) -> None:
-    usual = read_run(fold(0.8))
-    assert isinstance(usual, Run)
+    usual = fold(0.8)
     same: list[dict[str, Any]] = [{"seed": 2}, {"method": "lp"}, {"lr": 1.0}, {"unseen": "photo"}, {"swad": True}]
     other: list[dict[str, Any]] = [{"steps": 62}, {"image_size": 112}, {"augment": False}, {"holdout": 0.3},
                                    {"seed": 9, "backbone_name": "facebook/dinov2-base"}]  # fmt: skip
     for changes in (*same, *other):
-        run = read_run(fold(0.8, **changes))
-        assert isinstance(run, Run) and (run.setup == usual.setup) == (changes in same), changes
+        scores, _ = read_runs([usual, fold(0.8, **changes)])
+        assert (scores["setup"].nunique() == 1) == (changes in same), changes
 
 
 def renamed(path: Path, name: str) -> Path:
@@ -114,9 +112,12 @@ def other_rows(path: Path) -> Path:
     return path
 
 
-def datasets(tmp_path: Path) -> dict[str, str]:
-    """Name of the run folder -> what its data is called."""
-    return {run.path.name: run.dataset for run in read_runs([tmp_path])[0]}
+def datasets(tmp_path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Name of the run folder -> what its data is called -> where it is."""
+    scores, _ = read_runs([tmp_path])
+    return dict(zip(scores["run"], scores["data"], strict=True)), dict(
+        zip(scores["data"], scores["place"], strict=True)
+    )
 
 
 def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_path: Path) -> None:
@@ -124,12 +125,10 @@ def test_other_rows_under_the_same_name_are_another_data_set(fold: Make, tmp_pat
     renamed(other_rows(fold(0.6, data="/x/other/PACS", seed=2)), "far2")
     renamed(fold(0.8, data="/x/a/PACS"), "near")
     renamed(fold(0.8, data="/elsewhere/PACS", seed=3), "moved")  # the same rows at another place
-    named = datasets(tmp_path)
+    named, places = datasets(tmp_path)
     assert named == {"near": "PACS", "moved": "PACS", "far": "PACS (2)", "far2": "PACS (2)"}
-    places = {run.dataset: run.place for run in read_runs([tmp_path])[0]}
     assert places == {"PACS": "/elsewhere/PACS", "PACS (2)": "/x/other/PACS"}
-    runs = read_runs([tmp_path])[0]
-    assert len({run.setup for run in runs}) == 1
+    assert read_runs([tmp_path])[0]["setup"].nunique() == 1
 
 
 def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -> None:
@@ -141,8 +140,8 @@ def test_the_fingerprint_decides_where_it_is_known(fold: Make, tmp_path: Path) -
     at(renamed(fold(0.7, data="/x/PACS", lr=1e-3), "bbb"), "two")  # the images were replaced in place
     at(renamed(fold(0.7, data="/y/PACS", seed=2), "ccc"), "one")  # moved
     at(renamed(fold(0.7, data="/y/PACS"), "ddd"), "one")  # moved, and another name: other weights under the same path
-    assert datasets(tmp_path) == {"aaa": "PACS", "bbb": "PACS (2)", "ccc": "PACS", "ddd": "PACS"}
-    places = {run.dataset: run.place for run in read_runs([tmp_path])[0]}
+    named, places = datasets(tmp_path)
+    assert named == {"aaa": "PACS", "bbb": "PACS (2)", "ccc": "PACS", "ddd": "PACS"}
     assert places == {"PACS": "/x/PACS in the runs aaa, ccc, ddd", "PACS (2)": "/x/PACS in the runs bbb"}
 
 
@@ -151,8 +150,7 @@ def test_one_data_set_needs_no_number(fold: Make, tmp_path: Path) -> None:
         fold(0.8, seed=seed, holdout=0.1 * seed)
     splits = sorted((tmp_path / "runs").glob("*/splits.csv"))[0]
     splits.write_text(splits.read_text().replace(",in,", ",out,"))  # another split of the same rows
-    runs, _ = read_runs([tmp_path])
-    assert {(run.dataset, run.place) for run in runs} == {("PACS", "")}
+    assert datasets(tmp_path)[1] == {"PACS": ""}
 
 
 def test_both_data_sets_are_in_the_report(fold: Make, tmp_path: Path) -> None:

@@ -126,8 +126,7 @@ def test_parts_of_predict_give_the_file_of_one_process(
     """In this process, with the engine's place taken: what the parts are and how they become one file."""
     from patchgen.commands import predict_parts
     from patchgen.commands.options import EngineOptions
-    from patchgen.sweep.engines import LauncherOptions
-    from patchgen.sweep.unit import run_units
+    from patchgen.sweep.launch import LauncherOptions, run_units
 
     images = shutil.copytree(image_folder, tmp_path / "images")
     (images / "field" / "cross" / "05.png").write_text("broken")

@@ -17,9 +17,8 @@ import pytest
 from patchgen.config import Config
 from patchgen.runs.find import failure_of
 from patchgen.runs.folder import RunFolder
-from patchgen.sweep.engines import Share, divide
 from patchgen.sweep.jobs import Job, Outcome
-from patchgen.sweep.launch import Watch, launch
+from patchgen.sweep.launch import Share, Watch, divide, launch
 from patchgen.sweep.local import LocalLauncher
 from patchgen.sweep.plan import plan
 from patchgen.sweep.recipe import read_recipe

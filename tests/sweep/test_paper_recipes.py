@@ -12,8 +12,7 @@ from PIL import Image
 from patchgen.config import Config
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.methods import make_method
-from patchgen.sweep.forecast import width
-from patchgen.sweep.plan import plan, protocols
+from patchgen.sweep.plan import plan, protocols, width
 from patchgen.sweep.recipe import expand, read_recipe
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from patchgen.common.files import write_text
-from patchgen.sweep import unit as unit_module
-from patchgen.sweep.engines import LauncherOptions
-from patchgen.sweep.jobs import perform, read_work
-from patchgen.sweep.unit import Needs, Unit, run_units
+from patchgen.sweep import jobs as jobs_module
+from patchgen.sweep.jobs import Needs, Unit, perform, read_work
+from patchgen.sweep.launch import LauncherOptions, run_units
 
 Work = Callable[..., None]
 
@@ -25,8 +24,8 @@ def run_here(units: list[Unit]) -> dict[str, Any]:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Unit]:
     """`make(function, "a")`: a unit of this test's own function, as if it were one of the package."""
 
-    def made(function: Work, name: str = "a", call: str = "patchgen.sweep.unit:work_of_a_test") -> Unit:
-        monkeypatch.setattr(unit_module, "work_of_a_test", function, raising=False)
+    def made(function: Work, name: str = "a", call: str = "patchgen.sweep.jobs:work_of_a_test") -> Unit:
+        monkeypatch.setattr(jobs_module, "work_of_a_test", function, raising=False)
         arguments = {"result": str(tmp_path / name), "word": name}
         return Unit(call, arguments, tmp_path / ".work" / name, tmp_path / name, f"unit {name}", Needs(1, "cpu"))
 

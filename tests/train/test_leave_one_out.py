@@ -12,7 +12,7 @@ import pytest
 
 from patchgen.config import Config
 from patchgen.report.table import best_runs
-from patchgen.runs.scores import read_runs, tidy
+from patchgen.runs.scores import read_runs
 from patchgen.train.lifecycle import train
 
 
@@ -44,9 +44,9 @@ def test_the_choice_is_that_by_hand(config: Config, tmp_path: Path) -> None:
         assert [float(np.mean(list(r["leave_one_out"].values()))) for r in records] == by_hand
         best = max(range(len(by_hand)), key=lambda i: (by_hand[i], i))  # ties: the most recent
         assert run.records("test")[0]["step"] == records[best]["step"]
-    runs, skipped = read_runs([tmp_path / "runs"])
-    assert len(runs) == 2 and not skipped  # the trainings without a source are in no table
-    chosen = best_runs(tidy(runs))["accuracy", "selected", "all", "photos", "studio"][config.seed]
+    recorded, skipped = read_runs([tmp_path / "runs"])
+    assert recorded["path"].nunique() == 2 and not skipped  # the trainings without a source are in no table
+    chosen = best_runs(recorded)["accuracy", "selected", "all", "photos", "studio"][config.seed]
     assert max(scores[0.003]) != max(scores[0.3])
     assert chosen.lr == max(scores, key=lambda rate: max(scores[rate])) and chosen.tried == 2
 

@@ -14,7 +14,7 @@ from patchgen.commands import Maybe
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor
     from patchgen.predict.runtime import RuntimeName
-    from patchgen.sweep.unit import Unit
+    from patchgen.sweep.jobs import Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class EngineOptions:
 
     def check_engine(self) -> None:
         """Check the numbers before any work."""
-        from patchgen.sweep.engines import LauncherOptions
+        from patchgen.sweep.launch import LauncherOptions
 
         LauncherOptions(Path(), workers=self.workers, threads=self.threads)
         if self.address is not None and self.engine != "ray":
@@ -111,8 +111,7 @@ class EngineOptions:
             work: Parent of their claims.
             quiet: No overall progress, if each unit shows its own.
         """
-        from patchgen.sweep.engines import LauncherOptions
-        from patchgen.sweep.unit import run_units
+        from patchgen.sweep.launch import LauncherOptions, run_units
 
         options = LauncherOptions(work, workers=self.workers, threads=self.threads, address=self.address)
         failures = run_units(units, None if self.alone else self.engine, options, what, quiet)

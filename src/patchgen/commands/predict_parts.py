@@ -23,7 +23,7 @@ from patchgen.common.untrusted import read_json
 
 if TYPE_CHECKING:
     from patchgen.predict.predictor import Predictor, Unreadable
-    from patchgen.sweep.unit import Unit
+    from patchgen.sweep.jobs import Unit
 
 IMAGES = 256  # approximate size of a part
 
@@ -35,7 +35,7 @@ def write_file(arguments: PredictArguments, file: str, predictor: Predictor, pat
         ValueError: another process writes the same, or a part failed; finished parts are kept.
     """
     from patchgen.predict.predictor import Unreadable, identity
-    from patchgen.sweep.unit import UnitFolder
+    from patchgen.sweep.jobs import UnitFolder
 
     target, (head, _) = Path(os.path.realpath(file)), line_format(arguments, predictor)
     size = max(1, IMAGES // arguments.batch) * arguments.batch
@@ -81,7 +81,7 @@ def _digest(model: str, paths: Sequence[Path]) -> str:
 
 def _remove_others(work: Path, target: Path) -> None:
     """Remove parts of this target that belong to another model or other images, and to no running process."""
-    from patchgen.sweep.unit import UnitFolder
+    from patchgen.sweep.jobs import UnitFolder
 
     name = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{12}\.parts")
     for path in target.parent.iterdir():
@@ -92,7 +92,7 @@ def _remove_others(work: Path, target: Path) -> None:
 def _units(
     arguments: PredictArguments, predictor: Predictor, paths: Sequence[Path], work: Path, size: int
 ) -> list[Unit]:
-    from patchgen.sweep.unit import Needs, Unit
+    from patchgen.sweep.jobs import Needs, Unit
 
     needs = Needs(arguments.threads, predictor.config.accelerator)
     options = {**asdict(arguments), "images": [], "runtime": arguments.resolved_runtime(predictor)}

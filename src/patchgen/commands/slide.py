@@ -254,7 +254,7 @@ def process_slides(
         ending: Of a result's name after that of the slide; without it results are folders.
     """
     from patchgen.slides.slide import UnreadableSlide, open_slide
-    from patchgen.sweep.unit import Needs, Unit
+    from patchgen.sweep.jobs import Needs, Unit
 
     out, units = Path(arguments.out), []
     needs = Needs(arguments.threads, predictor.config.accelerator)

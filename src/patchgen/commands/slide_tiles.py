@@ -21,7 +21,7 @@ from patchgen.common.untrusted import read_json
 if TYPE_CHECKING:
     from patchgen.slides.cut import CutSettings
     from patchgen.slides.plan import Plan, PlannedSlide
-    from patchgen.sweep.unit import Unit
+    from patchgen.sweep.jobs import Unit
 
 IMAGES, MANIFEST, SUMMARY = "images", "manifest.csv", "slides.csv"
 
@@ -106,7 +106,7 @@ def _plan(arguments: TilesArguments) -> Plan:
 def _units(arguments: TilesArguments, plan: Plan) -> dict[PlannedSlide, Unit]:
     """The work of each slide; ValueError for finished slides with other settings."""
     from patchgen.slides.cut import DESCRIPTION, description
-    from patchgen.sweep.unit import Needs, Unit
+    from patchgen.sweep.jobs import Needs, Unit
 
     out, needs, units = Path(arguments.out), Needs(arguments.threads, "cpu"), {}
     for slide in plan.slides:

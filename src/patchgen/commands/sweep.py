@@ -18,8 +18,8 @@ from patchgen.train.track import Tracking
 
 if TYPE_CHECKING:
     from patchgen.runs.find import Failure
-    from patchgen.sweep.engines import LauncherOptions
     from patchgen.sweep.jobs import Job
+    from patchgen.sweep.launch import LauncherOptions
     from patchgen.sweep.recipe import Recipe
 
 
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     selected = [read_recipe(find_recipe(word)) for word in arguments.recipes]
     announce(arguments.quiet)
     from patchgen.runs.find import FAILED
-    from patchgen.sweep.engines import LauncherOptions
+    from patchgen.sweep.launch import LauncherOptions
 
     names = ("workers", "threads", "retries", "address", "partition", "minutes")
     options = LauncherOptions(Path(arguments.out), **{name: getattr(arguments, name) for name in names})
@@ -103,7 +103,7 @@ def main(argv: list[str]) -> int:
 
 def _plan(recipes: Sequence[Recipe], arguments: SweepArguments, options: LauncherOptions) -> list[Job]:
     """The jobs, each with a fixed thread count, because results depend on it."""
-    from patchgen.sweep.engines import share_of
+    from patchgen.sweep.launch import share_of
     from patchgen.sweep.plan import plan
     from patchgen.train.track import make_tracker
 
@@ -128,9 +128,8 @@ def _without_collected(jobs: list[Job], arguments: SweepArguments) -> list[Job]:
 
 def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
     """Print the number of runs, their states and the expected cost of the rest, before anything starts."""
-    from patchgen.sweep.engines import share_of
-    from patchgen.sweep.forecast import finished_runs, predict_cost
-    from patchgen.sweep.plan import PROTOCOL, protocols
+    from patchgen.sweep.launch import share_of
+    from patchgen.sweep.plan import PROTOCOL, predict_cost, protocols
 
     if arguments.json or (arguments.quiet and not arguments.dry_run):
         return
@@ -138,7 +137,7 @@ def _print_forecast(jobs: Sequence[Job], arguments: SweepArguments, options: Lau
         print_table(("run", "state", "what"), [(job.run, job.state, str(job)) for job in jobs])
         print_table(PROTOCOL, protocols(jobs))
     workers = arguments.workers or (share_of(options, jobs).workers if arguments.engine == "local" else 1)
-    forecast = predict_cost(jobs, finished_runs(arguments.out), arguments.rate)
+    forecast = predict_cost(jobs, arguments.out, arguments.rate)
     stream = sys.stdout if arguments.dry_run else sys.stderr
     lines = [f"{len(jobs)} runs in {arguments.out}: {_states(jobs)}", *forecast.lines(workers)]
     print(*lines, *(_largest_step(jobs) if arguments.dry_run else ()), sep="\n", file=stream)
@@ -165,9 +164,8 @@ def _states(jobs: Sequence[Job]) -> str:
 
 
 def _launch(jobs: Sequence[Job], arguments: SweepArguments, options: LauncherOptions) -> None:
-    from patchgen.sweep.engines import LAUNCHERS
     from patchgen.sweep.jobs import can_retry
-    from patchgen.sweep.launch import Watch, launch
+    from patchgen.sweep.launch import LAUNCHERS, Watch, launch
 
     todo = [job for job in jobs if not job.folder.done and can_retry(job, arguments.retries)]
     if todo:

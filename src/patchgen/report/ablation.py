@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from patchgen.config import Config
 from patchgen.report.reference import Row, find, find_paper
 from patchgen.report.table import Column, Entry, Grid, Line, fill
 from patchgen.report.tables import NATURAL, by_setup, dataset_columns, folds_of, make_grid, training_command
-from patchgen.runs.scores import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS = {
     "1.1": "LP+LN (baseline B)",
@@ -31,8 +34,9 @@ METHOD_ROWS = {
 WEIGHT_ROWS = {  # lambda_ms, lambda_conf, lambda_sim
     (1e-2, 0.0, 0.0): "3.2", (1e-3, 0.0, 0.0): "3.3", (1e-3, 1.0, 0.0): "3.4", (1e-3, 1.0, 1e-3): "3.5",
 }  # fmt: skip
-BLOCKS = {"1": "baselines", "2": "other selectors", "3": "PatchGen's parts"}
 SWAD = {"selected": "without SWAD", "swad": "with SWAD"}
+PAPER_COLUMNS = "Grey columns are the paper's, on {}: other data and another backbone, so compare orders, not levels."
+BLOCKS = {"1": "baselines", "2": "other selectors", "3": "PatchGen's parts"}
 
 
 def ablation_row(config: Config) -> str | None:
@@ -44,98 +48,98 @@ def ablation_row(config: Config) -> str | None:
     return METHOD_ROWS.get(config.method)
 
 
-def ablation_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+def ablation_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """Rows 1.1 to 3.5, data sets across, without and with SWAD; only if a row specific to the ablation was run."""
-    grids = []
-    for group in by_setup(run for run in runs if run.config.task == "mdg"):
-        rows = {row: [run for run in group if _row(run) == row] for row in ROWS}
-        if not any(rows[row] for row in ROWS if row not in ("1.1", "1.2", "3.1", "3.5")):
+    for group in by_setup(scores[scores["task"] == "mdg"]):
+        group = (
+            group.assign(row=group["config"].map(ablation_row)).dropna(subset="row").sort_values("row", kind="stable")
+        )
+        if set(group["row"]) <= {"1.1", "1.2", "3.1", "3.5"}:
             continue
-        used = [run for of_row in rows.values() for run in of_row]
-        columns = _both_checkpoints(used)
-        columns += [Column(f"paper, {name}", {}, checkpoint=c, group=SWAD[c], key=(name, "average"), paper=True)
-                    for c in SWAD for name in (*(d for d in folds_of(used) if d in NATURAL), "average")]  # fmt: skip
-        recipe = "configs/small/ablation-small.yaml" if "oracle-" in used[0].dataset else "configs/paper/ablation.yaml"
+        columns = [column for c, text in _checkpoints(group).items() for column in dataset_columns(group, c, text)]
+        columns += [Column(f"paper, {name}", {}, checkpoint=c, group=text, key=(name, "average"), paper=True)
+                    for c, text in SWAD.items()
+                    for name in (*(d for d in folds_of(group) if d in NATURAL), "average")]  # fmt: skip
+        small = group["data"].iloc[0].startswith("oracle-")
+        recipe = "configs/small/ablation-small.yaml" if small else "configs/paper/ablation.yaml"
         lines = []
         for row, text in ROWS.items():
-            entries = fill(rows[row], columns, part, training_command(rows[row], used, recipe, columns))
+            of_row = group[group["row"] == row]
+            entries = fill(of_row, columns, part, training_command(of_row, group, recipe, columns))
             printed = find("ablation", setting=f"task={row}")
             lines.append(Line(f"{row} {text}", _with_paper(entries, columns, printed), block=BLOCKS[row[0]]))
-        grid = make_grid("ablation", "", "Ablation", used, columns, lines, part, "ablation", "ablation")
-        grids.append(replace(grid, first="row", notes=(*grid.notes, PAPER_COLUMNS.format("DINOv2 ViT-L/14"))))
-    return grids
+        grid = make_grid("ablation", "Ablation", group, columns, lines, part, reference="ablation", figure="ablation")
+        yield replace(grid, first="row", notes=(*grid.notes, PAPER_COLUMNS.format("DINOv2 ViT-L/14")))
 
 
-PAPER_COLUMNS = "Grey columns are the paper's, on {}: other data and another backbone, so compare orders, not levels."
-
-
-def _row(run: Run) -> str | None:
-    return ablation_row(run.config) if run.config.task != "ccd" else None
-
-
-def _both_checkpoints(runs: Sequence[Run]) -> list[Column]:
-    """The data sets' columns without SWAD, and with it if any run has it."""
-    checkpoints = {score.checkpoint for run in runs for score in run.scores}
-    return [column for c in SWAD if c in checkpoints for column in dataset_columns(runs, c, SWAD[c])]
+def _checkpoints(scores: pd.DataFrame) -> dict[str, str]:
+    """The columns without SWAD, and those with it if any run has it."""
+    recorded = set(scores["checkpoint"])
+    return {checkpoint: text for checkpoint, text in SWAD.items() if checkpoint in recorded}
 
 
 def _with_paper(entries: Sequence[Entry], columns: Sequence[Column], printed: Sequence[Row]) -> tuple[Entry, ...]:
-    return tuple(
-        Entry(paper=find_paper(printed, column)) if column.paper else entry
-        for entry, column in zip(entries, columns, strict=True)
-    )
+    """The entries with the paper's numbers in its own columns."""
+    pairs = zip(entries, columns, strict=True)
+    return tuple(Entry(paper=find_paper(printed, column)) if column.paper else entry for entry, column in pairs)
 
 
-# Sensitivity
+# Sensitivity to loss weights and seeds (Table 10)
 
 Weights = tuple[float, float, float]  # lambda_ms, lambda_sim, tau
 DEFAULT: Weights = (1e-3, 1e-3, 0.25)
 
 
-def weights_of(run: Run) -> Weights | None:
+def weights_of(config: Config) -> Weights | None:
     """The loss weights of a run of the whole method; None for others."""
-    c = run.config
-    if c.task != "mdg" or c.method != "patchgen" or c.lambda_conf != 1.0 or not c.lambda_ms or not c.lambda_sim:
+    if config.method != "patchgen" or config.lambda_conf != 1.0 or not config.lambda_ms or not config.lambda_sim:
         return None
-    if c.pool or c.tune or c.refine != Config.refine:
+    if config.pool or config.tune or config.refine != Config.refine:
         return None
-    return c.lambda_ms, c.lambda_sim, c.tau
+    return config.lambda_ms, config.lambda_sim, config.tau
 
 
-def sensitivity_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+def sensitivity_grids(scores: pd.DataFrame, part: str) -> Iterator[Grid]:
     """One line per setting of the loss weights, one per seed, and the choice of source validation."""
-    grids = []
-    for group in by_setup(run for run in runs if weights_of(run)):
-        settings = sorted({w for run in group if (w := weights_of(run))}, reverse=True)
-        if len(settings) < 2:
-            continue
-        columns = _fold_columns(group)
-        lines = [line for block in _blocks(settings) for line in _setting_lines(group, columns, part, *block)]
-        lines += _seed_lines(group, columns, part)
-        ours = [column for column in columns if not column.paper]
-        chosen = fill(group, ours, part)
-        lines.append(Line("chosen fold by fold", _pad(chosen, columns), block="chosen by source validation alone"))
-        grid = make_grid("sensitivity", "", "Loss weights, threshold and seeds", group, columns, lines, part,
-                         "sensitivity", "sensitivity")  # fmt: skip
-        grids.append(replace(grid, first="setting", notes=(*grid.notes, PAPER_COLUMNS.format("TerraIncognita"))))
-    return grids
+    mdg = scores[scores["task"] == "mdg"]
+    for group in by_setup(mdg.assign(weights=mdg["config"].map(weights_of)).dropna(subset="weights")):
+        if len(set(group["weights"])) > 1:
+            yield _sensitivity_grid(group, part)
 
 
-def _pad(entries: Sequence[Entry], columns: Sequence[Column]) -> tuple[Entry, ...]:
-    return (*entries, *(Entry() for _ in range(len(columns) - len(entries))))
+def _sensitivity_grid(scores: pd.DataFrame, part: str) -> Grid:
+    by_weights: dict[Any, pd.DataFrame] = dict(iter(scores.groupby("weights")))
+    columns = _fold_columns(scores)
+
+    def line(label: str, block: str, of_line: pd.DataFrame, setting: str = "", recipe: str = "") -> Line:
+        command = training_command(of_line, scores, recipe, columns) if recipe else lambda column: ""
+        printed = [row for row in find("sensitivity") if row.setting == setting]
+        return Line(label, _with_paper(fill(of_line, columns, part, command), columns, printed), block=block)
+
+    lines = []
+    for block, settings in _blocks(sorted(by_weights, reverse=True)):
+        for ms, sim, tau in settings:
+            label = f"lambda_ms {ms:g}, lambda_sim {sim:g}" + (f", tau {tau:g}" if tau != DEFAULT[2] else "")
+            setting = f"seed=1 lambda_ms={ms:g} lambda_sim={sim:g}" if tau == DEFAULT[2] else ""
+            lines.append(line(label, block, by_weights[ms, sim, tau], setting, "sensitivity-small"))
+    by_seed: dict[Any, pd.DataFrame] = dict(iter(by_weights[DEFAULT].groupby("seed"))) if DEFAULT in by_weights else {}
+    for seed, of_seed in by_seed.items() if len(by_seed) > 1 else ():
+        setting = f"seed={seed} lambda_ms=0.001 lambda_sim=0.001"
+        lines.append(line(f"seed {seed}", "seeds, default weights", of_seed, setting))
+    lines.append(line("chosen fold by fold", "chosen by source validation alone", scores))
+    title, name = "Loss weights, threshold and seeds", "sensitivity"
+    grid = make_grid(name, title, scores, columns, lines, part, reference=name, figure=name)
+    return replace(grid, first="setting", notes=(*grid.notes, PAPER_COLUMNS.format("TerraIncognita")))
 
 
-def _fold_columns(runs: Sequence[Run]) -> list[Column]:
+def _fold_columns(scores: pd.DataFrame) -> list[Column]:
     """Every fold, their average, and the paper's average over TerraIncognita."""
-    checkpoints = {score.checkpoint for run in runs for score in run.scores}
     columns = []
-    for c in (c for c in SWAD if c in checkpoints):
-        for dataset, domains in folds_of(runs).items():
-            short = dataset if dataset.startswith("oracle-") else ""
-            columns += [Column(short or f"{dataset}: {d}", {dataset: [d]}, checkpoint=c, group=SWAD[c])
-                        for d in domains]  # fmt: skip
-            if len(domains) > 1:
-                columns.append(Column(f"{dataset}: average", {dataset: domains}, checkpoint=c, group=SWAD[c]))
+    for checkpoint, text in _checkpoints(scores).items():
+        for dataset, domains in folds_of(scores).items():
+            parts = [(dataset if dataset.startswith("oracle-") else f"{dataset}: {d}", [d]) for d in domains]
+            parts += [(f"{dataset}: average", domains)] if len(domains) > 1 else []
+            columns += [Column(heading, {dataset: over}, checkpoint=checkpoint, group=text) for heading, over in parts]
     key = ("TerraIncognita", "average")
     return [*columns, *(Column("paper", {}, checkpoint=c, group=SWAD[c], key=key, paper=True) for c in SWAD)]
 
@@ -151,33 +155,3 @@ def _blocks(settings: Sequence[Weights]) -> list[tuple[str, list[Weights]]]:
             shown |= set(varied)
     rest = [s for s in settings if s not in shown]
     return [*blocks, *([("other combinations", rest)] if rest else [])]
-
-
-def _setting_lines(
-    runs: Sequence[Run], columns: Sequence[Column], part: str, block: str, settings: Sequence[Weights]
-) -> list[Line]:
-    lines = []
-    for ms, sim, tau in settings:
-        mine = [run for run in runs if weights_of(run) == (ms, sim, tau)]
-        entries = fill(mine, columns, part, training_command(mine, runs, "sensitivity-small", columns))
-        printed = _printed(f"seed=1 lambda_ms={ms:g} lambda_sim={sim:g}") if tau == DEFAULT[2] else []
-        label = f"lambda_ms {ms:g}, lambda_sim {sim:g}" + (f", tau {tau:g}" if tau != DEFAULT[2] else "")
-        lines.append(Line(label, _with_paper(entries, columns, printed), block=block))
-    return lines
-
-
-def _seed_lines(runs: Sequence[Run], columns: Sequence[Column], part: str) -> list[Line]:
-    """The default weights, seed by seed, if there are several seeds."""
-    usual = [run for run in runs if weights_of(run) == DEFAULT]
-    seeds = sorted({run.config.seed for run in usual})
-    lines = []
-    for seed in seeds if len(seeds) > 1 else ():
-        entries = fill([run for run in usual if run.config.seed == seed], columns, part)
-        printed = _printed(f"seed={seed} lambda_ms=0.001 lambda_sim=0.001")
-        lines.append(Line(f"seed {seed}", _with_paper(entries, columns, printed), block="seeds, default weights"))
-    return lines
-
-
-def _printed(setting: str) -> list[Row]:
-    """The paper's line of a setting; empty if it has none."""
-    return [row for row in find("sensitivity") if row.setting == setting]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, cap_percent, new_figure, percent_axis, plain
-from patchgen.report.render import heading, label_text
 from patchgen.report.table import Grid, Line
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def draw(grid: Grid) -> Drawn | None:
     if figure is None:
         return None
     rows: list[Row] = [
-        (line.label, heading(column), *point, "paper" if entry.number is None else "ours")
+        (line.label, column.title, *point, "paper" if entry.number is None else "ours")
         for line in grid.lines
         for i, (column, entry) in enumerate(zip(grid.columns, line.entries, strict=True))
         if (point := point_of(line, i))
@@ -83,10 +82,10 @@ def bars(grid: Grid) -> Figure:
             axes.text(value + error, place, f" {value:.1f}", va="center", fontsize=7.5)
         percent_axis(axes, max(map(sum, points.values()), default=1))
         axes.set_xlabel("accuracy (%)")
-        axes.set_title(heading(grid.columns[i]), fontsize=9.5, parse_math=False)
+        axes.set_title(grid.columns[i].title, fontsize=9.5, parse_math=False)
         plain(axes)
     panels[0].set(yticks=range(len(lines)), ylim=(len(lines) - 0.4, -0.6))
-    panels[0].set_yticklabels([label_text(line) for line in lines], fontsize=8.5, parse_math=False)
+    panels[0].set_yticklabels([line.title for line in lines], fontsize=8.5, parse_math=False)
     for tick, line in zip(panels[0].get_yticklabels(), lines, strict=True):
         tick.set_color("#6b7280" if line.paper else INK)
     return figure
@@ -107,7 +106,7 @@ def stages(grid: Grid) -> Figure:
             points = [point_of(line, _index(grid, session, letter)) for session in sessions]
             colour, dash = (GREY, ":") if line.paper else (PALETTE[number % len(PALETTE)], DASHES[number % len(DASHES)])
             error_bars(axes, range(len(sessions)), points, color=colour, linestyle=dash, markersize=5,
-                       marker=MARKERS[number % len(MARKERS)], label=label_text(line))  # fmt: skip
+                       marker=MARKERS[number % len(MARKERS)], label=line.title)  # fmt: skip
         axes.set(title=title, xticks=range(len(sessions)))
         axes.set_xticklabels(sessions, fontsize=8.5)
         plain(axes)
@@ -125,14 +124,14 @@ def _index(grid: Grid, group: str, letter: str) -> int | None:
 
 def gains(grid: Grid) -> list[tuple[str, str, float]]:
     """(host, A | K | U, mean gain over the sessions) of PatchGen over its host, ours and the paper's."""
-    lines = {label_text(line).rstrip("*"): line for line in grid.lines}  # a star in the paper: run again
+    lines = {line.title.rstrip("*"): line for line in grid.lines}  # a star in the paper: run again
     differences = []
     for name, line in lines.items():
         host = lines.get(re.sub(r"\+patchgen", "", name, flags=re.IGNORECASE))
         for letter in LETTERS if host is not None and host is not line else ():
             after, before = (point_of(each, _index(grid, "average", letter)) for each in (line, host) if each)
             if after and before:
-                differences.append((label_text(line), letter, after[0] - before[0]))
+                differences.append((line.title, letter, after[0] - before[0]))
     return differences
 
 
@@ -199,7 +198,7 @@ def sensitivity(grid: Grid) -> Figure | None:
         for number, column in enumerate(grid.columns):
             points = [point_of(line, number) for line in lines]
             if any(points):
-                error_bars(axes, [_weight(line.label, name) for line in lines], points, label=heading(column),
+                error_bars(axes, [_weight(line.label, name) for line in lines], points, label=column.title,
                            linestyle=DASHES[column.checkpoint == "swad"], marker=MARKERS[number % len(MARKERS)],
                            color=GREY if column.paper else PALETTE[number % len(PALETTE)])  # fmt: skip
         axes.set(xlabel=name, xscale="linear" if name == "tau" else "log")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from patchgen.fit.choose import LEVEL, reach
 from patchgen.report.render import plain_markdown
 from patchgen.report.table import Best, Column, Entry, Grid, Line, best_runs, fill, gather, unequal_terms
 from patchgen.runs.folder import RunFolder
-from patchgen.runs.scores import METRICS, PARTS, Skipped, read_run, tidy
+from patchgen.runs.scores import FACTS, METRICS, PARTS, SCORE, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,6 @@ CHECKPOINTS = {"selected": "selected checkpoint", "swad": "SWAD"}
 RECOVERY = {"auroc": "AUROC", "iou": "IoU at 0.5", "error": "mask error", "kept": "predictive kept"}
 MASKS = {"accuracy": "learned mask %", "mask: true mask": "true mask %", "mask: random mask": "random mask %"}
 DISCOVERED = ("all", "known", "unknown")
-CELL = ["method", "unseen", "seed", "lr", "selected_by", "run", "backbone"]
 MOST_RIVALS = 5  # others that are compared with the best
 
 
@@ -44,39 +44,37 @@ def read_scores(runs: Iterable[tuple[RunFolder, str]]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frames = [tidy([])]
-    for folder, label in runs:
-        run = read_run(folder.path)
-        if isinstance(run, Skipped):
-            raise ValueError(f"{run.path}: {run.reason}")
-        frames.append(tidy([run]).assign(method=label, run=folder.path.name))
-    scores = pd.concat([frame for frame in frames if len(frame)] or frames)
+    labels = pd.DataFrame([(run.path, label) for run, label in runs], columns=["path", "method"])
+    if labels.empty:
+        return pd.DataFrame(columns=[*FACTS, *SCORE])
+    scores, skipped = read_runs(labels["path"].unique())
+    for folder in skipped:
+        raise ValueError(f"{folder.path}: {folder.reason}")
+    scores = labels.merge(scores.drop(columns="method"), on="path")
     ranked = scores.sort_values("validation", ascending=False, kind="stable")
     best = ranked.drop_duplicates(["method", "unseen", "seed"])[["method", "run"]]
-    chosen = set(best.itertuples(index=False, name=None))
-    return scores[np.array([pair in chosen for pair in zip(scores["method"], scores["run"], strict=True)], dtype=bool)]
+    return scores.merge(best, on=["method", "run"])
 
 
 def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """One object per run, checkpoint and part, as JSON writes it."""
-    for key, of_run in scores.groupby(CELL, sort=False):
+    for _, of_run in scores.groupby(["method", "unseen", "seed", "run"], sort=False):
+        run: Any = next(of_run.itertuples())  # a named tuple of the columns
         values: dict[Any, Any] = {place: rows.set_index("metric")["value"].to_dict()
                                   for place, rows in of_run.groupby(["checkpoint", "part"], sort=False)}  # fmt: skip
-        about: dict[str, Any] = dict(zip(CELL, key, strict=True))
-        for checkpoint in dict.fromkeys(of_run["checkpoint"]):
-            whole = values[checkpoint, "all"]
-            masks = {name.removeprefix("mask: "): v for name, v in whole.items() if name.startswith("mask: ")}
-            given = {kind: masks.pop(f"{kind} mask") for kind in ("true", "random") if f"{kind} mask" in masks}
+        images = of_run[of_run["images"] > 0].groupby(["checkpoint", "part"])["images"].first()
+        for checkpoint in of_run["checkpoint"].unique():
+            masks = {name.removeprefix("mask: "): value for name, value in values[checkpoint, "all"].items()
+                     if name.startswith("mask: ")}  # fmt: skip
+            replaced = {kind: masks.pop(f"{kind} mask") for kind in ("true", "random") if f"{kind} mask" in masks}
             for part in PARTS:
                 numbers = values[checkpoint, part]
-                rows = of_run[(of_run["checkpoint"] == checkpoint) & (of_run["part"] == part) & (of_run["images"] > 0)]
                 yield {
-                    "method": about["method"], "unseen": about["unseen"], "seed": int(about["seed"]),
-                    "checkpoint": checkpoint, "part": part, "accuracy": numbers.get("accuracy", numbers.get("all")),
-                    "images": int(rows["images"].iloc[0]), "validation": float(of_run["validation"].iloc[0]),
-                    **{name: numbers.get(name) for name in ("f1", "known", "unknown")},
-                    "mask": masks, "given_mask": given if part == "all" else {}, "lr": about["lr"],
-                    "select": about["selected_by"], "run": about["run"], "backbone": about["backbone"],
+                    "method": run.method, "unseen": run.unseen, "seed": run.seed, "checkpoint": checkpoint, "part": part,
+                    "accuracy": numbers.get("accuracy", numbers.get("all")), "images": int(images[checkpoint, part]),
+                    "validation": run.validation, **{name: numbers.get(name) for name in ("f1", "known", "unknown")},
+                    "mask": masks, "given_mask": replaced if part == "all" else {}, "lr": run.lr,
+                    "select": run.selected_by, "run": run.run, "backbone": run.backbone,
                     "metrics": {name: numbers[name] for name in METRICS if name in numbers},
                 }  # fmt: skip
 
@@ -127,39 +125,40 @@ def accuracy_grid(
 ) -> Grid:
     """Accuracy per domain and on average; All / Known / Unknown in a cell if classes were discovered."""
     metrics = DISCOVERED if "known" in set(scores["metric"]) else ("accuracy",)
-    folds = [*((domain, [domain]) for domain in domains), ("average", domains)]
+    places = [*((domain, [domain]) for domain in domains), ("average", domains)]
+    columns = [Column(name, _folds(scores, over), metric, checkpoint) for name, over in places for metric in metrics]
+    grid = _grid(scores, methods, columns, seeds, part)
+    return grid if len(metrics) == 1 else _joined(grid, len(metrics))
 
-    def entry(best: Best, name: str, over: Sequence[str]) -> Entry:
-        numbers = [gather(best, Column(name, _folds(scores, over), metric, checkpoint), part) for metric in metrics]
-        if len(metrics) == 1:
-            return Entry(numbers[0])
-        return Entry(text=" / ".join(number.text(seeds) for number in numbers if number))
 
-    columns = [Column(name, _folds(scores, over), "accuracy", checkpoint) for name, over in folds]
-    lines = []
-    for method in methods:
-        best = best_runs(scores[scores["method"] == method])
-        lines.append(Line(method, tuple(entry(best, *fold) for fold in folds)))
-    return Grid("accuracy", "", "", tuple(columns), tuple(lines), part, asked_seeds=seeds)
+def _joined(grid: Grid, count: int) -> Grid:
+    """The table with the numbers of each `count` columns in one."""
+
+    def join(entries: Sequence[Entry]) -> Entry:
+        return Entry(text=" / ".join(entry.number.text(grid.seeds) for entry in entries if entry.number))
+
+    places = range(0, len(grid.columns), count)
+    lines = [Line(line.label, tuple(join(line.entries[i : i + count]) for i in places)) for line in grid.lines]
+    return replace(grid, columns=grid.columns[::count], lines=tuple(lines))
 
 
 def metrics_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> Grid | None:
     """The other scores on the whole unseen domain, means over domains; None if no run has recorded them."""
     recorded = set(scores["metric"])
     columns = [Column(text, _folds(scores, domains), name) for name, text in METRICS.items() if name in recorded]
-    return _grid("scores", scores, methods, columns, seeds) if columns else None
+    return _grid(scores, methods, columns, seeds) if columns else None
 
 
 def validation_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str], seeds: int = 1) -> Grid:
     """Source validation, by which settings are chosen, and the mask on the unseen images."""
-    columns = [Column(domain, _folds(scores, [domain]), "validation") for domain in domains]
-    masks = Column("mask mean/spread per unseen domain", {})
+    grid = _grid(scores, methods, [Column(domain, _folds(scores, [domain]), "validation") for domain in domains], seeds)
     lines = []
-    for method in methods:
-        of_method = scores[scores["method"] == method]
-        texts = [_mask_text(best_runs(of_method), _folds(scores, [domain])) for domain in domains]
-        lines.append(Line(method, (*fill(of_method, columns, "all"), Entry(text=", ".join(filter(None, texts))))))
-    return Grid("validation", "", "", (*columns, masks), tuple(lines), asked_seeds=seeds)
+    for line in grid.lines:
+        best = best_runs(scores[scores["method"] == line.label])
+        texts = [_mask_text(best, _folds(scores, [domain])) for domain in domains]
+        lines.append(replace(line, entries=(*line.entries, Entry(text=", ".join(filter(None, texts))))))
+    masks = Column("mask mean/spread per unseen domain", {})
+    return replace(grid, columns=(*grid.columns, masks), lines=tuple(lines))
 
 
 def _mask_text(best: Best, folds: dict[str, Sequence[str]]) -> str:
@@ -183,12 +182,14 @@ def recovery_grid(scores: pd.DataFrame, methods: Sequence[str], domains: Sequenc
         if f"mask: untrained_{name}" in recorded:
             columns.append(Column("untrained", folds, f"mask: untrained_{name}", scale=1, digits=2))
     columns += [Column(text, folds, metric) for metric, text in MASKS.items()]
-    return _grid("masks", scores, [m for m in methods if m in set(known["method"])], columns, seeds)
+    return _grid(scores, [m for m in methods if m in set(known["method"])], columns, seeds)
 
 
-def _grid(name: str, scores: pd.DataFrame, methods: Sequence[str], columns: Sequence[Column], seeds: int) -> Grid:
-    lines = [Line(method, fill(scores[scores["method"] == method], columns, "all")) for method in methods]
-    return Grid(name, "", "", tuple(columns), tuple(lines), asked_seeds=seeds)
+def _grid(
+    scores: pd.DataFrame, methods: Sequence[str], columns: Sequence[Column], seeds: int, part: str = "all"
+) -> Grid:
+    lines = [Line(method, fill(scores[scores["method"] == method], columns, part)) for method in methods]
+    return Grid("", "", "", tuple(columns), tuple(lines), part, asked_seeds=seeds)
 
 
 def _folds(scores: pd.DataFrame, domains: Sequence[str]) -> dict[str, Sequence[str]]:
@@ -220,7 +221,8 @@ def verdict(scores: pd.DataFrame, methods: Sequence[str], domains: Sequence[str]
 def _sentence(other: str, best: np.ndarray, rival: np.ndarray, images: np.ndarray, seeds: int, level: float) -> str:
     """`best` and `rival` are accuracies, `images` the images of each unseen domain."""
     differences = best - rival
-    needed = reach(differences, [*(_variance(best, images) + _variance(rival, images))], level)
+    shares = (np.stack([best, rival]) * images + 1) / (images + 2)  # Laplace's rule: variances above 0 at 0 and 100 %
+    needed = reach(differences, [*(shares * (1 - shares) / images).sum(0)], level)
     count = "one seed" if seeds == 1 else f"{seeds} seeds"
     text = f"Against {other}: {round(differences @ images)} of {images.sum():,} images apart, {count}"
     if math.isinf(needed):
@@ -228,9 +230,3 @@ def _sentence(other: str, best: np.ndarray, rival: np.ndarray, images: np.ndarra
     if differences.mean() > needed:
         return f"{text}: better by more than chance."
     return f"{text}: no difference shown ({100 * needed:.1f} points on average would be)."
-
-
-def _variance(accuracy: np.ndarray, images: np.ndarray) -> np.ndarray:
-    """Variance of an accuracy; Laplace's rule keeps it above 0 at 0 and 100 %."""
-    q = (accuracy * images + 1) / (images + 2)
-    return q * (1 - q) / images

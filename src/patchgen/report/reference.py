@@ -12,14 +12,15 @@ from __future__ import annotations
 import csv
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from patchgen.common.text import did_you_mean, name_key
 from patchgen.common.untrusted import read_yaml
 from patchgen.report.table import Column, Entry, Line
-from patchgen.runs.names import paper_backbone
+from patchgen.runs.scores import paper_backbone
 
 FOLDER = Path(__file__).with_name("reference")
 
@@ -79,7 +80,7 @@ def read_reference(name: str) -> list[Row]:
     """
     if name not in TABLES:
         raise ValueError(f"unknown reference table {name!r}{did_you_mean(name, TABLES)} (known: {', '.join(TABLES)})")
-    convert = {"row": int, "value": float, "error": lambda text: float(text) if text else None,
+    convert: dict[str, Callable[[str], Any]] = {"row": int, "value": float, "error": lambda text: float(text) if text else None,
                "swad": "yes".__eq__, "rerun": "yes".__eq__}  # fmt: skip
     with open(FOLDER / f"{name}.csv", newline="", encoding="utf-8") as stream:
         return [Row(**{key: convert.get(key, str)(text) for key, text in line.items()})

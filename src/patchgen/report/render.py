@@ -6,16 +6,12 @@ The paper's numbers are set apart in all of them. A LaTeX fragment needs \usepac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape as escape_html
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from patchgen.common.text import markdown, plus_minus
-from patchgen.report.table import Column, Entry, Grid, Line, Number
-
-if TYPE_CHECKING:
-    from patchgen.report.reference import Row
+from patchgen.report.table import Column, Entry, Grid, Line
 
 CSV_HEADER = (
     "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",
@@ -32,32 +28,23 @@ def paper_text(entry: Entry) -> str:
     return plus_minus(entry.paper.value, entry.paper.error) if entry.paper else ""
 
 
-def label_text(line: Line) -> str:
-    return f"paper: {line.label}{'*' * line.rerun}" if line.paper else line.label
-
-
-def heading(column: Column) -> str:
-    """Group and heading in one line."""
-    return " ".join(filter(None, (column.group, column.heading)))
-
-
 def column_groups(grid: Grid) -> list[tuple[str, int]]:
     """(heading above the columns, how many columns it spans)."""
     return [(name, len(list(columns))) for name, columns in groupby(grid.columns, key=lambda column: column.group)]
 
 
-def footnotes(grid: Grid) -> dict[str, int]:
-    """The commands that fill missing cells, numbered from 1."""
-    return {command: number for number, command in enumerate(grid.commands(), 1)}
+def _head(grid: Grid) -> list[str]:
+    return [grid.first, *(column.title for column in grid.columns)]
 
 
 def _cells(
-    grid: Grid, line: Line, missing: Callable[[str], str], best: str, paper: str, escape: Callable[[str], str] = str
+    grid: Grid, line: Line, best: str = "{}", paper: str = "{}", missing: str = "", escape: Callable[[str], str] = str
 ) -> list[str]:
-    """A line's texts: ours, or what stands for a missing number's command, and the paper's; `{}` is their place."""
+    """A line's texts: ours, or the number of a missing number's command, and the paper's; `{}` is their place."""
     texts = []
     for column, entry in zip(grid.columns, line.entries, strict=True):
-        ours = escape(missing(entry.command) if entry.missing else number_text(grid, column, entry))
+        mark = missing or f"[{grid.commands.get(entry.command)}]"
+        ours = escape(mark if entry.missing else number_text(grid, column, entry))
         ours = best.format(ours) if grid.is_best(entry) else ours
         texts.append(" ".join(filter(None, (ours, paper.format(escape(paper_text(entry))) if entry.paper else ""))))
     return texts
@@ -68,24 +55,16 @@ def _cells(
 
 def plain_markdown(grid: Grid) -> str:
     """Our numbers alone, without title and notes."""
-    rows = [
-        [line.label, *(number_text(grid, *cell) for cell in zip(grid.columns, line.entries, strict=True))]
-        for line in grid.lines
-    ]
-    return markdown([grid.first, *map(heading, grid.columns)], rows)
+    return markdown(_head(grid), [[line.label, *_cells(grid, line)] for line in grid.lines])
 
 
 def to_markdown(grid: Grid) -> str:
     """The title, the table, its notes, and the commands for missing cells."""
-    marks = footnotes(grid)
-    head = [_inert(word).replace("|", "\\|") for word in (grid.first, *map(heading, grid.columns))]
-    rows = [
-        [_plain(label_text(line), line.paper), *_cells(grid, line, lambda code: f"[{marks[code]}]", "**{}**", "*{}*")]
-        for line in grid.lines
-    ]
+    head = [_inert(word).replace("|", "\\|") for word in _head(grid)]
+    rows = [[_plain(line.title, line.paper), *_cells(grid, line, "**{}**", "*{}*")] for line in grid.lines]
     text = [f"## {_inert(grid.title)}", "", f"*{_inert(grid.setup)}*", "", markdown(head, rows), ""]
     text += [f"- {_inert(note.replace('Grey', 'Italics'))}" for note in grid.notes]
-    text += [f"- Missing [{number}]: `{command}`" for command, number in marks.items()]
+    text += [f"- Missing [{number}]: `{command}`" for command, number in grid.commands.items()]
     return "\n".join(text) + "\n"
 
 
@@ -101,39 +80,32 @@ def _plain(text: str, paper: bool) -> str:
 
 def to_terminal(grid: Grid) -> tuple[list[str], list[list[str]], list[str]]:
     """Heading, rows and the style of each row; `[-]` is a cell that has no run."""
-    rows = [
-        [label_text(line), *_cells(grid, line, lambda code: "[-]", "{} (best)", "{}" if line.paper else "(paper {})")]
-        for line in grid.lines
-    ]
-    return [grid.first, *map(heading, grid.columns)], rows, ["dim" if line.paper else "" for line in grid.lines]
+    rows = [[line.title, *_cells(grid, line, "{} (best)", "{}" if line.paper else "(paper {})", "[-]")]
+            for line in grid.lines]  # fmt: skip
+    return _head(grid), rows, ["dim" if line.paper else "" for line in grid.lines]
 
 
 # CSV
 
 
-def to_rows(grid: Grid) -> Iterable[Sequence[str]]:
+def to_rows(grid: Grid) -> Iterator[Sequence[str]]:
     """One row per cell, in the order of `CSV_HEADER`; empty cells of the paper's lines are left out."""
     for line in grid.lines:
         for column, entry in zip(grid.columns, line.entries, strict=True):
-            if entry.number or entry.paper or entry.missing:
+            number, paper = entry.number, entry.paper
+            if number or paper or entry.missing:
                 checkpoint = "swad" if line.label.endswith("+ SWAD") else column.checkpoint
-                place = (grid.name, label_text(line), column.group, column.heading, checkpoint, column.metric)
-                yield (*place, *_our_cells(entry.number), *_paper_cells(entry.paper), entry.command)
-
-
-def _our_cells(number: Number | None) -> tuple[str, ...]:
-    if number is None:
-        return ("",) * 8
-    error = "" if number.error is None else f"{number.error:.4f}"
-    seeds = " ".join(map(str, number.values))
-    rest = (str(number.images), number.split, number.select, str(number.tried), " ".join(number.runs))
-    return f"{number.mean:.4f}", error, seeds, *rest
-
-
-def _paper_cells(row: Row | None) -> tuple[str, ...]:
-    if row is None:
-        return ("",) * 4
-    return f"{row.value:g}", "" if row.error is None else f"{row.error:g}", "yes" if row.rerun else "no", row.source
+                place = (grid.name, line.title, column.group, column.heading, checkpoint, column.metric)
+                ours = (
+                    f"{number.mean:.4f}", "" if number.error is None else f"{number.error:.4f}",
+                    " ".join(map(str, number.values)), str(number.images), number.split, number.select,
+                    str(number.tried), " ".join(number.runs),
+                ) if number else ("",) * 8  # fmt: skip
+                printed = (
+                    f"{paper.value:g}", "" if paper.error is None else f"{paper.error:g}",
+                    "yes" if paper.rerun else "no", paper.source,
+                ) if paper else ("",) * 4  # fmt: skip
+                yield (*place, *ours, *printed, entry.command)
 
 
 # LaTeX
@@ -164,18 +136,16 @@ def escape(text: str) -> str:
 
 def to_latex(grid: Grid) -> str:
     """One `table` environment."""
-    marks = footnotes(grid)
-    inner = [rf"\begin{{tabular}}{{l{'c' * len(grid.columns)}}}", r"\toprule", *_latex_head(grid), r"\midrule"]
-    for number, (_, lines) in enumerate(groupby(grid.lines, key=lambda line: line.block)):
-        inner += [r"\midrule"] if number else []
-        inner += [_latex_row(grid, line, marks) for line in lines]
+    inner = [rf"\begin{{tabular}}{{l{'c' * len(grid.columns)}}}", r"\toprule", *_latex_head(grid)]
+    for _, lines in groupby(grid.lines, key=lambda line: line.block):
+        inner += [r"\midrule", *(_latex_row(grid, line) for line in lines)]
     inner += [r"\bottomrule", r"\end{tabular}"]
     if len(grid.columns) >= WIDE:
         inner = [r"\resizebox{\linewidth}{!}{%", *inner, "}"]
     caption = escape(" ".join([f"{grid.title}. {grid.setup}.", *grid.notes[:2]]))
     # two hyphens of a command stay two
-    commands = {number: escape(command).replace("--", "-{}-") for command, number in marks.items()}
-    missing = [rf"\par\smallskip{{\scriptsize {escape(f'[{n}]')} \texttt{{{code}}}}}" for n, code in commands.items()]
+    missing = [rf"\par\smallskip{{\scriptsize {escape(f'[{n}]')} \texttt{{{escape(code).replace('--', '-{}-')}}}}}"
+               for code, n in grid.commands.items()]  # fmt: skip
     parts = [r"\begin{table}[htbp]", r"\centering\small", rf"\caption{{{caption}}}", rf"\label{{tab:{grid.name}}}"]
     return "\n".join([*parts, *inner, *missing, r"\end{table}"]) + "\n"
 
@@ -189,15 +159,15 @@ def _latex_head(grid: Grid) -> list[str]:
     names = " & ".join([escape(grid.first), *(escape(column.heading) for column in grid.columns)]) + r" \\"
     if not any(column.group for column in grid.columns):
         return [names]
-    above, rules, place = [""], [], 2
+    above, rules, place = [""], "", 2
     for name, width in column_groups(grid):
         above.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(name)}}}")
-        rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
+        rules += rf"\cmidrule(lr){{{place}-{place + width - 1}}}"
         place += width
-    return [" & ".join(above) + r" \\", "".join(rules), names]
+    return [" & ".join(above) + r" \\", rules, names]
 
 
-def _latex_row(grid: Grid, line: Line, marks: dict[str, int]) -> str:
-    label = escape(label_text(line))
-    cells = _cells(grid, line, lambda code: f"[{marks[code]}]", r"\textbf{{{}}}", GREY, escape)
+def _latex_row(grid: Grid, line: Line) -> str:
+    label = escape(line.title)
+    cells = _cells(grid, line, r"\textbf{{{}}}", GREY, escape=escape)
     return " & ".join([GREY.format(label) if line.paper else label, *cells]) + r" \\"

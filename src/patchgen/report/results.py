@@ -10,18 +10,17 @@ name, which is the hash of all its settings.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from patchgen.common.files import refuse_pipe, write_csv
 from patchgen.common.text import csv_cell, markdown
 from patchgen.config import Config
 from patchgen.report.render import plain_markdown
 from patchgen.report.table import Column, Entry, Grid, Line, Number, fill, unequal_terms
-from patchgen.runs.names import backbone_name
-from patchgen.runs.scores import Run, read_runs
+from patchgen.runs.scores import backbone_name, read_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,19 +60,10 @@ def collect(folders: Sequence[Path], file: Path) -> tuple[int, int]:
     """Add the finished runs below the folders to a CSV file; returns how many rows are new and how many there are."""
     stored = {row["run"]: row for row in read_rows(file)} if file.is_file() else {}
     rows = {row["run"]: row for row in _finished(folders)}
-    new = len(rows.keys() - stored.keys())
     every = _sorted((stored | rows).values())
     file.parent.mkdir(parents=True, exist_ok=True)
     write_csv(file, COLUMNS, ([row[name] for name in COLUMNS] for row in every), people=True)
-    return new, len(every)
-
-
-def _finished(folders: Sequence[Path]) -> list[Row]:
-    return [_row(run) for run in read_runs(folders)[0] if run.config.task != "ccd"]
-
-
-def _sorted(rows: Iterable[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+    return len(rows.keys() - stored.keys()), len(every)
 
 
 def read_rows(file: Path) -> list[Row]:
@@ -93,6 +83,38 @@ def read_rows(file: Path) -> list[Row]:
         return [{name: row.get(name) or "" for name in COLUMNS} for row in reader]
 
 
+def _sorted(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: [row[name] for name in (*SETTINGS, "seed", "run")])
+
+
+def _finished(folders: Sequence[Path]) -> Iterator[Row]:
+    scores, _ = read_runs(folders)
+    for _, of_run in scores[scores["task"] != "ccd"].groupby("path", sort=False):
+        facts: Any = next(of_run.itertuples())
+        whole = of_run[of_run["part"] == "all"]
+        values = dict(zip(zip(whole["checkpoint"], whole["metric"], strict=True), whole["value"], strict=True))
+        score = {name: values.get(("selected", metric)) for name, (metric, *_) in RECORDED.items()}
+        accuracy = "all" if facts.task == "mdg_gcd" else "accuracy"
+        score |= {"accuracy": values.get(("selected", accuracy)), "swad": values.get(("swad", accuracy))}
+        row = _settings(facts.config) | {
+            "data": facts.data, "method": facts.method, "backbone": backbone_name(facts.backbone), "run": facts.run,
+            **{name: "" if value is None else f"{value:.5f}" for name, value in score.items()},
+        }  # fmt: skip
+        yield {name: csv_cell(row[name]) for name in COLUMNS}  # as the file will give them back
+
+
+def _settings(config: Config) -> Row:
+    weights = {field.name: field.default for field in fields(Config) if field.name.startswith("lambda_")}
+    hparams = config.hparams | {
+        name: getattr(config, name) for name in weights if getattr(config, name) != weights[name]
+    }
+    plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
+    return {
+        "unseen": config.unseen, "hparams": " ".join(f"{name}={value:g}" for name, value in sorted(hparams.items())),
+        **{name: "" if value is None else f"{value:g}" for name, value in plain.items()},
+    }  # fmt: skip
+
+
 def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: Sequence[str] = ()) -> str:
     """Markdown tables, one for each score: methods down, data sets and folds across; of one fold, scores across.
 
@@ -104,22 +126,29 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
     Raises:
         ValueError: rows of one data set have several backbones, image sizes or numbers of steps.
     """
-    for data in dict.fromkeys(row["data"] for row in rows):
+    import pandas as pd
+
+    wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
+    for data, of_data in wide.groupby("data", sort=False):
         for name in SETUP:
-            values = sorted({row[name] for row in rows if row["data"] == data})
-            if len(values) > 1:
+            if len(values := sorted(of_data[name].unique())) > 1:
                 raise ValueError(
                     f"rows of {data} have several values of {name}, {', '.join(values)}; choose with --only"
                 )
+    # as in `runs/scores.py`, one line per number
+    long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False)
+    numbers = long[long["value"] != ""].astype({"value": float}).sort_index(kind="stable")
+    numbers = numbers.assign(checkpoint="selected", part="all", validation=0.0, selected_by="", images=0)
     names = dict.fromkeys(name for score in scores for name in (score, f"untrained_{score}"))
-    shown = [name for name in names if name in scores or name in SCORES and any(row[name] for row in rows)]
-    numbers = _tidy(rows)
-    one_fold = len({(row["data"], row["unseen"]) for row in rows}) == 1
-    if one_fold and len(shown) > 1:
-        fold = {rows[0]["data"]: [rows[0]["unseen"]]}
-        grids = [_grid(f"{rows[0]['data']}, unseen: {rows[0]['unseen']}", numbers, [_column(s, fold) for s in shown])]
+    shown = [name for name in names if name in scores or name in set(numbers["metric"])]
+    folds = wide[["data", "unseen"]].drop_duplicates().to_numpy().tolist()
+    if len(folds) == 1 and len(shown) > 1:
+        [(data, unseen)] = folds
+        grids = [_grid(f"{data}, unseen: {unseen}", numbers, [_column(score, {data: [unseen]}) for score in shown])]
     else:
-        grids = [_fold_grid(numbers, score) for score in shown if (numbers["metric"] == score).any()]
+        grids = [
+            _fold_grid(numbers[numbers["metric"] == score], score) for score in shown if score in set(numbers["metric"])
+        ]
     parts = [f"{grid.title}\n\n{plain_markdown(grid)}" for grid in grids]
     if grids:
         parts.append("\n".join(filter(None, [grids[0].error_note(), *unequal_terms(numbers["method"].unique())])))
@@ -127,38 +156,11 @@ def tables(rows: Sequence[Row], scores: Sequence[str] = ("accuracy",), against: 
     return "\n\n".join(filter(None, parts))
 
 
-def _row(run: Run) -> Row:
-    config: Config = run.config
-    values = {(s.checkpoint, s.metric): s.value for s in run.scores if s.part == "all"}
-    score = {name: values.get(("selected", metric)) for name, (metric, *_) in RECORDED.items()}
-    accuracy = "all" if config.task == "mdg_gcd" else "accuracy"
-    score |= {"accuracy": values.get(("selected", accuracy)), "swad": values.get(("swad", accuracy))}
-    hparams = sorted((config.hparams | _lambdas(config)).items())
-    settings = {
-        "data": run.dataset, "unseen": config.unseen, "method": run.label, "backbone": backbone_name(run.backbone),
-        "hparams": " ".join(f"{name}={value:g}" for name, value in hparams),
-    }  # fmt: skip
-    plain = {name: getattr(config, name) for name in ("image_size", "steps", "lr", "lr_backbone", "lr_module", "seed")}
-    texts = {name: "" if value is None else f"{value:g}" for name, value in plain.items()}
-    numbers = {name: "" if value is None else f"{value:.5f}" for name, value in score.items()}
-    cells = settings | texts | numbers | {"run": run.path.name}
-    return {name: csv_cell(cell) for name, cell in cells.items()}  # as the file will give them back
-
-
-def _lambdas(config: Config) -> dict[str, float]:
-    """The weights of PatchGen's losses that are not the default."""
-    weights = {field.name: field.default for field in fields(Config) if field.name.startswith("lambda_")}
-    return {name: getattr(config, name) for name, default in weights.items() if getattr(config, name) != default}
-
-
-def _tidy(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows as `runs/scores.py` has them: one line per number, the methods told apart by what else differs."""
-    import pandas as pd
-
-    wide = pd.DataFrame(rows).assign(method=[_label(row, rows) for row in rows])
-    long = wide.melt([*SETTINGS, "seed", "run"], SCORES, "metric", "value", ignore_index=False)
-    numbers = long[long["value"] != ""].astype({"value": float}).sort_index(kind="stable")
-    return numbers.assign(checkpoint="selected", part="all", validation=0.0, selected_by="", images=0)
+def _label(row: Row, rows: Iterable[Row]) -> str:
+    """The method, with the rates and hyper-parameters in which rows of that method differ."""
+    same = [other for other in rows if other["method"] == row["method"]]
+    differ = [name for name in RATES if row[name] and len({other[name] for other in same}) > 1]
+    return ", ".join([row["method"], *(row[n] if n == "hparams" else f"{n} {row[n]}" for n in differ)])
 
 
 def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Column:
@@ -169,15 +171,13 @@ def _column(score: str, folds: dict[str, list[str]], heading: str = "") -> Colum
 
 def _fold_grid(numbers: pd.DataFrame, score: str) -> Grid:
     """Methods down, data sets and folds across, and the mean over the folds."""
-    scored = numbers[numbers["metric"] == score]
-    folds: dict[str, list[str]] = {}
-    for data, unseen in scored[["data", "unseen"]].drop_duplicates().itertuples(index=False):
-        folds.setdefault(data, []).append(unseen)
+    folds: dict[str, list[str]] = {str(data): list(of_data["unseen"].unique())
+                                   for data, of_data in numbers.groupby("data", sort=False)}  # fmt: skip
     columns = [_column(score, {data: [unseen]}, f"{data}: {unseen}" if len(domains) > 1 else data)
                for data, domains in folds.items() for unseen in domains]  # fmt: skip
     if len(columns) > 1:
         columns.append(replace(_column(score, folds, "mean"), over="folds"))
-    return _grid(RECORDED[score][1], scored, columns)
+    return _grid(RECORDED[score][1], numbers, columns)
 
 
 def _grid(title: str, numbers: pd.DataFrame, columns: Sequence[Column]) -> Grid:
@@ -207,10 +207,3 @@ def _paired(numbers: pd.DataFrame, base: str) -> str:
     head = ["method", f"minus {base}", "pairs", "better in"]
     title = f"Difference to {base}, paired over data, fold and seed (points); ± is the standard error over the pairs"
     return f"{title}\n\n{markdown(head, lines)}"
-
-
-def _label(row: Row, rows: Iterable[Row]) -> str:
-    """The method, with the rates and hyper-parameters in which rows of that method differ."""
-    same = [other for other in rows if other["method"] == row["method"]]
-    differ = [name for name in RATES if row[name] and len({other[name] for other in same}) > 1]
-    return ", ".join([row["method"], *(row[n] if n == "hparams" else f"{n} {row[n]}" for n in differ)])

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from patchgen.common.text import plus_minus
-from patchgen.runs.scores import Run, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,6 +96,11 @@ class Column:
     scale: float = 100.0
     digits: int = 1
 
+    @property
+    def title(self) -> str:
+        """Group and heading in one line."""
+        return " ".join(filter(None, (self.group, self.heading)))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -105,6 +109,10 @@ class Line:
     paper: bool = False  # a line of the paper's table
     rerun: bool = False  # starred there
     block: str = ""  # a heading above the lines that share it
+
+    @property
+    def title(self) -> str:
+        return f"paper: {self.label}{'*' * self.rerun}" if self.paper else self.label
 
 
 @dataclass(frozen=True)
@@ -149,15 +157,11 @@ class Grid:
         leaders = (_leader([line.entries[i] for line in lines]) for i in columns)
         return frozenset(id(entry) for entry in leaders if entry is not None)
 
-    def commands(self) -> dict[str, list[str]]:
-        """Command -> the cells that it fills."""
-        cells: dict[str, list[str]] = {}
-        for line in self.lines:
-            for column, entry in zip(self.columns, line.entries, strict=True):
-                if entry.missing:
-                    heading = " ".join(filter(None, (column.group, column.heading)))
-                    cells.setdefault(entry.command, []).append(f"{line.label}: {heading}")
-        return cells
+    @cached_property
+    def commands(self) -> dict[str, int]:
+        """The commands that fill missing cells, numbered from 1."""
+        commands = dict.fromkeys(entry.command for line in self.lines for entry in line.entries if entry.missing)
+        return {command: number for number, command in enumerate(commands, 1)}
 
 
 def _leader(entries: Sequence[Entry]) -> Entry | None:
@@ -181,7 +185,7 @@ def is_beyond_error(higher: Number, lower: Number) -> bool:
     return len(gaps.values) > 1 and gaps.mean > t.ppf(0.975, len(gaps.values) - 1) * (gaps.error or 0)
 
 
-Best = Mapping[tuple[str, ...], Mapping[Hashable, Any]]  # FOLD -> seed -> row of the tidy frame, with `tried`
+Best = Mapping[tuple[str, ...], Mapping[Hashable, Any]]  # FOLD -> seed -> row of the frame, with `tried`
 FOLD = ["metric", "checkpoint", "part", "data", "unseen"]
 
 
@@ -189,10 +193,10 @@ def best_runs(scores: pd.DataFrame) -> Best:
     """The scores of one line: of each number, fold and seed those of the best run on source validation."""
     tried = scores.groupby([*FOLD, "seed"])["value"].transform("size")
     ranked = scores.assign(tried=tried).sort_values("validation", ascending=False, kind="stable")
-    best: dict[tuple[str, ...], dict[Hashable, Any]] = {}
+    best: dict[tuple[str, ...], dict[Hashable, Any]] = defaultdict(dict)
     row: Any  # a named tuple of the columns
     for row in ranked.drop_duplicates([*FOLD, "seed"]).sort_values("seed", kind="stable").itertuples():
-        best.setdefault((row.metric, row.checkpoint, row.part, row.data, row.unseen), {})[row.seed] = row
+        best[row.metric, row.checkpoint, row.part, row.data, row.unseen][row.seed] = row
     return best
 
 
@@ -200,21 +204,21 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
     """The number that a line has for a column; None if no seed has every fold."""
     folds = {(data, domain): best.get((column.metric, column.checkpoint, part, data, domain), {})
              for data, domains in column.folds.items() for domain in domains}  # fmt: skip
-    if not folds or not all(folds.values()):
-        return None
+    seeds = [seed for seed in next(iter(folds.values()), ()) if all(seed in rows for rows in folds.values())]
     values: dict[Hashable, float]
     if column.over == "seeds":
-        seeds = [seed for seed in next(iter(folds.values())) if all(seed in rows for rows in folds.values())]
         used = [rows[seed] for seed in seeds for rows in folds.values()]
         values = {seed: _nested_mean({fold: rows[seed].value for fold, rows in folds.items()}) for seed in seeds}
-    else:
+    elif all(folds.values()):
         used = [row for rows in folds.values() for row in rows.values()]
         values = {fold: statistics.fmean(row.value for row in rows.values()) for fold, rows in folds.items()}
+    else:
+        return None
     if not values:
         return None
     return Number(
         {name: column.scale * value for name, value in values.items()},
-        tuple(dict.fromkeys(PurePath(row.run).name for row in used)),
+        tuple(dict.fromkeys(row.run for row in used)),
         sum(row.images for row in used[: len(folds)]),
         used[0].selected_by,
         part,
@@ -225,20 +229,17 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
 
 def _nested_mean(values: Mapping[tuple[str, str], float]) -> float:
     """Mean over data sets of the mean over domains."""
-    of_data: dict[str, list[float]] = {}
+    of_data: dict[str, list[float]] = defaultdict(list)
     for (data, _), value in values.items():
-        of_data.setdefault(data, []).append(value)
+        of_data[data].append(value)
     return statistics.fmean(map(statistics.fmean, of_data.values()))
 
 
 def fill(
-    runs: Iterable[Run] | pd.DataFrame, columns: Sequence[Column], part: str,
-    command: Callable[[Column], str] = lambda column: "",
-) -> tuple[Entry, ...]:  # fmt: skip
-    """A line's cells, from its runs or their tidy scores; missing ones get the command that fills them."""
-    import pandas as pd
-
-    best = best_runs(runs if isinstance(runs, pd.DataFrame) else tidy(runs))
+    scores: pd.DataFrame, columns: Sequence[Column], part: str, command: Callable[[Column], str] = lambda column: ""
+) -> tuple[Entry, ...]:
+    """A line's cells, from its scores; missing ones get the command that fills them."""
+    best = best_runs(scores)
     numbers = [None if column.paper else gather(best, column, part) for column in columns]
     return tuple(
         Entry(number, command="" if number or column.paper else command(column))
@@ -248,11 +249,11 @@ def fill(
 
 def unequal_terms(labels: Collection[str]) -> list[str]:
     """Notes on sums such as `patchgen+entropy` that stand beside a baseline without the term."""
-    sums: dict[str, list[str]] = {}
+    sums: dict[str, list[str]] = defaultdict(list)
     for label in labels:
         base, _, terms = label.removesuffix(" + SWAD").partition(",")[0].partition("+")
         if base.startswith("patchgen") and terms:
-            sums.setdefault(terms, []).append(label)
+            sums[terms].append(label)
     plain = [name for name in ("lp-ln", "lp-ln@mean", "lp", "full") if name in labels]
     return [
         f"Not an equal comparison: {' and '.join(names)} with {terms}, {plain[0]} without; train {plain[0]}+{terms}."

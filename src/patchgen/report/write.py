@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from patchgen.common.files import write_csv, write_text
 from patchgen.draw.plots import Drawn
@@ -22,9 +23,6 @@ from patchgen.report.render import (
     BEST,
     CSV_HEADER,
     column_groups,
-    footnotes,
-    heading,
-    label_text,
     latex_document,
     number_text,
     paper_text,
@@ -34,7 +32,10 @@ from patchgen.report.render import (
 )
 from patchgen.report.table import SPLITS, Grid
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
-from patchgen.runs.scores import Run, Skipped, read_runs
+from patchgen.runs.scores import Skipped, read_runs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RECIPES = {  # start of a table's name -> what it shows; the recipe of the paper's runs, and the small one, in configs/
     "mdg": ("unseen domains, fold by fold", "mdg", "mdg-small"),
@@ -53,9 +54,9 @@ RECIPES = {  # start of a table's name -> what it shows; the recipe of the paper
 @dataclass(frozen=True)
 class Report:
     page: Path
-    grids: tuple[Grid, ...]
+    grids: list[Grid]
     runs: int
-    skipped: tuple[Skipped, ...]
+    skipped: list[Skipped]
 
     def summary(self) -> str:
         left = f"{len(self.skipped)} folder{'s' * (len(self.skipped) != 1)} left out"
@@ -63,11 +64,11 @@ class Report:
         return "\n".join([f"{len(self.grids)} tables from {self.runs} runs; {left}", *reasons])
 
 
-def make_grids(runs: Sequence[Run], part: str) -> list[Grid]:
+def make_grids(scores: pd.DataFrame, part: str) -> list[Grid]:
     """All tables of the runs, each with a unique name."""
     grids = [
-        *dataset_grids(runs, part), *fold_grids(runs, part), *discovery_grids(runs, part), *stream_grids(runs),
-        *ablation_grids(runs, part), *sensitivity_grids(runs, part), *oracle_grids(runs),
+        *dataset_grids(scores, part), *fold_grids(scores, part), *discovery_grids(scores, part), *stream_grids(scores),
+        *ablation_grids(scores, part), *sensitivity_grids(scores, part), *oracle_grids(scores),
     ]  # fmt: skip
     names: Counter[str] = Counter()
     for i, grid in enumerate(grids):
@@ -83,22 +84,21 @@ def write_report(folders: Sequence[Path], out: Path, part: str = "in") -> Report
     Raises:
         FileNotFoundError, ValueError: a folder does not exist, or contains no run folder.
     """
-    runs, skipped = read_runs(folders)
-    grids = make_grids(runs, part)
+    scores, skipped = read_runs(folders)
+    grids, runs = make_grids(scores, part), scores["path"].nunique()
     for name in ("tables", "figures"):
         (out / name).mkdir(parents=True, exist_ok=True)
     figures = {}
     for grid in grids:
         write_csv(out / "tables" / f"{grid.name}.csv", CSV_HEADER, to_rows(grid), people=True)
         write_text(out / "tables" / f"{grid.name}.tex", to_latex(grid))
-        drawn = draw(grid)
-        if drawn is not None:
+        if drawn := draw(grid):
             drawn.save(out / "figures")
             figures[grid.name] = drawn
     write_text(out / "report.md", _markdown(grids, figures, runs, skipped))
     write_text(out / "report.tex", latex_document(grids))
     path = write_page(out / "report.html", render_page(grids, figures, runs, skipped, part))
-    return Report(path, tuple(grids), len(runs), tuple(skipped))
+    return Report(path, grids, runs, skipped)
 
 
 def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
@@ -111,21 +111,20 @@ def absent(grids: Sequence[Grid]) -> list[tuple[str, list[str]]]:
     return missing
 
 
-def _lead(runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
+def _lead(runs: int, skipped: Sequence[Skipped], paper: str) -> str:
     return (
-        f"{len(runs)} finished runs; {len(skipped)} folders left out. Every number is a mean over seeds with its "
-        f"standard error; in bold what {BEST}. The paper's own numbers are in grey: copied, not run here."
+        f"{runs} finished runs; {len(skipped)} folders left out. Every number is a mean over seeds with its "
+        f"standard error; in bold what {BEST}. The paper's own numbers are in {paper}: copied, not run here."
     )
 
 
-def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[Run], skipped: Sequence[Skipped]) -> str:
-    parts = ["# Report", "", _lead(runs, skipped).replace("in grey", "in italics"), ""]
+def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: int, skipped: Sequence[Skipped]) -> str:
+    parts = ["# Report", "", _lead(runs, skipped, "italics"), ""]
     for grid in grids:
         parts.append(to_markdown(grid))
         if grid.name in figures:
             parts.append(f"![{figures[grid.name].description}](figures/{grid.name}.svg)\n")
-    missing = [f"- {what}: {' or '.join(f'`{way}`' for way in ways)}" for what, ways in absent(grids)]
-    if missing:
+    if missing := [f"- {what}: {' or '.join(f'`{way}`' for way in ways)}" for what, ways in absent(grids)]:
         parts += ["## Tables without runs\n", "These recipes train the runs that are missing.\n", *missing, ""]
     if skipped:
         parts.append("## Folders left out\n")
@@ -134,20 +133,17 @@ def _markdown(grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[R
 
 
 def render_page(
-    grids: Sequence[Grid], figures: dict[str, Drawn], runs: Sequence[Run], skipped: Sequence[Skipped], part: str
+    grids: Sequence[Grid], figures: dict[str, Drawn], runs: int, skipped: Sequence[Skipped], part: str
 ) -> str:
     return render(
         "report.html",
         title="PatchGen: report",
-        lead=f"{_lead(runs, skipped)} Unless a table says otherwise, scores are on {SPLITS[part]}.",
+        lead=f"{_lead(runs, skipped, 'grey')} Unless a table says otherwise, scores are on {SPLITS[part]}.",
         grids=grids,
         figures=figures,
         absent=absent(grids),
         skipped=skipped,
         groups=column_groups,
-        heading=heading,
-        footnotes=footnotes,
-        label_text=label_text,
         number_text=number_text,
         paper_text=paper_text,
     )

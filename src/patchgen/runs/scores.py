@@ -1,10 +1,11 @@
-"""Read the scores of run folders, with their provenance, and select the checkpoint that a run reports.
+"""One tidy frame of the scores of runs, with their provenance; and the rules by which a run's checkpoint is selected.
 
-    runs, skipped = read_runs(["runs"])       # any depth; broken and unfinished folders are in `skipped`, with a reason
+    scores, skipped = read_runs(["runs"])     # any depth; broken and unfinished folders are in `skipped`, with a reason
 
-A run belongs to a *setup*: all settings that affect its results except those that tables compare (method, data, unseen
-domain, seed) and those chosen on source validation (learning rates, loss weights of the grid, hyper-parameters).
-Results of two setups never share a table. Nor do two data sets with the same name: the second is called `name (2)`.
+A row is one number of one run (`FACTS` and `SCORE` name the columns). Runs with the same `setup` share a table: all
+settings that affect results except those that tables compare (method, data, unseen domain, seed) and those chosen on
+source validation (learning rates, loss weights of the grid, hyper-parameters). Two data sets with the same name do not:
+the second is called `name (2)`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,15 @@ import csv
 import dataclasses
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchgen.common.untrusted import read_json
-from patchgen.config import Settings
 from patchgen.data.benchmarks import BENCHMARKS
 from patchgen.runs.folder import UNREADABLE, RunFolder, run_folders
-from patchgen.runs.names import backbone_name, data_name, label_of, name_apart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,9 +39,24 @@ METRICS = {  # beside accuracy, in records since scikit-learn computes them: nam
 }
 PARTS = {"in": "80 % of the unseen domain", "all": "the whole unseen domain"}
 RECORDED = {"mask": "mask", "mask before level": "mask_before_level", "by name": "by_name"}  # of a test record
-TIDY = ("run", "method", "data", "seed", "lr", "backbone", "validation", "selected_by", "unseen", "metric",
-        "checkpoint", "part", "value", "images")  # fmt: skip
+# Of the run: folder, its name, settings, their task, names of method and data, domains of the data (sessions of a
+# stream), digest of the data's rows, fingerprint (empty in folders of earlier versions), path of the data if others
+# have the same name, weights, setup as a key and in words, source validation of the selected checkpoint.
+FACTS = ("path", "run", "config", "task", "method", "data", "domains", "rows", "fingerprint", "place", "backbone",
+         "setup", "setup_text", "seed", "lr", "selected_by", "validation")  # fmt: skip
+# Of the number: unseen domain or session; metric (accuracy | all | known | unknown | f1 | validation | of METRICS |
+# "mask: auroc" | "by name: known"); selected | swad; in | all, in a stream transductive | held_out; share of one.
+SCORE = ("unseen", "metric", "checkpoint", "part", "value", "images")
 ROW = ("path", "domain", "label", "group", "stage")  # columns of splits.csv and stages.csv that describe the data
+STREAM_DATA = {"cifar100binary": "CIFAR-100", "cifar100python": "CIFAR-100", "cifar100": "CIFAR-100",
+               "cub2002011": "CUB", "cub": "CUB"}  # fmt: skip
+PAPER_DATA = {"pacs": "PACS", "vlcs": "VLCS", "officehome": "OfficeHome", "terraincognita": "TerraIncognita",
+              "domainnet": "DomainNet", "histopantum": "HISTOPANTUM", "histocolon": "HISTOCOLON"}  # fmt: skip
+BACKBONES = {  # part of the weights' name -> the paper's (backbone, pretraining)
+    "dinov2-small": ("ViT-S/14", "DINOv2"), "dinov2-base": ("ViT-B/14", "DINOv2"),
+    "dinov2-large": ("ViT-L/14", "DINOv2"), "dino-vitb16": ("ViT-B/16", "DINO"), "vit-mae-base": ("ViT-B/16", "MAE"),
+    "clip-vit-base-patch16": ("ViT-B/16", "CLIP"), "vit_tiny_patch16_224": ("ViT-Ti/16", "ImageNet"),
+}  # fmt: skip
 
 
 # Rules that select a checkpoint: the evaluation with the highest score wins
@@ -73,101 +87,6 @@ def best(records: list[dict[str, Any]], rule: str, metric: str) -> dict[str, Any
     return max(reversed(records), key=lambda record: RULES[rule](record, metric))
 
 
-# Runs
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number of one run, as a share of one."""
-
-    domain: str  # the unseen domain, or the session of a stream
-    metric: str  # accuracy | all | known | unknown | f1 | validation | of METRICS; "mask: auroc", "by name: known"
-    checkpoint: str  # selected | swad
-    part: str  # in | all; transductive | held_out in a stream
-    value: float
-    images: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run and its numbers."""
-
-    path: Path
-    config: Any  # the settings of its task
-    dataset: str
-    domains: tuple[str, ...]  # all domains of the data; the sessions of a stream
-    backbone: str  # the weights that were taken
-    scores: tuple[Score, ...]
-    rows: str  # digest of the data's rows: paths, domains, classes, groups
-    validation: float = 0.0  # source validation of the selected checkpoint, or its score by leave-one-out
-    data: str = ""  # fingerprint of the data, rows and files; empty in folders of earlier versions
-    place: str = ""  # path of the data, if others have the same name
-
-    @cached_property
-    def label(self) -> str:
-        return label_of(self.config)
-
-    @property
-    def selected_by(self) -> str:
-        """The rule that selected the checkpoint."""
-        return str(getattr(self.config, self.config.selection_rule))
-
-    @cached_property
-    def setup(self) -> tuple[tuple[str, str], ...]:
-        """What two runs must have in common to be in the same table."""
-        settings = {k: v for k, v in dataclasses.asdict(self.config).items() if k not in _not_in_setup(self.config)}
-        settings |= {"task": self.config.task, "backbone": self.backbone}
-        protocol = self._protocol()
-        if protocol and all(settings[name] == value for name, value in protocol.items()):
-            settings |= dict.fromkeys(protocol, "the data set's own")  # DomainNet's differ from the rest
-        return tuple((name, str(value)) for name, value in settings.items())
-
-    def _protocol(self) -> dict[str, int]:
-        """Steps and evaluation interval specific to the data set; empty if there are none."""
-        entry = None if self.config.task == "ccd" else BENCHMARKS.get(data_name(self.config).lower())
-        return {"steps": entry.steps, "eval_every": entry.checkpoint_every} if entry else {}
-
-    def setup_text(self) -> str:
-        """The setup in readable form."""
-        c, name = self.config, backbone_name(self.backbone)
-        if c.task == "ccd":
-            return f"{name}, {c.image_size} px, tuned: {c.tune}, {c.epochs} epochs per stage, batch {c.batch}"
-        steps = dict(self.setup)["steps"]
-        budget = f"{steps} steps" if steps.isdigit() else f"steps: {steps}"
-        if c.steps == self._protocol().get("steps") and steps.isdigit():  # its interval alone is another
-            budget += f" evaluated every {c.eval_every}"
-        aug = "" if c.augment else ", no augmentation"
-        cap = f", {c.val_images} validation images per source" if c.val_images else ""
-        return f"{name}, {c.image_size} px, {budget}, {c.batch_per_domain} images per domain{aug}{cap}"
-
-
-def _not_in_setup(config: Settings) -> tuple[str, ...]:
-    """Settings that are compared, chosen, or without effect on the results."""
-    if config.task == "ccd":
-        compared = tuple(name for name in COMPARED if name != "tune")
-        return (*config.not_hashed, *compared, *CHOSEN, "entropy_weight", "pseudo_labels")
-    return (*config.not_hashed, *COMPARED, *CHOSEN)
-
-
-@dataclass(frozen=True)
-class Skipped:
-    path: Path
-    reason: str
-
-
-def tidy(runs: Iterable[Run]) -> pd.DataFrame:
-    """One row per number of the runs, with everything that a table selects, groups or cites."""
-    import pandas as pd
-
-    rows = [
-        (str(run.path), run.label, run.dataset, run.config.seed, run.config.lr, run.backbone, run.validation,
-         run.selected_by, *vars(score).values())
-        for run in runs
-        for score in run.scores
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(TIDY))
-
-
 # Facts of one run folder
 
 
@@ -179,13 +98,10 @@ def backbone_of(run: RunFolder) -> str:
 def score_record(
     run: RunFolder, checkpoint: str = "selected", records: Iterable[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The test record of one of a finished run's reported checkpoints on the unseen domain.
+    """The test record of a reported checkpoint on the unseen domain; ValueError if a run has none.
 
     Args:
         records: Those of the run, if already read.
-
-    Raises:
-        ValueError: it has no such record.
     """
     for record in run.records() if records is None else records:
         if record.get("kind") == "test" and record["checkpoint"] == checkpoint:
@@ -202,12 +118,12 @@ def selected_evaluation(run: RunFolder, records: Iterable[dict[str, Any]] | None
 
 def recorded_mask(run: str | Path) -> dict[str, dict[str, float]]:
     """Statistic -> the mask, trained and untrained, on the unseen domain; {} for a model folder or an older run."""
-    folder = RunFolder(Path(run))
-    if not folder.done or not (folder.path / "config.yaml").is_file():
+    folder = RunFolder(run)
+    if not folder.done or not (folder.path / "config.yaml").is_file() or folder.settings.task == "ccd":
         return {}
-    mask = score_record(folder).get("mask", {}) if folder.config.task != "ccd" else {}
-    pairs = {name: (mask[name], mask.get(f"untrained_{name}")) for name in mask if not name.startswith("untrained_")}
-    return {name: {"trained": a, "untrained": b} for name, (a, b) in pairs.items() if b is not None}
+    mask = score_record(folder).get("mask", {})
+    return {name: {"trained": mask[name], "untrained": untrained} for name in mask
+            if (untrained := mask.get(f"untrained_{name}")) is not None}  # fmt: skip
 
 
 def headline(run: RunFolder) -> float | None:
@@ -220,99 +136,179 @@ def headline(run: RunFolder) -> float | None:
     return None
 
 
+# What runs, their data sets and their backbones are called in tables
+
+
+def data_name(config: Any) -> str:
+    """The paper's name of a data set, the oracle set's, or that of the folder."""
+    path = PurePath(config.data)
+    if oracle := re.search(r"(oracle-[a-z]+)(?:-[0-9a-f]{12})?(?:/images)?/?$", path.as_posix()):
+        return oracle[1]
+    if config.task == "ccd":
+        name = STREAM_DATA.get(re.sub(r"[\W_]", "", path.name.casefold()), path.name)
+        return name if config.schedule == "paper" else f"{name}, {PurePath(config.schedule).stem}"
+    path = path.parent if path.name == "images" else path  # a set with masks next to the images
+    known = config.benchmark or next((name for name, entry in BENCHMARKS.items() if entry.is_called(path.name)), "")
+    return PAPER_DATA.get(known, known) or (path.stem if path.suffix == ".csv" else path.name)
+
+
+def paper_backbone(resolved: str) -> tuple[str, str]:
+    """The paper's names of a backbone and its pretraining; two empty strings for other backbones."""
+    return next((names for part, names in BACKBONES.items() if part in resolved), ("", ""))
+
+
+def backbone_name(resolved: str) -> str:
+    """The paper's words for a backbone, or its own name."""
+    return " ".join(filter(None, paper_backbone(resolved))) or resolved
+
+
+def label_of(config: Any) -> str:
+    """The label of a run in tables: `lp-ln@mean`, `patchgen@full`, `patchgen, no L_conf, tau 0.5`."""
+    default = type(config)
+    tune = config.tune if config.task != "ccd" else None  # all runs of a stream setup tune the same
+    words = "".join(f"@{word}" for word in (config.pool, tune) if word)
+    notes = []
+    if "patchgen" in config.method and config.method != "patchgen-no-losses":
+        names = ("lambda_ms", "lambda_conf", "lambda_sim")
+        notes = [f"no L_{name.removeprefix('lambda_')}" for name in names if getattr(config, name) == 0]
+        changed = [name for name in ("lambda_conf", "tau") if getattr(config, name) not in (0, getattr(default, name))]
+        notes += [f"{name} {getattr(config, name):g}" for name in changed]
+    for name, word in (("refine", "refine"), ("rho_start", "rho"), ("spread", "spread")):
+        if getattr(config, name) != getattr(default, name):
+            notes.append(f"{word} {getattr(config, name)}")
+    if config.task != "ccd" and config.select != "source-validation":
+        notes.append(f"checkpoint: {config.select}" + " (LOOKS AT THE UNSEEN DOMAIN)" * (config.select == "oracle"))
+    return ", ".join([config.method + words, *notes])
+
+
+def _setup(config: Any, backbone: str) -> tuple[str, str]:
+    """What the runs of one table have in common, as a key and in words."""
+    stream, name = config.task == "ccd", backbone_name(backbone)
+    other = {*config.not_hashed, *COMPARED, *CHOSEN}
+    if stream:
+        other = (other | {"entropy_weight", "pseudo_labels"}) - {"tune"}
+    settings = {key: value for key, value in dataclasses.asdict(config).items() if key not in other}
+    settings |= {"task": config.task, "backbone": backbone}
+    if stream:
+        words = f"tuned: {config.tune}, {config.epochs} epochs per stage, batch {config.batch}"
+    else:
+        budget = f"{config.steps} steps"
+        if entry := BENCHMARKS.get(data_name(config).lower()):
+            protocol = {"steps": entry.steps, "eval_every": entry.checkpoint_every}
+            if all(settings[key] == value for key, value in protocol.items()):
+                settings |= dict.fromkeys(protocol, "the data set's own")  # DomainNet's differ from the rest
+                budget = "steps: the data set's own"
+            elif config.steps == entry.steps:
+                budget += f" evaluated every {config.eval_every}"
+        words = f"{budget}, {config.batch_per_domain} images per domain" + ", no augmentation" * (not config.augment)
+        words += f", {config.val_images} validation images per source" if config.val_images else ""
+    return str(settings), f"{name}, {config.image_size} px, {words}"
+
+
 # Reading
 
 
-def read_runs(folders: Iterable[str | Path]) -> tuple[list[Run], list[Skipped]]:
-    """All finished runs below the folders, each once, and those that were skipped.
+class Skipped(NamedTuple):
+    path: Path
+    reason: str
+
+
+Facts = dict[str, Any]
+Score = tuple[str, str, str, str, float, int]
+
+
+def read_runs(folders: Iterable[str | Path]) -> tuple[pd.DataFrame, list[Skipped]]:
+    """The scores of all finished runs below the folders, each run once, and the folders that were skipped.
 
     Raises:
         FileNotFoundError: a folder does not exist.
         ValueError: there is no run folder at all.
     """
-    runs: list[Run] = []
+    import pandas as pd
+
+    runs: list[tuple[Facts, list[Score]]] = []
     skipped: list[Skipped] = []
-    folders = [Path(folder) for folder in folders]
     first: dict[tuple[str, str], Path] = {}
+    folders = [Path(folder) for folder in folders]
     for path in run_folders(folders):
-        run = read_run(path)
-        if isinstance(run, Skipped):
-            skipped.append(run)
-        elif (same := first.setdefault((path.name, str(run.config.result_settings())), path)) is not path:
+        run = _read_run(RunFolder(path))
+        if isinstance(run, str):
+            skipped.append(Skipped(path, run))
+        elif (same := first.setdefault((path.name, str(run[0]["config"].result_settings())), path)) is not path:
             skipped.append(Skipped(path, f"the same run as {same}"))
         else:
             runs.append(run)
     if not runs and not skipped:
         named = ", ".join(map(str, folders)) or "nothing was given"
         raise ValueError(f"no run folder (with a config.yaml) below {named}; `patchgen train` makes one")
-    return name_apart(runs), skipped
+    _name_apart([facts for facts, _ in runs])
+    rows = [(*facts.values(), *score) for facts, scores in runs for score in scores]
+    return pd.DataFrame(rows, columns=[*FACTS, *SCORE]), skipped
 
 
-def read_run(path: Path) -> Run | Skipped:
-    """The scores of a run folder, or why it has none."""
-    run = RunFolder(path)
-    if not (path / "config.yaml").is_file():
-        return Skipped(path, "broken: it has no config.yaml")
+def _read_run(run: RunFolder) -> tuple[Facts, list[Score]] | str:
+    """The facts and scores of a finished run, or why it has none."""
+    if not (run.path / "config.yaml").is_file():
+        return "broken: it has no config.yaml"
     if not run.done:
-        return Skipped(path, "not finished: the command that made it resumes from its last evaluation")
+        return "not finished: the command that made it resumes from its last evaluation"
     try:
         run.refuse_links()
-        config = run.settings
-        return _read_stream(run, config) if config.task == "ccd" else _read_fold(run, config)
+        config, records, backbone = run.settings, run.records(), backbone_of(run)
+        if config.task == "ccd":
+            scores = _stream_scores(records)
+            stages, validation = run.path / "stages.csv", 0.0
+            domains = tuple(dict.fromkeys(score[0] for score in scores))
+            rows = _image_list(stages)[1] if stages.is_file() else ""
+        else:
+            scores, validation = _fold_scores(run, config, records)
+            domains, rows = _image_list(run.path / "splits.csv")
+        fingerprint = str(read_json(run.path / "env.json").get("data", ""))
+        facts = (run.path, run.path.name, config, config.task, label_of(config), data_name(config), domains, rows,
+                 fingerprint, "", backbone, *_setup(config, backbone), config.seed, config.lr,
+                 str(getattr(config, config.selection_rule)), validation)  # fmt: skip
+        return dict(zip(FACTS, facts, strict=True)), scores
     except (*UNREADABLE, csv.Error) as error:
         text = str(error).strip().splitlines()[0][:500] if str(error).strip() else "records are missing"
-        return Skipped(path, f"broken: {type(error).__name__}: {text}")
+        return f"broken: {type(error).__name__}: {text}"
 
 
-def _read_fold(run: RunFolder, config: Any) -> Run:
-    records, backbone = run.records(), backbone_of(run)
+def _fold_scores(run: RunFolder, config: Any, records: Sequence[dict[str, Any]]) -> tuple[list[Score], float]:
+    """The numbers of a run's test records, and the score by which its checkpoint and settings are chosen."""
     metric = score_record(run, records=records).get("metric", "accuracy")
     evaluation = selected_evaluation(run, records)
-    scores = [Score(config.unseen, "validation", "selected", "all", source_validation(evaluation, metric), 0)]
-    choose = leave_one_out if config.select == "leave-one-out" else source_validation
+    scores = [(config.unseen, "validation", "selected", "all", source_validation(evaluation, metric), 0)]
     for record in (r for r in records if r.get("kind") == "test"):
-        scores += _scores_of(record, config.unseen)
-    domains, rows = _image_list(run.path / "splits.csv")
-    about = data_name(config), domains, backbone, tuple(scores), rows
-    return Run(run.path, config, *about, validation=choose(evaluation, metric), data=_fingerprint(run))
+        scores += [(config.unseen, *score) for score in _test_scores(record)]
+    return scores, (leave_one_out if config.select == "leave-one-out" else source_validation)(evaluation, metric)
 
 
-def _scores_of(record: Mapping[str, Any], domain: str) -> Iterator[Score]:
+def _test_scores(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, float, int]]:
     """The numbers of a test record: scores of both parts; of the whole, also the mask's statistics."""
-    checkpoint, images = record["checkpoint"], record["all"]["images"]
+    checkpoint = record["checkpoint"]
     for part in PARTS:
+        scores, images = record[part], record[part]["images"]
         for name in ("accuracy", "f1", "known", "unknown", "taken_for_known", *METRICS):
-            value = record[part].get(name)
-            if value is not None:
-                discovered = name == "accuracy" and record[part].get("known") is not None
-                yield Score(domain, "all" if discovered else name, checkpoint, part, value, record[part]["images"])
-    facts = {f"{kind}: {name}": value for kind, key in RECORDED.items() for name, value in record.get(key, {}).items()}
-    facts |= {f"mask: {name} mask": record[f"{name}_mask"]["accuracy"] for name in ("true", "random")
-              if f"{name}_mask" in record}  # fmt: skip
-    for metric, value in facts.items():
-        if value is not None:
-            yield Score(domain, metric, checkpoint, "all", value, images)
+            if scores.get(name) is not None:
+                discovered = name == "accuracy" and scores.get("known") is not None
+                yield "all" if discovered else name, checkpoint, part, scores[name], images
+    more = {f"{kind}: {name}": value for kind, key in RECORDED.items() for name, value in record.get(key, {}).items()}
+    more |= {f"mask: {name} mask": record[f"{name}_mask"]["accuracy"] for name in ("true", "random")
+             if f"{name}_mask" in record}  # fmt: skip
+    yield from ((name, checkpoint, "all", value, images) for name, value in more.items() if value is not None)
 
 
-def _read_stream(run: RunFolder, config: Any) -> Run:
-    scores, sessions = [], []
-    for record in (r for r in run.records("stage") if r["checkpoint"] == "kept" and r["stage"]):
-        sessions.append(f"session {record['stage']}")
+def _stream_scores(records: Iterable[dict[str, Any]]) -> list[Score]:
+    """The numbers of every session of a stream."""
+    scores: list[Score] = []
+    for record in (r for r in records if r.get("kind") == "stage" and r["checkpoint"] == "kept" and r["stage"]):
         for part in ("transductive", "held_out"):
             cells = {"all": record[part]["all"], **record[part]["hard"]} if part in record else {}
-            scores += [Score(sessions[-1], metric, "selected", part, cell["accuracy"], cell["images"])
+            scores += [(f"session {record['stage']}", metric, "selected", part, cell["accuracy"], cell["images"])
                        for metric, cell in cells.items()]  # fmt: skip
     if not scores:
         raise ValueError("no stage of the stream is recorded")
-    stages = run.path / "stages.csv"
-    rows = _image_list(stages)[1] if stages.is_file() else ""
-    about = data_name(config), tuple(sessions), backbone_of(run), tuple(scores), rows
-    return Run(run.path, config, *about, data=_fingerprint(run))
-
-
-def _fingerprint(run: RunFolder) -> str:
-    file = run.path / "env.json"
-    return str(read_json(file).get("data", "")) if file.is_file() else ""
+    return scores
 
 
 _image_lists: dict[bytes, tuple[tuple[str, ...], str]] = {}  # runs on the same data have the same file
@@ -329,3 +325,25 @@ def _image_list(path: Path) -> tuple[tuple[str, ...], str]:
             digest.update("\0".join(row.get(name, "") for name in ROW).encode() + b"\n")
         _image_lists[key] = tuple(dict.fromkeys(row.get("domain", "") for row in rows)), digest.hexdigest()
     return _image_lists[key]
+
+
+def _name_apart(runs: Sequence[Facts]) -> None:
+    """Number data sets of one name from the second on, and note where each is.
+
+    The fingerprint in a run folder tells data sets apart, in folders of earlier versions the rows alone: the same rows
+    at two paths are a data set that was moved. The first data set is that whose path comes first alphabetically.
+    """
+    ordered = sorted(runs, key=lambda run: (run["config"].data, str(run["path"])))
+    known = {(run["data"], run["rows"]): run["fingerprint"] for run in reversed(ordered) if run["fingerprint"]}
+    sets: dict[str, dict[str, list[Facts]]] = defaultdict(lambda: defaultdict(list))  # name -> fingerprint -> runs
+    for run in ordered:
+        same = run["fingerprint"] or known.get((run["data"], run["rows"])) or run["rows"]
+        sets[run["data"]][same].append(run)
+    for name, groups in sets.items():
+        paths = [group[0]["config"].data for group in groups.values()]
+        for number, (group, place) in enumerate(zip(groups.values(), paths, strict=True), 1):
+            if len(groups) > 1 and paths.count(place) > 1:
+                folders = sorted(run["run"] for run in group)
+                place += f" in the runs {', '.join(folders[:3])}{', ...' * (len(folders) > 3)}"
+            for run in group if len(groups) > 1 else ():
+                run.update(data=f"{name} ({number})" if number > 1 else name, place=place)

@@ -1,60 +1,33 @@
-"""A job: one run of a sweep, whose entire state is in its run folder.
+"""Work that is claimed on disk: a `Job` is one run of a sweep, a `Unit` one call of a function of this package.
 
     job.state                          # waiting | unfinished | running | done | failed
     perform(job)                       # train it in this process; an error is stored in RUN/failed.json
 
-So a sweep can be stopped, extended, moved and resumed, by one launcher or by several.
+All state is in the work's folder, so a sweep can be stopped, extended, moved and resumed, by one launcher or several.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from patchgen.common.machine import use_threads
 from patchgen.config import Config, Settings, config_class
 from patchgen.runs.find import FAILED, Failure, State, failure_of, state_of
 from patchgen.runs.folder import ProcessDied, RunBusy, RunFolder, WorkFolder
 
 Outcome = Literal["done", "found", "busy", "failed"]  # found: done by another process; busy: locked by one
 Kind = Literal["train", "no-op"]
-
-
-class Work(Protocol):
-    """What launchers, engines and workers need to know of work: a training (`Job`), or a call (`unit.Unit`)."""
-
-    config: Any  # has `threads` and `accelerator`, and `devices` if several share the work
-
-    @property
-    def run(self) -> str:
-        """A unique name."""
-
-    @property
-    def size(self) -> int:
-        """The amount of work."""
-
-    @property
-    def progress(self) -> int:
-        """The completed part of `size`."""
-
-    @property
-    def folder(self) -> WorkFolder:
-        """Its lock, its last failure, and whether it is done."""
-
-    def begin(self) -> None:
-        """Create its folder."""
-
-    def do(self) -> None:
-        """Do all of the work in this process."""
-
-    def to_json(self) -> str:
-        """One line for another process, read by `read_work`."""
+PACKAGE = "patchgen."  # a call comes from another process: only this package may be imported for it
 
 
 @dataclass(frozen=True)
@@ -93,6 +66,7 @@ class Job:
         return min(self.size, epochs or max((record.get("step", -1) + 1 for record in records), default=0))
 
     def begin(self) -> None:
+        """Create the folder."""
         with suppress(ValueError):  # the folder of another run, already reported by `perform`
             RunFolder.create(self.out, self.config, self.run)
 
@@ -107,45 +81,6 @@ class Job:
         values: dict[str, Any] = json.loads(text)
         config, out = config_class(values["config"]["task"])(**values.pop("config")), Path(values.pop("out"))
         return cls(tuple(values.pop("labels")), tuple(values.pop("rows")), config, out, **values)
-
-
-def read_work(text: str) -> Work:
-    """The inverse of `to_json`."""
-    from patchgen.sweep.unit import Unit
-
-    return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
-
-
-def can_retry(job: Work, retries: int) -> bool:
-    """False if a run has used up its attempts, or would fail again."""
-    failure = failure_of(job.folder)
-    return failure is None or (not failure.final and failure.attempts <= retries)
-
-
-def perform(job: Work) -> Outcome:
-    """Train one run (or do one unit of other work) to completion; errors are stored in its folder."""
-    if job.folder.done:
-        return "found"
-    try:
-        job.do()
-    except RunBusy:
-        return "busy"
-    except Exception as error:  # the sweep continues with the other runs
-        plain = isinstance(error, (ValueError, OSError))
-        text = str(error) if plain else traceback.format_exc()
-        note_failure(job, text, final=isinstance(error, ValueError) and not isinstance(error, ProcessDied))
-        return "failed"
-    return "done"
-
-
-def note_failure(job: Work, error: str, final: bool = False) -> Failure:
-    """Record a failed attempt and its error."""
-    before = failure_of(job.folder)
-    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    failure = Failure((before.attempts if before else 0) + 1, error or "unknown error", now, final)
-    job.begin()
-    job.folder.write_json(FAILED, dataclasses.asdict(failure))
-    return failure
 
 
 def _train(job: Job) -> None:
@@ -167,3 +102,117 @@ def _no_op(job: Job) -> None:
 
 
 WORK: dict[Kind, Callable[[Job], None]] = {"train": _train, "no-op": _no_op}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The resources that a unit needs, named as in a run's settings."""
+
+    threads: int | None = None
+    accelerator: str = "auto"
+
+
+class UnitFolder(WorkFolder):
+    verb = "worked on"
+
+    def __init__(self, path: Path, result: Path) -> None:
+        super().__init__(path)
+        self.result = result
+
+    @property
+    def done(self) -> bool:
+        return self.result.exists()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One call of a function of this package, with the arguments and with `folder`, the claim, for partial results.
+
+    The function writes the result under another name and renames it: a unit is done when its result exists, and its
+    claim is then removed. A killed process leaves its claim behind, and the next attempt takes it over.
+    """
+
+    call: str  # module:function
+    arguments: dict[str, Any]  # as JSON has them
+    claim: Path
+    result: Path  # file or folder
+    label: str
+    config: Needs = field(default_factory=Needs)
+    size: int = 1
+
+    def __str__(self) -> str:
+        return self.label
+
+    @property
+    def run(self) -> str:
+        return str(self.claim)
+
+    @property
+    def folder(self) -> UnitFolder:
+        return UnitFolder(self.claim, self.result)
+
+    @property
+    def progress(self) -> int:
+        return self.size if self.folder.done else 0
+
+    def begin(self) -> None:
+        self.claim.mkdir(parents=True, exist_ok=True)
+
+    def do(self) -> None:
+        self.begin()
+        with self.folder.locked():
+            if not self.folder.done:  # done by another process before we got the lock
+                module, _, name = self.call.partition(":")
+                if not module.startswith(PACKAGE):
+                    raise ValueError(f"{self.call!r} is no function of {PACKAGE[:-1]}")
+                use_threads(self.config.threads)
+                getattr(import_module(module), name)(folder=self.claim, **self.arguments)
+            shutil.rmtree(self.claim, ignore_errors=True)
+
+    def to_json(self) -> str:
+        paths = {"claim": str(self.claim.resolve()), "result": str(self.result.resolve())}
+        return json.dumps({**dataclasses.asdict(self), **paths})
+
+    @classmethod
+    def from_json(cls, text: str) -> Unit:
+        values: dict[str, Any] = json.loads(text)
+        values |= {name: Path(values[name]) for name in ("claim", "result")}
+        return cls(**{**values, "config": Needs(**values["config"])})
+
+
+Work = Job | Unit
+
+
+def read_work(text: str) -> Work:
+    """The inverse of `to_json`."""
+    return Unit.from_json(text) if "call" in json.loads(text) else Job.from_json(text)
+
+
+def can_retry(job: Work, retries: int) -> bool:
+    """False if a run has used up its attempts, or would fail again."""
+    failure = failure_of(job.folder)
+    return failure is None or (not failure.final and failure.attempts <= retries)
+
+
+def perform(job: Work) -> Outcome:
+    """Train one run (or do one unit of other work) to completion; errors are stored in its folder."""
+    if job.folder.done:
+        return "found"
+    try:
+        job.do()
+    except RunBusy:
+        return "busy"
+    except Exception as error:  # the sweep continues with the other runs
+        text = str(error) if isinstance(error, (ValueError, OSError)) else traceback.format_exc()
+        note_failure(job, text, final=isinstance(error, ValueError) and not isinstance(error, ProcessDied))
+        return "failed"
+    return "done"
+
+
+def note_failure(job: Work, error: str, final: bool = False) -> None:
+    """Record a failed attempt and its error."""
+    before = failure_of(job.folder)
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    failure = Failure((before.attempts if before else 0) + 1, error or "unknown error", now, final)
+    job.begin()
+    job.folder.write_json(FAILED, dataclasses.asdict(failure))

@@ -1,6 +1,6 @@
 """The launcher: distribute the unfinished jobs, collect their outcomes, and retry if that may help.
 
-    launch(jobs, engine, retries=2, watch=Watch(jobs))
+    launch(jobs, LAUNCHERS["local"](options, jobs), retries=2, watch=Watch(jobs))
 
 It has no state outside the run folders, so it can be killed and restarted, and several launchers can work on one
 folder: a run whose lock is held by another process is skipped and checked again at the end.
@@ -8,16 +8,21 @@ folder: a run whose lock is held by another process is skipped and checked again
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from patchgen.common.progress import Progress
-from patchgen.runs.find import failure_of
-from patchgen.sweep.jobs import Outcome, Work, can_retry, note_failure
+from patchgen.runs.find import FAILED, Failure, failure_of
+from patchgen.sweep.jobs import Outcome, Unit, Work, can_retry, note_failure, perform
 
 TICK = 1.0  # seconds between two checks of the records of active runs
+LOG = "sweep.log"  # in the sweep's folder: the output of local workers
 
 
 class WorkerLost(Exception):
@@ -77,41 +82,52 @@ class Watch:
 def launch(jobs: Sequence[Work], engine: Launcher, *, retries: int, watch: Watch) -> Counter[str]:
     """Run the unfinished jobs; returns how many runs were done here, found done, and failed for good."""
     counts: Counter[str] = Counter()
-    todo, aside = deque(job for job in jobs if not job.folder.done and can_retry(job, retries)), deque[Work]()
+    todo, busy = deque(job for job in jobs if not job.folder.done and can_retry(job, retries)), deque[Work]()
     active: list[tuple[Any, Work]] = []
+
+    def start() -> None:
+        """Start as many waiting jobs as there are free slots, but none that others are doing or have done."""
+        ready: list[Work] = []
+        while todo and len(active) + len(ready) < engine.slots:
+            job = todo.popleft()
+            if job.folder.done:
+                end(job, "found")
+            elif job.folder.busy:
+                busy.append(job)
+            else:
+                ready.append(job)
+        if ready:
+            active.extend(zip(engine.submit(ready), ready, strict=True))
+
+    def end(job: Work, outcome: Outcome) -> None:
+        failure = failure_of(job.folder)
+        why = failure.line if failure else "unknown error"
+        if outcome == "busy":
+            busy.append(job)
+        elif outcome == "failed" and can_retry(job, retries):
+            watch.bar.say(f"{job}: failed, retrying ({why})")
+            todo.append(job)
+        else:
+            counts[outcome] += 1
+            watch.end(job, {"found": "done by another launcher", "failed": f"FAILED ({why})"}.get(outcome, outcome))
+
     try:
         with watch.bar:
-            while todo or active or aside:
-                if not todo and aside:
-                    todo, aside = aside, deque()
-                active += _hand_out(todo, aside, engine, len(active), counts, watch)
+            while todo or active or busy:
+                if not todo:
+                    todo.extend(busy)
+                    busy.clear()
+                start()
                 if not active and not todo:  # only other launchers are working
                     time.sleep(TICK)
                 ended = engine.finished([handle for handle, _ in active], TICK) if active else []
                 for handle, job in [pair for pair in active if pair[0] in ended]:
                     active.remove((handle, job))
-                    _handle_outcome(_outcome(engine, handle, job), job, todo, aside, retries, counts, watch)
+                    end(job, _outcome(engine, handle, job))
                 watch.look([job for _, job in active])
     finally:
         engine.close()
     return counts
-
-
-def _hand_out(
-    todo: deque[Work], aside: deque[Work], engine: Launcher, active: int, counts: Counter[str], watch: Watch
-) -> list[tuple[Any, Work]]:
-    """Start as many waiting jobs as there are free slots; skips jobs that others are doing or have done."""
-    ready: list[Work] = []
-    while todo and active + len(ready) < engine.slots:
-        job = todo.popleft()
-        if job.folder.done:
-            counts["found"] += 1
-            watch.end(job, "done by another launcher")
-        elif job.folder.busy:
-            aside.append(job)
-        else:
-            ready.append(job)
-    return list(zip(engine.submit(ready), ready, strict=True)) if ready else []
 
 
 def _outcome(engine: Launcher, handle: Any, job: Work) -> Outcome:
@@ -124,20 +140,143 @@ def _outcome(engine: Launcher, handle: Any, job: Work) -> Outcome:
         return "failed"
 
 
-def _handle_outcome(
-    outcome: Outcome, job: Work, todo: deque[Work], aside: deque[Work], retries: int, counts: Counter[str], watch: Watch
-) -> None:
-    if outcome == "busy":
-        aside.append(job)
-    elif outcome == "failed" and can_retry(job, retries):
-        watch.bar.say(f"{job}: failed, retrying ({_why(job)})")
-        todo.append(job)
-    else:
-        counts[outcome] += 1
-        words = {"done": "done", "found": "done by another launcher", "failed": f"FAILED ({_why(job)})"}
-        watch.end(job, words[outcome])
+# Engines by name, and the resources that each uses
 
 
-def _why(job: Work) -> str:
-    failure = failure_of(job.folder)
-    return failure.line if failure else "unknown error"
+@dataclass(frozen=True)
+class LauncherOptions:
+    out: Path
+    workers: int | None = None
+    threads: int | None = None
+    retries: int = 2
+    address: str | None = None  # ray
+    partition: str | None = None  # slurm
+    minutes: int = 240  # slurm
+
+    def __post_init__(self) -> None:
+        for name, least in {"workers": 1, "threads": 1, "retries": 0, "minutes": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The resources of each local worker."""
+
+    workers: int
+    threads: int
+    devices: tuple[str, ...] = ()  # CUDA devices of each worker, as CUDA_VISIBLE_DEVICES; empty without CUDA
+
+
+def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[str], devices: int = 1) -> Share:
+    """Divide a machine: one worker per group of `devices` CUDA devices, or per `threads` cores.
+
+    By default, without CUDA, a worker has one thread, which is fastest for many small runs.
+    """
+    if cuda:
+        groups = [",".join(cuda[i : i + devices]) for i in range(0, len(cuda) - devices + 1, devices)]
+        if not groups:
+            raise ValueError(f"a run asks for {devices} devices and this machine has {len(cuda)}")
+        workers = workers or len(groups)
+        shares = tuple(groups[i % len(groups)] for i in range(workers))
+        return Share(workers, threads or max(1, cores // workers), shares)
+    if workers:
+        return Share(workers, threads or max(1, cores // (workers * devices)))
+    return Share(max(1, cores // ((threads or 1) * devices)), threads or 1)
+
+
+def share_of(options: LauncherOptions, jobs: Sequence[Work]) -> Share:
+    """The resources of a local worker on this machine."""
+    import torch
+
+    needs_cuda = any(job.config.accelerator != "cpu" for job in jobs)
+    count = torch.cuda.device_count() if needs_cuda else 0
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = named.split(",")[:count] if named else [str(i) for i in range(count)]
+    return divide(options.workers, _threads(options, jobs), os.cpu_count() or 1, names, _devices(jobs))
+
+
+def _threads(options: LauncherOptions, jobs: Sequence[Work]) -> int | None:
+    """The option's value, else the maximum of the recipes, if any."""
+    return options.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
+
+
+def _devices(jobs: Sequence[Work]) -> int:
+    """The maximum number of devices of a run."""
+    return max((getattr(job.config, "devices", 1) for job in jobs), default=1)
+
+
+def _local(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.local import LocalLauncher
+
+    share = share_of(options, jobs)
+    return LocalLauncher(options.out, min(share.workers, max(1, len(jobs))), share.threads, share.devices)
+
+
+def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.clusters import RayLauncher
+
+    threads = _threads(options, jobs) or 1
+    cpus = options.workers * threads if options.workers and options.address is None else None
+    return RayLauncher(threads, options.retries, options.address, cpus)
+
+
+def _slurm(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
+    from patchgen.sweep.clusters import SlurmLauncher
+
+    gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else _devices(jobs)
+    return SlurmLauncher(
+        options.out, _threads(options, jobs) or 1, workers=options.workers, gpus=gpus, partition=options.partition,
+        minutes=options.minutes,
+    )  # fmt: skip
+
+
+LAUNCHERS: dict[str, Callable[[LauncherOptions, Sequence[Work]], Launcher]] = {
+    "local": _local, "ray": _ray, "slurm": _slurm
+}  # fmt: skip
+
+
+# Units
+
+
+class InProcess:
+    """The engine of this process: runs units sequentially."""
+
+    slots = 1
+
+    def submit(self, jobs: Sequence[Work]) -> list[Outcome]:
+        return [perform(job) for job in jobs]
+
+    def finished(self, handles: Sequence[Outcome], seconds: float) -> list[Outcome]:
+        return list(handles)
+
+    def outcome(self, handle: Outcome) -> Outcome:
+        return handle
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+def run_units(
+    units: Sequence[Unit], engine: str | None, options: LauncherOptions, what: str = "slides", quiet: bool = False
+) -> dict[str, Failure]:
+    """Run the unfinished units, on an engine or (None) in this process; returns remaining failures by label.
+
+    Failures of an earlier command are reset: their cause may have been fixed.
+    """
+    for unit in units:
+        if not unit.folder.busy:
+            (unit.claim / FAILED).unlink(missing_ok=True)
+    if todo := [unit for unit in units if not unit.folder.done]:
+        options.out.mkdir(parents=True, exist_ok=True)
+        launcher: Launcher = LAUNCHERS[engine](options, todo) if engine else InProcess()
+        launch(units, launcher, retries=options.retries, watch=Watch(units, quiet, title=what, what=what))
+    remaining = {unit.label: failure_of(unit.folder) for unit in units if not unit.folder.done}
+    failures = {label: failure for label, failure in remaining.items() if failure}
+    if not failures:
+        for parent in {unit.claim.parent for unit in units}:
+            with suppress(OSError):  # still needed
+                (parent / LOG).unlink(missing_ok=True)
+                parent.rmdir()
+    return failures

@@ -22,9 +22,7 @@ from typing import NoReturn, cast
 from patchgen.common.child_process import child_environment, python
 from patchgen.common.files import not_through_links, regular
 from patchgen.sweep.jobs import Outcome, Work, perform, read_work
-from patchgen.sweep.launch import WorkerLost
-
-LOG = "sweep.log"  # in the sweep's folder: the output of the workers
+from patchgen.sweep.launch import LOG, WorkerLost
 
 
 class Worker:

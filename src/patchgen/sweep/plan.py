@@ -1,6 +1,7 @@
-"""From recipes to jobs: each run once, with the name of its folder.
+"""From recipes to jobs: each run once, with the name of its folder; and what they will cost.
 
     jobs = plan([read_recipe("configs/small/ablation-small.yaml")], "runs")
+    forecast = predict_cost(jobs, "runs")     # from similar finished runs, else from a default rate
 
 Each data set is read once for this, so that a missing folder or a misspelt domain is reported before any work.
 """
@@ -8,20 +9,23 @@ Each data set is read once for this, so that a missing folder or a misspelt doma
 from __future__ import annotations
 
 import json
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from patchgen.ccd.settings import StreamConfig
+from patchgen.common.text import duration
 from patchgen.config import Config, Settings
 from patchgen.data.content import digests
 from patchgen.data.table import Table, fingerprint, read_table
 from patchgen.runs.folder import RunFolder, run_name
-from patchgen.runs.names import data_name
 from patchgen.runs.precision import with_precision
+from patchgen.runs.scores import data_name
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import PlannedRun, Recipe, expand
 from patchgen.tasks import get_task
@@ -64,18 +68,17 @@ def _add(jobs: dict[str, Job], run: PlannedRun, out: Path, data: DataSets) -> No
         get_task(config.task).make_method(config)
         if isinstance(config, Config):
             table, digest = data.table(config.data, config.benchmark, config.options)
-            config = with_precision(config, out, digest)
             leaves_out(config, table.domains)
             size = config.steps
         else:
             stream, digest = data.stream(config)
-            config = with_precision(config, out, digest)
             table, size = stream.table, config.epochs * len(stream.stages)
+        config = with_precision(config, out, digest)
     except ValueError as error:
         raise ValueError(f"{run.label}: {error}") from error
     name = run_name(config, digest)
-    if name not in jobs and (folder := RunFolder(out / name)).path.is_dir():
-        data.check_content(table, digest, folder)
+    if name not in jobs and (out / name).is_dir():
+        data.check_content(table, digest, RunFolder(out / name))
     job = jobs.get(name) or Job((), (), config, out, name, size)
     jobs[name] = replace(job, labels=_once((*job.labels, run.label)), rows=_once((*job.rows, run.row)))
 
@@ -141,3 +144,79 @@ def _budget(config: Settings) -> tuple[str, ...]:
 
 def _once(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
+
+
+# Cost
+
+# ViT-S/14 with tuned LayerNorms at 112 px on two CPU cores; time grows with the pixels and the width of the backbone
+RATE, RATE_PIXELS = 15.0, 112
+# cost relative to a ViT-S/14, by a word in the name
+WIDTHS = {"tiny": 0.25, "small": 1.0, "base": 4.0, "large": 14.0, "b16": 3.2, "resnet50": 0.75, "regnety": 2.9}
+SAME, ALIKE = "finished runs of the same method", "finished runs of other methods"
+
+
+@dataclass(frozen=True)
+class Forecast:
+    seconds: float  # of all remaining runs, sequentially
+    bases: Counter[str]  # basis of the estimate -> number of runs
+
+    def lines(self, workers: int) -> list[str]:
+        """Human-readable lines."""
+        total, each = duration(self.seconds), duration(self.seconds / workers)
+        text = f"forecast: {total} of work" + (f", about {each} with {workers} workers" if workers > 1 else "")
+        return [text, *(f"  {count} run{'s' * (count > 1)} from {basis}" for basis, count in self.bases.items())]
+
+
+def predict_cost(jobs: Sequence[Job], out: str | Path, rate: float | None = None) -> Forecast:
+    """Sum of the estimated time of the unfinished part of each job.
+
+    Args:
+        out: Folder of runs; the finished ones show how long similar runs take.
+        rate: Training images per second of one worker, for runs unlike all finished ones; ``RATE`` if None.
+    """
+    known: dict[tuple[Any, ...], list[float]] = defaultdict(list)
+    for run in (RunFolder(done.parent) for done in sorted(Path(out).glob("*/done"))):
+        try:
+            config, seconds = run.settings, seconds_of(run)
+        except (ValueError, OSError):  # skip damaged folders
+            continue
+        known[(config.method, *config.cost_key())].append(seconds)
+        known[config.cost_key()].append(seconds)
+    total, bases = 0.0, Counter[str]()
+    for job in jobs:
+        if not job.folder.done:
+            seconds, basis = _estimate(job.config, known, rate)
+            total += seconds * (1 - job.progress / job.size)
+            bases[basis] += 1
+    return Forecast(total, bases)
+
+
+def _estimate(config: Settings, known: dict[tuple[Any, ...], list[float]], rate: float | None) -> tuple[float, str]:
+    for key, basis in (((config.method, *config.cost_key()), SAME), (config.cost_key(), ALIKE)):
+        if seconds := known.get(key):
+            return statistics.fmean(seconds), basis
+    if rate:
+        return config.images_seen() / rate, f"the rate given, {rate:g} images a second"
+    stated = f"a stated rate ({RATE:g} images/s of a ViT-S at {RATE_PIXELS} px on two CPU cores; --rate gives your own)"
+    usual = RATE / width(config) * (RATE_PIXELS / config.image_size) ** 2
+    return config.images_seen() / usual, stated
+
+
+def width(config: Settings) -> float:
+    """Cost of the backbone relative to a ViT-S/14, from its name."""
+    name = Path(config.backbone).name.lower()
+    return next((cost for word, cost in WIDTHS.items() if word in name), 1.0)
+
+
+def seconds_of(run: RunFolder) -> float:
+    """How long a finished run took.
+
+    The records have the time of the training steps; the time from the start of its last process (env.json) to `done`
+    also includes validation and scoring. A copied folder has lost these file times, a resumed run has only those of its
+    last part.
+    """
+    steps = sum(record.get("seconds", 0.0) for record in run.records())
+    try:
+        return max(steps, (run.path / "done").stat().st_mtime - (run.path / "env.json").stat().st_mtime)
+    except FileNotFoundError:
+        return steps
