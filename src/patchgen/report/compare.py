@@ -70,8 +70,9 @@ def cells(scores: pd.DataFrame) -> Iterator[dict[str, Any]]:
             for part in PARTS:
                 numbers = values[checkpoint, part]
                 yield {
-                    "method": run.method, "unseen": run.unseen, "seed": run.seed, "checkpoint": checkpoint, "part": part,
-                    "accuracy": numbers.get("accuracy", numbers.get("all")), "images": int(images[checkpoint, part]),
+                    "method": run.method, "unseen": run.unseen, "seed": run.seed, "checkpoint": checkpoint,
+                    "part": part, "accuracy": numbers.get("accuracy", numbers.get("all")),
+                    "images": int(images[checkpoint, part]),
                     "validation": run.validation, **{name: numbers.get(name) for name in ("f1", "known", "unknown")},
                     "mask": masks, "given_mask": replaced if part == "all" else {}, "lr": run.lr,
                     "select": run.selected_by, "run": run.run, "backbone": run.backbone,

@@ -80,8 +80,10 @@ def read_reference(name: str) -> list[Row]:
     """
     if name not in TABLES:
         raise ValueError(f"unknown reference table {name!r}{did_you_mean(name, TABLES)} (known: {', '.join(TABLES)})")
-    convert: dict[str, Callable[[str], Any]] = {"row": int, "value": float, "error": lambda text: float(text) if text else None,
-               "swad": "yes".__eq__, "rerun": "yes".__eq__}  # fmt: skip
+    convert: dict[str, Callable[[str], Any]] = {
+        "row": int, "value": float, "error": lambda text: float(text) if text else None,
+        "swad": "yes".__eq__, "rerun": "yes".__eq__,
+    }  # fmt: skip
     with open(FOLDER / f"{name}.csv", newline="", encoding="utf-8") as stream:
         return [Row(**{key: convert.get(key, str)(text) for key, text in line.items()})
                 for line in csv.DictReader(stream)]  # fmt: skip
