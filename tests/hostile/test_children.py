@@ -92,13 +92,13 @@ def test_processes_of_a_run_on_two_devices(trap: Path, tmp_path: Path, tiny_sett
 
 def test_a_reader_of_slides_and_a_decoder_of_uploads(trap: Path, tmp_path: Path) -> None:
     pytest.importorskip("openslide")
-    from patchgen.common.child_process import ChildError
     from patchgen.data.images import UnreadableImage
-    from patchgen.slides.child import SlideChild
+    from patchgen.slides.slide import UnreadableSlide, open_slide
     from patchgen.viewer.decoding import Decoder
 
-    with pytest.raises(ChildError, match="Unsupported or missing image file"):
-        SlideChild(tmp_path / "none.svs")
+    (tmp_path / "none.svs").write_text("no slide")
+    with pytest.raises(UnreadableSlide, match="Unsupported or missing image file"):
+        open_slide(tmp_path / "none.svs")
     with pytest.raises(UnreadableImage, match="cannot identify"):
         Decoder().decode(b"no image", 8)
     assert not trap.exists()

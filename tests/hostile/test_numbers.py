@@ -46,9 +46,9 @@ def test_forged_slides_cost_a_sentence_each(
 ) -> None:
     pytest.importorskip("openslide")
     from patchgen.cli import main
-    from patchgen.slides import child
+    from patchgen.slides import slide
 
-    monkeypatch.setattr(child, "SLIDE_SECONDS", 2.0)
+    monkeypatch.setattr(slide, "SLIDE_SECONDS", 2.0)
     forged = [write_empty_slide(tmp_path / "endless.tif", 1_000_000), write_empty_slide(tmp_path / "slow.tif", 60_000)]
     forged.append(wide(tmp_path / "wide.tif", 1 << 20))
     words = [*map(str, [*forged, write_slide(tmp_path / "good.tif")])]
@@ -69,7 +69,7 @@ def test_a_crash_inside_openslide_costs_one_slide(
     from patchgen.cli import main
     from patchgen.slides import slide
 
-    monkeypatch.setattr(slide, "_check_tiles", lambda path, handle: None)
+    monkeypatch.setattr(slide, "_check_tiles", lambda path, properties: None)
     wide(Path(slides[0]), 1 << 20)
     assert (
         main(["slide", str(fitted_model), *slides, "--tile", "64", "--mpp", "0.5", "--out", str(tmp_path / "out")]) == 0
@@ -84,9 +84,9 @@ def test_a_reader_that_hangs_or_dies_is_one_unreadable_slide(slides: list[str]) 
 
     for number, reason in ((signal.SIGSTOP, "no answer within 1 s"), (signal.SIGSEGV, "a crash with exit code -11")):
         with open_slide(slides[1]) as slide:
-            slide.handle.child.seconds = 1
+            slide.child.seconds = 1
             assert slide.read((0, 0), (64, 64), (64, 64)).shape == (64, 64, 3)
-            slide.handle.child.process.send_signal(number)
+            slide.child.process.send_signal(number)
             for _ in range(2):
                 with pytest.raises(
                     UnreadableSlide, match=rf"good.tif: the area at x 0, y 0 cannot be read: .*{reason}"
@@ -97,16 +97,14 @@ def test_a_reader_that_hangs_or_dies_is_one_unreadable_slide(slides: list[str]) 
 def test_a_child_reads_the_same_pixels(slides: list[str]) -> None:
     import openslide
 
-    from patchgen.slides.child import SlideChild
+    from patchgen.slides.slide import open_slide
 
-    child = SlideChild(slides[1])
-    with openslide.OpenSlide(slides[1]) as plain:
-        assert (child.dimensions, child.level_downsamples) == (plain.dimensions, plain.level_downsamples)
+    with open_slide(slides[1]) as child, openslide.OpenSlide(slides[1]) as plain:
+        assert (child.size, child.downsamples) == (plain.dimensions, plain.level_downsamples)
         assert child.properties == dict(plain.properties)
         for scale in (0.1, 0.99, 1.0, 1.5, 2.0, 2.02, 3.9, 4.0, 99.0):
             level = plain.get_best_level_for_downsample(scale)
-            assert child.get_best_level_for_downsample(scale) == level
+            assert child.best_level(scale) == level
             for corner, size in (((90, 95), (70, 50)), ((-20, 550), (130, 130))):
                 one, other = (slide.read_region(corner, level, size) for slide in (child, plain))
                 assert one.mode == other.mode and one.tobytes() == other.tobytes()
-    child.close()

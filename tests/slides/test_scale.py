@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -18,7 +19,6 @@ pytest.importorskip("openslide")
 pytest.importorskip("shapely")
 
 from patchgen.slides.cohort import Rates, rates  # noqa: E402
-from patchgen.slides.scan import TilePrediction  # noqa: E402
 from patchgen.slides.slide import Slide  # noqa: E402
 from patchgen.slides.tissue import TISSUE  # noqa: E402
 
@@ -166,12 +166,12 @@ def test_patients_pool_the_tiles_of_their_slides(cohort: Path, model: Path, tmp_
     assert "Patients, over the tiles" in (tmp_path / "o" / "index.html").read_text()
 
 
-def tiles_of(values: np.ndarray) -> list[TilePrediction]:
+def tiles_of(values: np.ndarray) -> pd.DataFrame:
     """One tile per value (rows, columns), the probability of class b."""
-    return [
-        TilePrediction(column, row, (0, 0, 1, 1), 1.0, "b" if p > 0.5 else "a", (1 - p, p), None, None)
-        for (row, column), p in np.ndenumerate(values)
-    ]
+    row, column = np.indices(values.shape)
+    p = values.ravel()
+    labels = np.where(p > 0.5, "b", "a")
+    return pd.DataFrame({"column": column.ravel(), "row": row.ravel(), "label": labels, "p_a": 1 - p, "p_b": p})
 
 
 def test_intervals_are_those_of_independent_blocks() -> None:

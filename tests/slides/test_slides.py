@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -154,14 +155,21 @@ def test_no_file_and_no_slide(tmp_path: Path) -> None:
 # Predictions
 
 
-def test_every_tile_gets_its_own_verdict(
-    planted: Planted, opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
-) -> None:
-    tiles = list(read_tiles(scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv"), CLASSES))
-    assert {(tile.column, tile.row): tile.label for tile in tiles} == planted.tiles
-    for tile in tiles:
-        assert tile.box == grid.box(tile.column, tile.row) and sum(tile.probabilities) == pytest.approx(1, abs=1e-5)
-        assert tile.mask == pytest.approx(0.25 + tile.probabilities[1] / 2, abs=1e-5) and tile.unlike_training is None
+@pytest.fixture(scope="module")
+def tiles(
+    opened: Slide, grid: TileGrid, places: list[Window], tmp_path_factory: pytest.TempPathFactory
+) -> pd.DataFrame:
+    return read_tiles(scanned(ByColour(), opened, grid, places, tmp_path_factory.mktemp("scan") / "tiles.csv"))
+
+
+def test_every_tile_gets_its_own_verdict(planted: Planted, grid: TileGrid, tiles: pd.DataFrame) -> None:
+    assert {(tile.column, tile.row): tile.label for tile in tiles.itertuples()} == planted.tiles
+    for tile in tiles.itertuples():
+        left, top, right, bottom = grid.box(tile.column, tile.row)
+        assert (tile.x, tile.y, tile.width, tile.height) == (left, top, right - left, bottom - top)
+    np.testing.assert_allclose(tiles["p_pink"] + tiles["p_violet"], 1, atol=1e-5)
+    np.testing.assert_allclose(tiles["mask"], 0.25 + tiles["p_violet"] / 2, atol=1e-5)
+    assert tiles["unlike_training"].isna().all()
 
 
 @pytest.mark.parametrize(("lost_lines", "torn"), [(0, ""), (3, "12,7,768,4")])
@@ -181,26 +189,19 @@ def test_a_killed_pass_goes_on_to_the_same_file(
     assert file.read_text() == whole and sum(counts) == len(places)
     assert rest.batches == -(-len(places) // 8) - (2 if lost_lines else 3)
     again = ByColour()
-    scan(again, opened, grid, places, file, 8)  # type: ignore[arg-type]
+    scanned(again, opened, grid, places, file)
     assert again.batches == 0 and file.read_text() == whole
-
-
-def test_a_file_of_other_tiles_is_not_mixed_in(
-    opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
-) -> None:
-    file = scanned(ByColour(), opened, grid, places[1:], tmp_path / "tiles.csv")
     with pytest.raises(ValueError, match="other tiles"):
-        scan(ByColour(), opened, grid, places, file)  # type: ignore[arg-type]
+        scanned(again, opened, grid, places[1:], file)
 
 
 # Maps and shapes
 
 
 def test_maps_have_each_value_at_its_place(
-    planted: Planted, opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path
+    planted: Planted, opened: Slide, grid: TileGrid, tiles: pd.DataFrame, tmp_path: Path
 ) -> None:
-    file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
-    maps = collect_maps(read_tiles(file, CLASSES), grid, CLASSES)
+    maps = collect_maps(tiles, grid, CLASSES)
     assert set(maps) == {"p pink", "p violet", "mask mean"}
     for row in range(grid.rows):
         for column in range(grid.columns):
@@ -225,12 +226,11 @@ def test_maps_have_each_value_at_its_place(
     assert min(Image.open(tmp_path / "violet_overlay.png").size) > 300
 
 
-def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: list[Window], tmp_path: Path) -> None:
-    file = scanned(ByColour(), opened, grid, places, tmp_path / "tiles.csv")
-    write_geojson(tmp_path / "t.geojson", read_tiles(file, CLASSES), CLASSES)
+def test_geojson_is_what_qupath_reads(tiles: pd.DataFrame, tmp_path: Path) -> None:
+    write_geojson(tmp_path / "t.geojson", tiles, CLASSES)
     found = json.loads((tmp_path / "t.geojson").read_text())
-    assert found["type"] == "FeatureCollection" and len(found["features"]) == len(places)
-    for one, tile in zip(found["features"], read_tiles(file, CLASSES), strict=True):
+    assert found["type"] == "FeatureCollection" and len(found["features"]) == len(tiles)
+    for one, tile in zip(found["features"], tiles.itertuples(), strict=True):
         [ring] = one["geometry"]["coordinates"]
         assert one["type"] == "Feature" and one["geometry"]["type"] == "Polygon"
         assert ring[0] == ring[-1] and len(ring) == 5 and len({tuple(point) for point in ring}) == 4
@@ -240,8 +240,9 @@ def test_geojson_is_what_qupath_reads(opened: Slide, grid: TileGrid, places: lis
         properties = one["properties"]
         assert properties["classification"]["name"] == tile.label
         assert tuple(properties["classification"]["color"]) == CLASS_COLOURS[CLASSES.index(tile.label)]
-        assert properties["measurements"]["p violet"] == tile.probabilities[1]
-    write_geojson(tmp_path / "empty.geojson", [], CLASSES)
+        assert properties["measurements"]["p violet"] == tile.p_violet
+        assert properties["measurements"].keys() == {"p pink", "p violet", "tissue", "mask mean"}
+    write_geojson(tmp_path / "empty.geojson", tiles[:0], CLASSES)
     assert json.loads((tmp_path / "empty.geojson").read_text())["features"] == []
 
 

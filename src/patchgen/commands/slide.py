@@ -129,7 +129,7 @@ def with_scale(arguments: Scaled, predictor: Predictor) -> Scaled:
 
 def tile_settings(arguments: SlideArguments, predictor: Predictor, slide: Slide, digest: str) -> dict[str, Any]:
     """The settings that the tiles and their predictions depend on."""
-    from patchgen.slides.tissue import rule_for
+    from patchgen.slides.tissue import tissue_facts
 
     return {
         "slide": slide.path.name,
@@ -138,7 +138,7 @@ def tile_settings(arguments: SlideArguments, predictor: Predictor, slide: Slide,
         "mpp": arguments.mpp,
         "tile": arguments.tile,
         "min_tissue": arguments.min_tissue,
-        **rule_for(slide.path, arguments.tissue, arguments.mask).facts(),
+        **tissue_facts(slide.path, arguments.tissue, arguments.mask),
         "image_size": predictor.config.image_size,
         "classes": list(predictor.classes),
         "model": digest,
@@ -175,18 +175,14 @@ def find_tiles(slide: Slide, options: SlideArguments) -> tuple[TileGrid, np.ndar
     Raises:
         UnreadableSlide: there are none.
     """
-    from patchgen.slides.slide import UnreadableSlide, make_grid
-    from patchgen.slides.tissue import find_tissue, find_windows, rule_for
+    from patchgen.slides import tissue
 
     assert options.mpp is not None and options.tile is not None  # by `with_scale`
-    grid = make_grid(slide, options.mpp, options.tile)
-    small, mask = find_tissue(slide, grid, rule_for(slide.path, options.tissue, options.mask))
-    windows = find_windows(mask, grid, options.min_tissue)
-    if not windows:
-        raise UnreadableSlide(
-            slide.path, f"no tile has {options.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
-        )
-    slide.handle.allow(len(windows))
+    grid, small, mask, windows = tissue.find_tiles(
+        slide, mpp=options.mpp, tile=options.tile, tissue=options.tissue, mask=options.mask,
+        min_tissue=options.min_tissue,
+    )  # fmt: skip
+    slide.allow(len(windows))
     return grid, small, mask, windows
 
 
@@ -229,10 +225,9 @@ def _write_results(
     from patchgen.slides.heatmap import collect_maps, write_geojson, write_map
     from patchgen.slides.scan import read_tiles
 
-    write_geojson(folder / "tiles.geojson", read_tiles(folder / TILES, classes), classes)
-    maps = collect_maps(read_tiles(folder / TILES, classes), grid, classes)
-    files = {}
-    for i, (name, values) in enumerate(maps.items()):
+    tiles, files = read_tiles(folder / TILES), {}
+    write_geojson(folder / "tiles.geojson", tiles, classes)
+    for i, (name, values) in enumerate(collect_maps(tiles, grid, classes).items()):
         plain = re.sub(r"[^\w-]+", "_", name)[:48]  # the number distinguishes classes with the same plain name
         files[name] = write_map(folder / f"map_{i:02d}_{plain}", name, values, grid, small, mpp)
     return files

@@ -197,7 +197,7 @@ def main(argv: list[str]) -> int:
             "site into a separate folder, or name the sites in the column `domain` of --labels",
             file=sys.stderr,
         )
-    for reason, number in plan.left_aside.items():
+    for reason, number in plan.ignored.items():
         print(f"annotations ignored: {number} x {printable(reason)}", file=sys.stderr)
     failures |= {str(path): "it has neither an annotation nor a label" for path in plan.unlabelled}
     if count:

@@ -8,7 +8,7 @@ set would run instead of Python's own.
 
 If an untrusted file makes its reader crash or hang, only that answer is lost:
 
-    child = Child("patchgen.slides.child", seconds=60)
+    child = Child("patchgen.slides.slide", seconds=60)
     facts, data = child.ask({"open": "biopsy.svs"})          # ChildDied: it crashed or timed out
 
 and in the module of that name, under `if __name__ == "__main__":`

@@ -1,6 +1,6 @@
 """Manual annotations as exported by QuPath: GeoJSON polygons with the name of a class.
 
-    summary = summarise("biopsy.geojson")                    # class names, and counts of ignored features
+    classes, ignored = summarise("biopsy.geojson")           # {"tumour": 3}, Counter({"no class": 1})
     shares(boxes, "biopsy.geojson")                          # [({"tumour": 0.75, "stroma": 0.25}, 1.0), ...]
 
 Coordinates are pixels of level 0. Polygons may have holes and several parts; self-intersecting ones are repaired.
@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,26 +34,20 @@ MOST_BYTES = 1 << 28  # of a file
 MOST_POINTS = 1_000_000  # of all polygons together
 SECONDS, MEMORY = 60.0, 4 << 30  # to read the file, and bytes of the child's address space
 BOX_SECONDS = 0.05  # in addition for each box, on average
+AREAS = ("Polygon", "MultiPolygon")
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Share = tuple[dict[str, float], float]  # share of an area that each class covers, and that any class covers
+Shapes = dict[str, list["BaseGeometry"]]  # by class
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The content of a file."""
-
-    classes: dict[str, int]  # name -> areas
-    left_aside: Counter[str]  # why features are ignored -> how many
-
-
-def summarise(path: str | Path) -> Summary:
-    """The classes of a file.
+def summarise(path: str | Path) -> tuple[dict[str, int], Counter[str]]:
+    """The number of areas of each class, and how many features are ignored for which reason.
 
     Raises:
         ValueError: not GeoJSON, an invalid polygon, too much for the limits, or no labelled area.
     """
     answer, _ = _ask(path, {}, SECONDS)
-    return Summary(answer["classes"], Counter(answer["left_aside"]))
+    return answer["classes"], Counter(answer["ignored"])
 
 
 def shares(
@@ -101,59 +94,48 @@ def _ask(path: str | Path, request: dict[str, Any], seconds: float) -> Message:
 # In the child
 
 
-class Cover:
-    """How much of an area each class covers."""
-
-    def __init__(self, shapes: Mapping[str, list[BaseGeometry]], origin: tuple[float, float] = (0, 0)) -> None:
-        from shapely import STRtree, union_all
-        from shapely.affinity import translate
-
-        self.trees: dict[str, STRtree] = {}
-        for name, parts in shapes.items():
-            whole = translate(union_all(parts), *origin)  # parts that overlap count once
-            self.trees[name] = STRtree([part for part in getattr(whole, "geoms", [whole]) if part.area])
-
-    def shares(self, box: Box) -> Share:
-        """Share of the area in each class that covers any of it, and in any class."""
-        import shapely
-
-        area, by_class, pieces = shapely.box(*box), {}, []
-        for name, tree in self.trees.items():
-            near = tree.geometries[tree.query(area, predicate="intersects")]
-            inside = shapely.intersection(near, area)
-            if len(near) and (covered := float(shapely.area(inside).sum())):
-                by_class[name] = min(1.0, covered / area.area)
-                pieces.extend(inside)
-        return by_class, min(1.0, float(shapely.union_all(pieces).area / area.area)) if pieces else 0.0
+def _answer(request: dict[str, Any], _: bytes) -> Message:
+    """Answers `summarise`, `shares` and `drawn_mask`."""
+    shapes, ignored = read_shapes(request["read"], any_class="size" in request)
+    if "size" in request:
+        return {}, _draw(shapes, tuple(request["size"]), tuple(request["scale"]))
+    if "boxes" in request:
+        used = {name: parts for name, parts in shapes.items() if name not in request["ignore"]}
+        return {"shares": _shares(used, request["boxes"], request["origin"])}, b""
+    return {"classes": {name: len(areas) for name, areas in shapes.items()}, "ignored": ignored}, b""
 
 
-def read_shapes(path: str | Path, any_class: bool = False) -> tuple[dict[str, list[BaseGeometry]], Counter[str]]:
-    """The shapes of a file by class, and how many features are ignored for which reason.
+def read_shapes(path: str | Path, any_class: bool = False) -> tuple[Shapes, Counter[str]]:
+    """The shapes of a file, and how many features are ignored for which reason.
 
     Args:
         any_class: Take areas without a class too.
     """
     from shapely.errors import ShapelyError
 
-    shapes: dict[str, list[BaseGeometry]] = {}
-    aside: Counter[str] = Counter()
+    shapes: Shapes = {}
+    ignored: Counter[str] = Counter()
     for number, feature in enumerate(_features(Path(path)), 1):
         try:
-            properties = feature.get("properties") or {}
-            name, why = _class_name(properties), _why_not(properties, feature.get("geometry") or {})
-            if why or not (name or any_class) or name.endswith("*"):
-                aside[why or ("class " + name if name else "no class")] += 1
-                continue
-            shapes.setdefault(name, []).append(_area(feature["geometry"]))
+            properties, geometry = feature.get("properties") or {}, feature.get("geometry") or {}
+            name, kind = _class_name(properties), str(properties.get("objectType") or "annotation").lower()
+            if kind not in ("annotation", "pathannotationobject"):
+                ignored[f"object of type {kind}"] += 1
+            elif geometry.get("type") not in (*AREAS, "GeometryCollection"):
+                ignored[f"shape {geometry.get('type')}"] += 1
+            elif not (name or any_class) or name.endswith("*"):
+                ignored[f"class {name}" if name else "no class"] += 1
+            else:
+                shapes.setdefault(name, []).append(_area(geometry))
         except (AttributeError, KeyError, TypeError, IndexError, ValueError, OverflowError, ShapelyError) as error:
             raise ValueError(
                 f"{path}: feature {number} is not a polygon as QuPath exports it "
                 f"({type(error).__name__}: {error!s:.100}); export the annotations again as GeoJSON"
             ) from error
     if not shapes:
-        counts = ", ".join(f"{count} x {why}" for why, count in aside.items()) or "no feature"
+        counts = ", ".join(f"{count} x {why}" for why, count in ignored.items()) or "no feature"
         raise ValueError(f"{path} labels nothing ({counts}); give the annotations a class in QuPath and export again")
-    return shapes, aside
+    return shapes, ignored
 
 
 def _features(path: Path) -> list[dict[str, Any]]:
@@ -168,10 +150,9 @@ def _features(path: Path) -> list[dict[str, Any]]:
         if str(path) in str(error):
             raise
         raise ValueError(f"{path} is not readable GeoJSON ({type(error).__name__}: {error!s:.100})") from error
-    kind: Any = type(content).__name__
+    kind = content.get("type") if isinstance(content, dict) else type(content).__name__
     features = content
     if isinstance(content, dict):
-        kind = content.get("type")
         features = content.get("features") if kind == "FeatureCollection" else [content] if kind == "Feature" else None
     if not isinstance(features, list) or not all(isinstance(feature, dict) for feature in features):
         raise ValueError(f"{path} is no GeoJSON of features, found {shortly(kind)}")
@@ -187,15 +168,6 @@ def _class_name(properties: dict[str, Any]) -> str:
     return ": ".join(str(name) for name in names).strip()
 
 
-def _why_not(properties: dict[str, Any], geometry: dict[str, Any]) -> str:
-    """Why a feature is ignored; empty if it labels an area."""
-    kind = str(properties.get("objectType") or "annotation").lower()
-    if kind not in ("annotation", "pathannotationobject"):
-        return f"object of type {kind}"
-    shape = str(geometry.get("type"))
-    return "" if shape in ("Polygon", "MultiPolygon", "GeometryCollection") else f"shape {shape}"
-
-
 def _area(geometry: dict[str, Any]) -> BaseGeometry:
     """The valid area of a polygon with its holes, of several, or of those of a collection."""
     import shapely
@@ -203,14 +175,35 @@ def _area(geometry: dict[str, Any]) -> BaseGeometry:
 
     area = shape(geometry)
     area = area if area.is_valid else shapely.make_valid(area)
-    parts = [part for part in shapely.get_parts(area) if part.geom_type in ("Polygon", "MultiPolygon")]
-    whole = shapely.union_all(parts)
+    whole = shapely.union_all([part for part in shapely.get_parts(area) if part.geom_type in AREAS])
     if not 0 < whole.area < float("inf"):
         raise ValueError("it has no area")
     return whole
 
 
-def _drawn(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scale: tuple[float, float]) -> bytes:
+def _shares(shapes: Mapping[str, list[BaseGeometry]], boxes: Sequence[Box], origin: Sequence[float]) -> list[Share]:
+    """Of each box the share in every class that covers any of it, and in any class."""
+    import shapely
+    from shapely.affinity import translate
+
+    trees = {}
+    for name, parts in shapes.items():
+        whole = translate(shapely.union_all(parts), *origin)  # parts that overlap count once
+        trees[name] = shapely.STRtree([part for part in getattr(whole, "geoms", [whole]) if part.area])
+    shares: list[Share] = []
+    for box in boxes:
+        area, by_class, pieces = shapely.box(*box), {}, []
+        for name, tree in trees.items():
+            inside = shapely.intersection(tree.geometries[tree.query(area, predicate="intersects")], area)
+            if covered := float(shapely.area(inside).sum()):
+                by_class[name] = min(1.0, covered / area.area)
+                pieces.extend(inside)
+        covered = min(1.0, float(shapely.union_all(pieces).area / area.area)) if pieces else 0.0
+        shares.append((by_class, covered))
+    return shares
+
+
+def _draw(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scale: tuple[float, float]) -> bytes:
     """The shapes as a picture of bytes 0 and 1, row by row."""
     import shapely
     from PIL import Image, ImageDraw
@@ -222,18 +215,6 @@ def _drawn(shapes: Mapping[str, list[BaseGeometry]], size: tuple[int, int], scal
         for ring, value in [(polygon.exterior, 1), *((hole, 0) for hole in polygon.interiors)]:
             draw.polygon([(x / scale[0], y / scale[1]) for x, y, *_ in ring.coords], fill=value)
     return picture.tobytes()
-
-
-def _answer(request: dict[str, Any], _: bytes) -> Message:
-    """Answers `summarise`, `shares` and `drawn_mask`."""
-    drawing = "size" in request
-    shapes, aside = read_shapes(request["read"], any_class=drawing)
-    if drawing:
-        return {}, _drawn(shapes, tuple(request["size"]), tuple(request["scale"]))
-    if "boxes" not in request:
-        return {"classes": {name: len(areas) for name, areas in shapes.items()}, "left_aside": aside}, b""
-    cover = Cover({k: v for k, v in shapes.items() if k not in request["ignore"]}, request["origin"])
-    return {"shares": [cover.shares(tuple(box)) for box in request["boxes"]]}, b""
 
 
 if __name__ == "__main__":

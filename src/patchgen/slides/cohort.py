@@ -18,13 +18,14 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from patchgen.common.files import write_csv
 from patchgen.common.untrusted import read_json
 from patchgen.pages.page import Cell, file_address, render, write_page
 from patchgen.slides.heatmap import MASK, TILE_NOTICE, save_png
-from patchgen.slides.scan import TilePrediction, read_tiles
+from patchgen.slides.scan import read_tiles
 from patchgen.slides.slide import TileGrid
 
 TABLE, PATIENTS, PAGE, THUMBNAIL = "cohort.csv", "patients.csv", "index.html", "thumbnail.png"
@@ -42,48 +43,42 @@ class Rates:
     def tiles(self) -> int:
         return round(self.blocks[:, 0].sum())
 
-    @property
+    @cached_property
     def values(self) -> np.ndarray:
-        """(2C,): the means, then the shares."""
-        return _rates(self.blocks.sum(0))
+        """(2C,): mean probability of each class, then the share of the tiles that it is predicted for."""
+        sums = self.blocks.sum(0)
+        return sums[1:] / sums[0]
 
     @property
     def means(self) -> np.ndarray:
-        """(C,): mean probability of each class."""
         return np.split(self.values, 2)[0]
 
     @property
     def shares(self) -> np.ndarray:
-        """(C,): share of the tiles that it is predicted for."""
         return np.split(self.values, 2)[1]
-
-    @cached_property
-    def interval(self) -> np.ndarray:
-        """(2, 2C): lower and upper ends of the 95 % intervals; NaN with a single block."""
-        count = len(self.blocks)
-        if count < 2:
-            return np.full((2, self.blocks.shape[1] - 1), np.nan)
-        drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
-        return np.quantile(_rates(drawn @ self.blocks), (0.025, 0.975), axis=0)
 
     @property
     def best(self) -> int:
         """The class with the largest mean probability."""
         return int(np.argmax(self.means))
 
+    @cached_property
+    def interval(self) -> np.ndarray:
+        """(2, 2C): lower and upper ends of the 95 % intervals; NaN with a single block."""
+        count = len(self.blocks)
+        if count < 2:
+            return np.full((2, len(self.values)), np.nan)
+        drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)  # (R, B)
+        sums = drawn @ self.blocks
+        return np.quantile(sums[:, 1:] / sums[:, :1], (0.025, 0.975), axis=0)
 
-def _rates(sums: np.ndarray) -> np.ndarray:
-    return sums[..., 1:] / sums[..., :1]
 
-
-def rates(tiles: Sequence[TilePrediction], classes: Sequence[str]) -> Rates:
+def rates(tiles: pd.DataFrame, classes: Sequence[str]) -> Rates:
     """Sums over blocks of neighbouring tiles."""
-    rows = np.array([[1, *tile.probabilities, *(tile.label == name for name in classes)] for tile in tiles], float)
-    places = np.array([(tile.column // BLOCK, tile.row // BLOCK) for tile in tiles])
-    _, block = np.unique(places, axis=0, return_inverse=True)
-    sums = np.zeros((block.max() + 1, rows.shape[1]))
-    np.add.at(sums, block.ravel(), rows)
-    return Rates(sums)
+    predicted = tiles["label"].to_numpy()[:, None] == np.array(classes, dtype=object)
+    numbers = np.column_stack([np.ones(len(tiles)), tiles[[f"p_{name}" for name in classes]], predicted])
+    block = [tiles["column"].to_numpy() // BLOCK, tiles["row"].to_numpy() // BLOCK]
+    return Rates(pd.DataFrame(numbers.astype(float)).groupby(block).sum().to_numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,19 +98,17 @@ class SlideSummary:
 
 def summarise(folder: Path) -> SlideSummary:
     """The summary of a finished slide's folder."""
-    facts = read_json(folder / "slide.json")
-    classes, tiles = tuple(facts["classes"]), list(read_tiles(folder / "tiles.csv", facts["classes"]))
-    area = (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
+    facts, tiles = read_json(folder / "slide.json"), read_tiles(folder / "tiles.csv")
+    classes, area = tuple(facts["classes"]), (facts["tile"] * facts["mpp"] / 1000) ** 2  # of a tile
+    unlike, mask = (
+        float(tiles[name].astype(float).mean()) if tiles[name].notna().any() else None
+        for name in ("unlike_training", "mask")
+    )
+    maps = {name: files[0] for name, files in facts["files"].items()}
+    tissue = float(tiles["tissue"].sum()) * area
     return SlideSummary(
-        folder, facts["slide"], facts["model"], sum(tile.tissue for tile in tiles) * area, classes,
-        rates(tiles, classes), _mean([tile.unlike_training for tile in tiles]), _mean([tile.mask for tile in tiles]),
-        {name: files[0] for name, files in facts["files"].items()},
-    )  # fmt: skip
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+        folder, facts["slide"], facts["model"], tissue, classes, rates(tiles, classes), unlike, mask, maps
+    )
 
 
 def save_thumbnail(folder: Path, small: np.ndarray, grid: TileGrid) -> None:
@@ -144,10 +137,8 @@ def write_cohort(
     write_csv(out / TABLE, [*header, *names, "error"], rows, people=True)
     pooled = _by_patient(slides, patients or {})
     if pooled:
-        cells = [
-            [name, str(len(of)), str(rate.tiles), classes[rate.best], *_numbers(rate)] for name, of, rate in pooled
-        ]
-        write_csv(out / PATIENTS, ["patient", "slides", "tiles", "label", *names], cells, people=True)
+        rows = [[name, str(len(of)), str(rate.tiles), classes[rate.best], *_numbers(rate)] for name, of, rate in pooled]
+        write_csv(out / PATIENTS, ["patient", "slides", "tiles", "label", *names], rows, people=True)
     return write_page(out / PAGE, _page(slides, failed, pooled))
 
 
@@ -163,8 +154,7 @@ def _by_patient(
 
 
 def _numbers(rate: Rates) -> list[str]:
-    numbers = [*rate.values, *rate.interval[0], *rate.interval[1]]
-    return ["" if np.isnan(value) else f"{value:.6f}" for value in numbers]
+    return ["" if np.isnan(value) else f"{value:.6f}" for value in [*rate.values, *rate.interval.flat]]
 
 
 def _cells(slide: SlideSummary) -> list[str]:
@@ -177,7 +167,7 @@ def _cells(slide: SlideSummary) -> list[str]:
 def _page(
     slides: Sequence[SlideSummary],
     failures: Sequence[tuple[str, str]],
-    pooled: Sequence[tuple[str, list[SlideSummary], Rates]] = (),
+    pooled: Sequence[tuple[str, list[SlideSummary], Rates]],
 ) -> str:
     classes = slides[0].classes
     rows = [

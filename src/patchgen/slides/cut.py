@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +22,9 @@ from PIL import Image
 
 from patchgen.common.files import replacing_folder, write_csv, write_text
 from patchgen.common.reading import DECODERS
-from patchgen.slides.annotations import Box, shares
-from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, check_count, make_grid, open_slide
-from patchgen.slides.tissue import Window, find_tissue, find_windows, rule_for
+from patchgen.slides.annotations import shares
+from patchgen.slides.slide import Slide, TileGrid, open_slide
+from patchgen.slides.tissue import Window, find_tiles, tissue_facts
 
 TILES, DESCRIPTION = "tiles.csv", "slide.json"
 COLUMNS = ("file", "label", "x", "y", "width", "height", "tissue", "cover")
@@ -59,21 +58,17 @@ def cut_slide(
     """
     rules = CutSettings(**{**settings, "ignore": tuple(settings["ignore"])})
     with open_slide(slide, rules.mpp_slide) as opened:
-        grid = make_grid(opened, rules.mpp, rules.tile)
-        _, mask = find_tissue(opened, grid, rule_for(opened.path, rules.tissue, rules.mask))
-        check_count(opened, *(math.ceil(n / (1 - rules.overlap)) for n in (grid.columns, grid.rows)))
-        windows = find_windows(mask, grid, rules.min_tissue, rules.overlap)
-        if not windows:
-            raise UnreadableSlide(
-                slide, f"no tile has {rules.min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
-            )
+        grid, _, _, windows = find_tiles(
+            opened, mpp=rules.mpp, tile=rules.tile, tissue=rules.tissue, mask=rules.mask,
+            min_tissue=rules.min_tissue, overlap=rules.overlap,
+        )  # fmt: skip
         tiles = list(_labelled(opened, grid, windows, annotation, label, rules))
-        counts = Counter(name for _, name, _ in tiles)
         labelled = [tile for tile in tiles if tile[1] not in (AMBIGUOUS, OUTSIDE)]
-        opened.handle.allow(len(labelled))
+        opened.allow(len(labelled))
         with replacing_folder(result, sync=False) as temporary:
             _write_tiles(temporary, opened, grid, labelled, rules.tile)
-            facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": dict(counts)}
+            counts = dict(Counter(name for _, name, _ in tiles))
+            facts = {**description(slide, annotation, label, rules), "tissue": len(windows), "counts": counts}
             write_text(temporary / DESCRIPTION, json.dumps(facts, indent=2) + "\n")
 
 
@@ -83,7 +78,7 @@ def description(slide: str, annotation: str | None, label: str, rules: CutSettin
     size = Path(slide).stat().st_size if Path(slide).exists() else -1
     settings = {**asdict(rules), "ignore": list(rules.ignore)}
     del settings["tissue"], settings["mask"]
-    settings |= rule_for(Path(slide), rules.tissue, rules.mask).facts()
+    settings |= tissue_facts(Path(slide), rules.tissue, rules.mask)
     return {"slide": Path(slide).name, "bytes": size, "annotation": drawn, "label": label, **settings}
 
 
@@ -109,16 +104,12 @@ def _labelled(
         yield from ((window, label, 1.0) for window in windows)
         return
     origin = slide.origin if rules.from_corner else (0, 0)
-    covers = shares([_box(window, grid) for window in windows], annotation, ignore=rules.ignore, origin=origin)
+    boxes = [(x, y, x + grid.step[0], y + grid.step[1]) for x, y in (window.corner for window in windows)]
+    covers = shares(boxes, annotation, ignore=rules.ignore, origin=origin)
     for window, (by_class, covered) in zip(windows, covers, strict=True):
         name = choose_label(by_class, covered, rules.min_label)
         share = by_class.get(name, 1 - covered)
         yield window, rules.outside if name == OUTSIDE and rules.outside else name, share
-
-
-def _box(window: Window, grid: TileGrid) -> Box:
-    left, top = window.corner
-    return left, top, left + grid.step[0], top + grid.step[1]
 
 
 def _write_tiles(
@@ -128,7 +119,8 @@ def _write_tiles(
 
     def write(tile: tuple[Window, str, float]) -> tuple[str, ...]:
         window, label, share = tile
-        left, top, right, bottom = (round(n) for n in _box(window, grid))
+        (x, y), (width, height) = window.corner, grid.step
+        left, top, right, bottom = (round(n) for n in (x, y, x + width, y + height))
         name = f"x{left}_y{top}.png"
         Image.fromarray(slide.read(window.corner, grid.step, (size, size))).save(folder / name, "PNG")
         place = [str(n) for n in (left, top, right - left, bottom - top)]

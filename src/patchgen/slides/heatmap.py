@@ -1,31 +1,28 @@
 """Tile predictions as maps of the slide, and as GeoJSON.
 
-    maps = collect_maps(read_tiles(file, classes), grid, classes)     # {"p tumour": (rows, columns), ...}
+    tiles = read_tiles(file)
+    maps = collect_maps(tiles, grid, classes)                         # {"p tumour": (rows, columns), ...}
     write_map(out / "tumour", "p tumour", maps["p tumour"], grid, small, slide.mpp)
-    write_geojson(out / "tiles.geojson", read_tiles(file, classes), classes)
+    write_geojson(out / "tiles.geojson", tiles, classes)
 
 A map has one value per tile, colours fixed to 0..1, and is empty without tissue. It is drawn in squares, without
 smoothing, which would suggest a finer resolution.
-
-QuPath (0.4 and newer) imports the GeoJSON by drag and drop. It has a feature per tile: its square in level-0 pixels
-(the format is meant for geographic coordinates, but QuPath reads pixels), the predicted class with a colour, and every
-probability as a measurement.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from patchgen.common.files import replacing
 from patchgen.draw.overlay import COLOURS, NOTICE, as_picture, panels
 from patchgen.slides.pyramid import write_pyramid
-from patchgen.slides.scan import TilePrediction
 from patchgen.slides.slide import TileGrid
 
 MASK = "mask mean"
@@ -36,16 +33,12 @@ CLASS_COLOURS = (
 )  # fmt: skip
 
 
-def collect_maps(tiles: Iterable[TilePrediction], grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
+def collect_maps(tiles: pd.DataFrame, grid: TileGrid, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """(rows, columns) float32 for each class and, if the model has a mask, its mean; NaN without a tile."""
-    names = [*(f"p {name}" for name in classes), MASK]
-    maps = {name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in names}
-    for tile in tiles:
-        for name, value in zip(classes, tile.probabilities, strict=True):
-            maps[f"p {name}"][tile.row, tile.column] = value
-        maps[MASK][tile.row, tile.column] = np.nan if tile.mask is None else tile.mask
-    if np.isnan(maps[MASK]).all():
-        del maps[MASK]
+    columns = {f"p {name}": f"p_{name}" for name in classes} | ({MASK: "mask"} if tiles["mask"].notna().any() else {})
+    maps = {name: np.full((grid.rows, grid.columns), np.nan, np.float32) for name in columns}
+    for name, column in columns.items():
+        maps[name][tiles["row"].to_numpy(), tiles["column"].to_numpy()] = tiles[column]
     return maps
 
 
@@ -59,10 +52,8 @@ def colour(values: np.ndarray) -> np.ndarray:
     """Values in [0, 1] -> (..., 4) uint8; NaN is white and transparent."""
     from matplotlib import colormaps
 
-    there = ~np.isnan(values)
-    painted = colormaps[COLOURS](np.where(there, values, 0), bytes=True)
-    painted[~there] = (255, 255, 255, 0)
-    return painted
+    colours = colormaps[COLOURS].with_extremes(bad=(1, 1, 1, 0))
+    return np.asarray(colours(np.ma.masked_invalid(values), bytes=True))
 
 
 def write_map(
@@ -75,13 +66,13 @@ def write_map(
         small: The slide's thumbnail, at `grid.cell` pixels per tile.
         mpp: Microns per pixel of the slide's level 0.
     """
-    pixels = colour(enlarge(values, grid))
+    large = enlarge(values, grid)
+    pixels, notice = colour(large), NOTICE if name == MASK else TILE_NOTICE
     files = [stem.with_name(stem.name + end) for end in (".png", ".tif", "_overlay.png")]
+    x, y = (m * whole / n for m, whole, n in zip(mpp, grid.size, grid.map_size, strict=True))
     save_png(files[0], Image.fromarray(pixels))
-    scale = [m * whole / n for m, whole, n in zip(mpp, grid.size, grid.map_size, strict=True)]
-    notice = NOTICE if name == MASK else TILE_NOTICE
-    write_pyramid(files[1], np.ascontiguousarray(pixels[..., :3]), (scale[0], scale[1]), f"{name}: {notice}")
-    save_png(files[2], overlay(small, enlarge(values, grid), name, notice))
+    write_pyramid(files[1], np.ascontiguousarray(pixels[..., :3]), (x, y), f"{name}: {notice}")
+    save_png(files[2], overlay(small, large, name, notice))
     return [file.name for file in files]
 
 
@@ -102,32 +93,35 @@ def overlay(small: np.ndarray, values: np.ndarray, name: str, notice: str) -> Im
     return as_picture(figure)
 
 
-def feature(tile: TilePrediction, classes: Sequence[str]) -> dict[str, Any]:
+def write_geojson(path: str | Path, tiles: pd.DataFrame, classes: Sequence[str]) -> None:
+    """A feature per tile: its square, class, colour, and all numbers, written one by one.
+
+    QuPath (0.4 and newer) imports the file by drag and drop. The format is meant for geographic coordinates, but QuPath
+    reads pixels of level 0.
+    """
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        stream.write('{"type": "FeatureCollection", "features": [')
+        for i, row in enumerate(tiles.itertuples(index=False, name=None)):
+            tile = dict(zip(tiles.columns, row, strict=True))
+            stream.write(("," if i else "") + "\n" + json.dumps(_feature(tile, classes)))
+        stream.write("\n]}\n")
+
+
+def _feature(tile: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:
     """One tile; its ring runs counter-clockwise in GeoJSON's sense (y up) and ends where it began."""
-    left, top, right, bottom = tile.box
-    measurements = {f"p {name}": p for name, p in zip(classes, tile.probabilities, strict=True)}
-    measurements["tissue"] = tile.tissue
-    if tile.mask is not None:
-        measurements["mask mean"] = tile.mask
-    if tile.unlike_training is not None:
-        measurements["unlike training"] = float(tile.unlike_training)
-    colour = CLASS_COLOURS[list(classes).index(tile.label) % len(CLASS_COLOURS)]
+    left, top = tile["x"], tile["y"]
+    right, bottom = left + tile["width"], top + tile["height"]
+    measurements = {f"p {name}": tile[f"p_{name}"] for name in classes} | {"tissue": tile["tissue"]}
+    optional = {"mask mean": tile["mask"], "unlike training": tile["unlike_training"]}
+    measurements |= {name: float(value) for name, value in optional.items() if not pd.isna(value)}
+    colour = CLASS_COLOURS[list(classes).index(tile["label"]) % len(CLASS_COLOURS)]
     ring = [[left, top], [right, top], [right, bottom], [left, bottom], [left, top]]
     return {
         "type": "Feature",
         "geometry": {"type": "Polygon", "coordinates": [ring]},
         "properties": {
             "objectType": "tile",
-            "classification": {"name": tile.label, "color": list(colour)},
+            "classification": {"name": tile["label"], "color": list(colour)},
             "measurements": measurements,
         },
     }
-
-
-def write_geojson(path: str | Path, tiles: Iterable[TilePrediction], classes: Sequence[str]) -> None:
-    """Write the features one by one, without holding them in memory."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
-        stream.write('{"type": "FeatureCollection", "features": [')
-        for i, tile in enumerate(tiles):
-            stream.write(("," if i else "") + "\n" + json.dumps(feature(tile, classes)))
-        stream.write("\n]}\n")

@@ -24,6 +24,7 @@ from patchgen.slides.annotations import summarise
 ENDINGS = (".svs", ".ndpi", ".mrxs", ".scn", ".tif", ".tiff", ".bif", ".svslide", ".vms", ".vmu", ".dcm", ".czi")
 GEOJSON = (".geojson", ".json")
 GROUP = ("group", "patient")  # either is the name of the column
+Rows = Mapping[str, Mapping[str, str]]  # slide, with or without its extension -> its cells in a table
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Plan:
     slides: list[PlannedSlide]
     classes: list[str]
     unlabelled: list[Path]  # neither annotation nor label
-    left_aside: Counter[str]  # ignored features of annotations
+    ignored: Counter[str]  # features of annotations, by the reason
 
 
 def find_slides(words: Sequence[str]) -> list[Path]:
@@ -76,18 +77,17 @@ def _files(words: Sequence[str], endings: tuple[str, ...], rule: str) -> list[Pa
     return list(files)
 
 
-def read_labels(path: str | Path) -> dict[str, dict[str, str]]:
-    """The rows of --labels by slide; a slide is named with or without its extension."""
+def read_labels(path: str | Path) -> Rows:
+    """The rows of --labels."""
     return _read_rows(path, "--labels", ("label", "domain", *GROUP))
 
 
 def read_patients(path: str | Path) -> dict[str, str]:
     """The patient of each slide, by its name in the file."""
-    rows = _read_rows(path, "--patients", GROUP)
-    return {slide: next((cells[name] for name in GROUP if cells.get(name)), slide) for slide, cells in rows.items()}
+    return {slide: _group(cells) or slide for slide, cells in _read_rows(path, "--patients", GROUP).items()}
 
 
-def _read_rows(path: str | Path, option: str, columns: Sequence[str]) -> dict[str, dict[str, str]]:
+def _read_rows(path: str | Path, option: str, columns: Sequence[str]) -> Rows:
     file = expanded(path)
     if not file.is_file():
         raise ValueError(f"{option}: there is no file {printable(path)}")
@@ -106,10 +106,14 @@ def _read_rows(path: str | Path, option: str, columns: Sequence[str]) -> dict[st
     return rows
 
 
+def _group(cells: Mapping[str, str]) -> str:
+    return next((cells[name] for name in GROUP if cells.get(name)), "")
+
+
 def make_plan(
     slides: Sequence[Path],
     annotations: Sequence[Path],
-    labels: Mapping[str, Mapping[str, str]],
+    labels: Rows,
     *,
     classes: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -123,39 +127,40 @@ def make_plan(
         outside: The label of tissue outside all annotations.
     """
     annotation_of = _match(slides, annotations)
-    planned, unlabelled, aside = [], [], Counter[str]()
+    plan = Plan([], [], [], Counter())
     places: dict[str, str] = {outside: "--outside"} if outside else {}  # class -> where it first appears
     for path in slides:
         cells = labels.get(path.name) or labels.get(path.stem) or {}
         annotation, label = annotation_of.get(path), cells.get("label", "")
         if annotation:
-            content = summarise(annotation)
-            aside += content.left_aside
-            aside += Counter({f"class {name}": n for name, n in content.classes.items() if name in ignore})
-            names = {name: str(annotation) for name in content.classes if name not in ignore}
+            areas, ignored = summarise(annotation)
+            plan.ignored.update(ignored)
+            plan.ignored.update({f"class {name}": count for name, count in areas.items() if name in ignore})
+            names = {name: str(annotation) for name in areas if name not in ignore}
         else:
             names = {label: f"the row of {path.name}"} if label else {}
         places = {**names, **places}
         if not names:
-            unlabelled.append(path)
+            plan.unlabelled.append(path)
             continue
-        group = next((cells[name] for name in GROUP if cells.get(name)), path.stem)
         domain = cells.get("domain") or path.absolute().parent.name or "slides"
-        planned.append(PlannedSlide(path, domain, group, "" if annotation else label, annotation))
+        label = "" if annotation else label
+        plan.slides.append(PlannedSlide(path, domain, _group(cells) or path.stem, label, annotation))
     for name, place in places.items():
         if classes and name not in classes:
             raise ValueError(
                 f"unknown class {name!r} in {place}{did_you_mean(name, classes)} (--classes: {', '.join(classes)}); "
                 "correct it, add it to --classes, or ignore its annotations with --ignore"
             )
+    plan.classes.extend(sorted(places))
     first: dict[str, PlannedSlide] = {}
-    for slide in planned:
+    for slide in plan.slides:
         if (other := first.setdefault(slide.folder.lower(), slide)) is not slide:
             raise ValueError(
                 f"{other.path} and {slide.path} are both called {slide.path.stem!r} at site {slide.domain!r}; rename "
                 "one, or give them different sites in the column `domain` of --labels"
             )
-    return Plan(planned, sorted(places), unlabelled, aside)
+    return plan
 
 
 def _match(slides: Sequence[Path], annotations: Sequence[Path]) -> dict[Path, Path]:

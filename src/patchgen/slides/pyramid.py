@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,9 +21,8 @@ from patchgen.common.files import replacing
 
 TILE = 256
 MICRONS = 10_000  # per centimetre
-FORMATS = {"text": (2, "s"), "short": (3, "H"), "long": (4, "L"), "rational": (5, "L")}  # TIFF's number, struct's
-Value = tuple[int, ...] | bytes
-Entry = tuple[int, str, Value]  # tag, kind, value
+KINDS = {"s": 2, "H": 3, "L": 4, "2L": 5}  # struct's letters -> TIFF's number; the last is a fraction
+Entry = tuple[str, Sequence[int] | bytes]  # kind, values
 
 
 def write_pyramid(
@@ -41,8 +40,33 @@ def write_pyramid(
         file.write(struct.pack("<2sHL", b"II", 42, 0))
         link = 4  # position of the offset of the next directory
         for level, pixels in enumerate(_halvings(image)):
-            scale = (image.shape[1] / pixels.shape[1], image.shape[0] / pixels.shape[0])
-            link = _write_level(file, pixels, level, _resolution(mpp, scale), description, link)
+            offsets, sizes = [], []
+            for tile in _tiles(pixels):
+                offsets.append(file.tell())
+                sizes.append(file.write(tile))
+            height, width = pixels.shape[:2]
+            entries: dict[int, Entry] = {
+                254: ("L", (int(level > 0),)),  # a reduced copy
+                256: ("L", (width,)),
+                257: ("L", (height,)),
+                258: ("H", (8, 8, 8)),
+                259: ("H", (8,)),  # deflate
+                262: ("H", (2,)),  # RGB
+                277: ("H", (3,)),
+                284: ("H", (1,)),  # interleaved channels
+                322: ("L", (TILE,)),
+                323: ("L", (TILE,)),
+                324: ("L", offsets),
+                325: ("L", sizes),
+            }
+            if description and not level:
+                entries[270] = ("s", description.encode("ascii", "replace") + b"\0")
+            if mpp:  # pixels per centimetre, as fractions over 1000
+                x, y = mpp[0] * (image.shape[1] / width), mpp[1] * (image.shape[0] / height)
+                entries[282] = ("2L", (round(1000 * MICRONS / x), 1000))
+                entries[283] = ("2L", (round(1000 * MICRONS / y), 1000))
+                entries[296] = ("H", (3,))
+            link = _write_directory(file, entries, link)
 
 
 def _halvings(image: np.ndarray) -> Iterator[np.ndarray]:
@@ -63,56 +87,17 @@ def _tiles(pixels: np.ndarray) -> Iterator[bytes]:
             yield zlib.compress(np.pad(tile, beyond, mode="edge").tobytes(), 6)
 
 
-def _write_level(
-    file: BinaryIO, pixels: np.ndarray, level: int, resolution: list[Entry], description: str, link: int
-) -> int:
-    """Write tiles, then their directory; returns the position of the next directory's offset."""
-    offsets, sizes = [], []
-    for tile in _tiles(pixels):
-        offsets.append(file.tell())
-        sizes.append(file.write(tile))
-    height, width = pixels.shape[:2]
-    entries: list[Entry] = [
-        (254, "long", (int(level > 0),)),  # a reduced copy
-        (256, "long", (width,)),
-        (257, "long", (height,)),
-        (258, "short", (8, 8, 8)),
-        (259, "short", (8,)),  # deflate
-        (262, "short", (2,)),  # RGB
-        (277, "short", (3,)),
-        (284, "short", (1,)),  # interleaved channels
-        (322, "long", (TILE,)),
-        (323, "long", (TILE,)),
-        (324, "long", tuple(offsets)),
-        (325, "long", tuple(sizes)),
-        *resolution,
-        *([(270, "text", description.encode("ascii", "replace") + b"\0")] if description and not level else []),
-    ]
-    return _write_directory(file, sorted(entries), link)
-
-
-def _resolution(mpp: tuple[float, float] | None, scale: tuple[float, float]) -> list[Entry]:
-    """Pixels per centimetre, as fractions over 1000."""
-    if mpp is None:
-        return []
-    x, y = (round(1000 * MICRONS / (microns * times)) for microns, times in zip(mpp, scale, strict=True))
-    return [(282, "rational", (x, 1000)), (283, "rational", (y, 1000)), (296, "short", (3,))]
-
-
-def _write_directory(file: BinaryIO, entries: list[Entry], link: int) -> int:
-    """Write a directory; values of more than four bytes precede it and are referenced by offset."""
+def _write_directory(file: BinaryIO, entries: Mapping[int, Entry], link: int) -> int:
+    """Write a directory, after the values of more than four bytes; returns the position of the next one's offset."""
     rows = []
-    for tag, kind, value in entries:
-        number, letter = FORMATS[kind]
-        data = value if isinstance(value, bytes) else struct.pack(f"<{len(value)}{letter}", *value)
-        count = len(value) // (2 if kind == "rational" else 1)
+    for tag, (kind, values) in sorted(entries.items()):
+        data = values if isinstance(values, bytes) else struct.pack(f"<{len(values)}{kind[-1]}", *values)
         if len(data) > 4:
-            _align(file)
-            data, long = struct.pack("<L", file.tell()), data
-            file.write(long)
-        rows.append(struct.pack("<HHL4s", tag, number, count, data))
-    _align(file)
-    start = file.tell()
+            position = _aligned(file)
+            file.write(data)
+            data = struct.pack("<L", position)
+        rows.append(struct.pack("<HHL4s", tag, KINDS[kind], len(values) // (2 if kind == "2L" else 1), data))
+    start = _aligned(file)
     file.write(struct.pack("<H", len(rows)) + b"".join(rows) + struct.pack("<L", 0))
     end = file.tell()
     file.seek(link)
@@ -121,7 +106,7 @@ def _write_directory(file: BinaryIO, entries: list[Entry], link: int) -> int:
     return end - 4
 
 
-def _align(file: BinaryIO) -> None:
-    """The format requires even offsets."""
-    if file.tell() % 2:
-        file.write(b"\0")
+def _aligned(file: BinaryIO) -> int:
+    """The next even position, which the format requires of offsets."""
+    file.write(b"\0" * (file.tell() % 2))
+    return file.tell()

@@ -1,10 +1,10 @@
 """Predict the tiles of a slide in batches, into a resumable CSV file.
 
     scan(predictor, slide, grid, windows, Path("tiles.csv"))  # appends; a second call predicts only the missing tiles
-    for tile in read_tiles(Path("tiles.csv"), classes): ...
+    tiles = read_tiles(Path("tiles.csv"))                     # a row per tile
 
-Memory holds two batches, whatever the slide's size. A resumed pass uses the same batches as an uninterrupted one, and
-so produces the same file.
+While predicting, memory holds two batches, whatever the slide's size. A resumed pass uses the same batches as an
+uninterrupted one, and so produces the same file.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from patchgen.common.files import not_through_links, replacing
 from patchgen.common.reading import batches
@@ -24,22 +24,7 @@ from patchgen.predict.predictor import Prediction, Predictor
 from patchgen.slides.slide import Slide, TileGrid
 from patchgen.slides.tissue import Window
 
-WHERE = ("column", "row", "x", "y", "width", "height", "tissue")
-VERDICT = ("label", "confidence", "mask", "unlike_training")
-
-
-@dataclass(frozen=True, eq=False)
-class TilePrediction:
-    """A predicted tile, as in a line of the CSV."""
-
-    column: int
-    row: int
-    box: tuple[int, int, int, int]  # left, top, right, bottom in level-0 pixels
-    tissue: float
-    label: str
-    probabilities: tuple[float, ...]
-    mask: float | None  # mean of the selection mask; None if the method has none
-    unlike_training: bool | None
+COLUMNS = ("column", "row", "x", "y", "width", "height", "tissue", "label", "confidence", "mask", "unlike_training")
 
 
 def scan(
@@ -52,8 +37,8 @@ def scan(
     tick: Callable[[int], None] | None = None,
 ) -> None:
     """Predict the tiles missing from `file`, and append them batch by batch."""
-    columns = [*WHERE, *VERDICT, *(f"p_{name}" for name in predictor.classes)]
-    done = _resume(file, _csv([columns]), windows, batch)
+    header = _csv([[*COLUMNS, *(f"p_{name}" for name in predictor.classes)]])
+    done = _resume(file, header.encode(), windows, batch)
     if tick and done:
         tick(done)
     with open(file, "a", newline="", encoding="utf-8", opener=not_through_links) as stream:
@@ -79,13 +64,20 @@ def read_batches(
     yield from batches(windows, read, batch, tick, each=True)
 
 
+def read_tiles(file: Path) -> pd.DataFrame:
+    """The tiles of a CSV; `mask` and `unlike_training` are NaN where the model has none."""
+    optional = {name: [""] for name in ("mask", "unlike_training")}
+    return pd.read_csv(file, keep_default_na=False, na_values=optional, dtype={"label": str})
+
+
 def _row(window: Window, prediction: Prediction, grid: TileGrid) -> list[Any]:
     left, top, right, bottom = grid.box(window.column, window.row)
-    where = [window.column, window.row, left, top, right - left, bottom - top, f"{window.tissue:.4f}"]
     mask = "" if prediction.mask is None else f"{prediction.mask.mean():.6f}"
     unlike = "" if prediction.unlike_training is None else str(prediction.unlike_training).lower()
-    verdict = [prediction.label, f"{prediction.confidence:.6f}", mask, unlike]
-    return [*where, *verdict, *(f"{p:.6f}" for p in prediction.probabilities)]
+    return [
+        window.column, window.row, left, top, right - left, bottom - top, f"{window.tissue:.4f}", prediction.label,
+        f"{prediction.confidence:.6f}", mask, unlike, *(f"{p:.6f}" for p in prediction.probabilities),
+    ]  # fmt: skip
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:
@@ -94,35 +86,17 @@ def _csv(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _resume(file: Path, header: str, windows: Sequence[Window], batch: int) -> int:
+def _resume(file: Path, header: bytes, windows: Sequence[Window], batch: int) -> int:
     """Truncate the file to its last complete batch and return its number of tiles; a new file gets its header."""
-    first = header.encode()
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     if not lines or not lines[0].endswith(b"\n"):
-        lines = [first]
+        lines = [header]
     whole = [line for line in lines[1:] if line.endswith(b"\n")]  # a kill may leave half a line
     predicted = [tuple(line.decode().split(",", 2)[:2]) for line in whole]
     expected = [(str(window.column), str(window.row)) for window in windows[: len(whole)]]
-    if lines[0] != first or predicted != expected:
+    if lines[0] != header or predicted != expected:
         raise ValueError(f"{file} belongs to other tiles or another model; remove it, or choose another --out")
     done = len(whole) if len(whole) == len(windows) else len(whole) // batch * batch
     with replacing(file) as temporary:
         temporary.write_bytes(b"".join(lines[: 1 + done]))
     return done
-
-
-def read_tiles(file: Path, classes: Sequence[str]) -> Iterator[TilePrediction]:
-    """The lines of a CSV, one at a time."""
-    with file.open(newline="", encoding="utf-8") as stream:
-        for cells in csv.DictReader(stream):
-            left, top, width, height = (int(cells[name]) for name in ("x", "y", "width", "height"))
-            yield TilePrediction(
-                column=int(cells["column"]),
-                row=int(cells["row"]),
-                box=(left, top, left + width, top + height),
-                tissue=float(cells["tissue"]),
-                label=cells["label"],
-                probabilities=tuple(float(cells[f"p_{name}"]) for name in classes),
-                mask=float(cells["mask"]) if cells["mask"] else None,
-                unlike_training=cells["unlike_training"] == "true" if cells["unlike_training"] else None,
-            )

@@ -6,27 +6,32 @@
         grid.box(column=3, row=1)                               # left, top, right, bottom in pixels of level 0
         small = thumbnail(slide, grid)                          # grid.cell pixels per tile: a block of it is a tile
 
-Coordinates are pixels of level 0, the slide's full resolution, counted from its upper left corner.
+Coordinates are pixels of level 0, the slide's full resolution, counted from its upper left corner. OpenSlide runs in a
+child process: if a forged slide makes it crash or hang, only that slide is lost.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
 
-from patchgen.common.child_process import ChildDied, ChildError
+from patchgen.common.child_process import Child, ChildDied, ChildError, Message, serve
 from patchgen.common.files import regular
 from patchgen.data.images import BILINEAR, resampling
-from patchgen.slides.child import SlideChild
 
 INSTALL = 'whole slides need OpenSlide, which is not installed: pip install "patchgen[slides]"'
+SECONDS = 120.0  # for one answer of the child; slides may be on a slow disk
+SLIDE_SECONDS = 600.0  # for reading a slide in all, its tiles not counted
+TILE_SECONDS = 0.2  # in addition for each tile, on average
+MEMORY = 4 << 30  # bytes of the child's address space
 TILE_SIDE = re.compile(r"openslide\.level\[\d+\]\.tile-(width|height)")
 MOST_TILE = 8192  # pixels; scanners write tiles of 240 to 4096
 MOST_READ = 1 << 27  # pixels of an area, in the level that it is read from
@@ -69,30 +74,31 @@ def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
         raise UnreadableSlide(path, "there is no such file")
     if not regular(path):
         raise UnreadableSlide(path, "it is a folder, pipe or device, and a slide is a file")
-    try:
-        handle = SlideChild(path)
-    except ChildError as error:
-        raise UnreadableSlide(path, f"OpenSlide says: {error}; for a plain image use `predict`") from error
-    except ChildDied as error:
-        raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
-    try:
-        _check_tiles(path, handle)
-        return Slide(Path(path), handle, (mpp, mpp) if mpp else _stated_mpp(path, handle))
-    except ValueError:
-        handle.close()
-        raise
+    with ExitStack() as on_error:
+        child = Child(__name__, SECONDS, SLIDE_SECONDS)
+        on_error.callback(child.close)
+        try:
+            facts, _ = child.ask({"open": str(path)})
+        except ChildError as error:
+            raise UnreadableSlide(path, f"OpenSlide says: {error}; for a plain image use `predict`") from error
+        except ChildDied as error:
+            raise UnreadableSlide(path, f"OpenSlide ended with {error}: the file is damaged or forged") from error
+        _check_tiles(path, facts["properties"])
+        slide = Slide(Path(path), child, facts, (mpp, mpp) if mpp else _stated_mpp(path, facts["properties"]))
+        on_error.pop_all()
+    return slide
 
 
-def _check_tiles(path: str | Path, handle: SlideChild) -> None:
+def _check_tiles(path: str | Path, properties: dict[str, str]) -> None:
     """OpenSlide kills its process if a tile of the claimed size does not fit into memory: report it instead."""
-    for name, value in handle.properties.items():
+    for name, value in properties.items():
         if TILE_SIDE.fullmatch(name) and not (value.isascii() and value.isdigit() and int(value) <= MOST_TILE):
             raise UnreadableSlide(path, f"{name} is {value:.20}, at most {MOST_TILE}: the file is damaged or forged")
 
 
-def _stated_mpp(path: str | Path, handle: SlideChild) -> tuple[float, float]:
+def _stated_mpp(path: str | Path, properties: dict[str, str]) -> tuple[float, float]:
     try:
-        x, y = (float(handle.properties.get(f"openslide.mpp-{axis}", "")) for axis in "xy")
+        x, y = (float(properties.get(f"openslide.mpp-{axis}", "")) for axis in "xy")
     except ValueError:
         x = y = math.nan
     if not (0 < x < math.inf and 0 < y < math.inf):
@@ -104,24 +110,39 @@ def _stated_mpp(path: str | Path, handle: SlideChild) -> tuple[float, float]:
 class Slide:
     """An open slide; `open_slide` makes one."""
 
-    def __init__(self, path: Path, handle: SlideChild, mpp: tuple[float, float]) -> None:
-        self.path, self.handle, self.mpp = path, handle, mpp  # mpp: microns per pixel of level 0, in x and y
-        self.size: tuple[int, int] = handle.dimensions  # (width, height)
-
-    @property
-    def origin(self) -> tuple[int, int]:
-        """Upper left corner of the scanned area in formats with empty margins (such as MIRAX); else (0, 0)."""
-        try:
-            x, y = (int(float(self.handle.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
-        except (ValueError, OverflowError) as error:
-            raise UnreadableSlide(self.path, f"its margins are no numbers ({error})") from error
-        return x, y
+    def __init__(self, path: Path, child: Child, facts: dict[str, Any], mpp: tuple[float, float]) -> None:
+        self.path, self.child, self.mpp = path, child, mpp  # mpp: microns per pixel of level 0, in x and y
+        self.size: tuple[int, int] = (facts["dimensions"][0], facts["dimensions"][1])  # (width, height)
+        self.downsamples: tuple[float, ...] = tuple(facts["level_downsamples"])
+        self.properties: dict[str, str] = facts["properties"]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.handle.close()
+        self.child.close()
+
+    @property
+    def origin(self) -> tuple[int, int]:
+        """Upper left corner of the scanned area in formats with empty margins (such as MIRAX); else (0, 0)."""
+        try:
+            x, y = (int(float(self.properties.get(f"openslide.bounds-{axis}", 0))) for axis in "xy")
+        except (ValueError, OverflowError) as error:
+            raise UnreadableSlide(self.path, f"its margins are no numbers ({error})") from error
+        return x, y
+
+    def allow(self, tiles: int) -> None:
+        """Add the time for reading this many tiles."""
+        self.child.allow(TILE_SECONDS * tiles)
+
+    def best_level(self, downsample: float) -> int:
+        """The coarsest level that is at least as fine, by OpenSlide's rule."""
+        return max((level for level, factor in enumerate(self.downsamples) if factor <= downsample), default=0)
+
+    def read_region(self, corner: tuple[int, int], level: int, size: tuple[int, int]) -> Image.Image:
+        """RGBA of an area; the corner is in pixels of level 0, the size in those of the level."""
+        _, pixels = self.child.ask({"corner": corner, "level": level, "size": size})
+        return Image.frombytes("RGBA", size, pixels)
 
     def read(
         self, corner: tuple[float, float], extent: tuple[float, float], size: tuple[int, int],
@@ -131,15 +152,14 @@ class Slide:
 
         The coarsest level that is still fine enough is read and, antialiased, resized once.
         """
-        wanted = min(extent[0] / size[0], extent[1] / size[1])
-        level = self.handle.get_best_level_for_downsample(wanted * SLACK)
-        scale = self.handle.level_downsamples[level]
+        level = self.best_level(SLACK * min(extent[0] / size[0], extent[1] / size[1]))
+        scale = self.downsamples[level]
         taken = max(1, round(extent[0] / scale)), max(1, round(extent[1] / scale))
         if taken[0] * taken[1] > MOST_READ:
             area = f"an area of {taken[0]} x {taken[1]} pixels would be read at once"
             raise UnreadableSlide(self.path, f"{area}; check --mpp-slide and --tile")
         try:
-            region = self.handle.read_region((round(corner[0]), round(corner[1])), level, taken)
+            region = self.read_region((round(corner[0]), round(corner[1])), level, taken)
         except (ChildError, ChildDied) as error:
             place = f"x {corner[0]:.0f}, y {corner[1]:.0f}"
             raise UnreadableSlide(self.path, f"the area at {place} cannot be read: {error}") from error
@@ -211,3 +231,24 @@ def thumbnail(slide: Slide, grid: TileGrid) -> np.ndarray:
             block = slide.read(grid.corner(column, row), extent, (wide * grid.cell, high * grid.cell))
             picture[row * grid.cell :, column * grid.cell :][: len(block), : block.shape[1]] = block
     return picture
+
+
+def _answer_requests() -> None:
+    """What runs in the child: OpenSlide, for one slide."""
+    from openslide import OpenSlide
+
+    slide: OpenSlide | None = None
+
+    def answer(request: dict[str, Any], _: bytes) -> Message:
+        nonlocal slide
+        if slide is None:
+            slide = OpenSlide(request["open"])
+            sizes = {"dimensions": slide.dimensions, "level_downsamples": slide.level_downsamples}
+            return {**sizes, "properties": dict(slide.properties)}, b""
+        return {}, slide.read_region(tuple(request["corner"]), request["level"], tuple(request["size"])).tobytes()
+
+    serve(answer, MEMORY)
+
+
+if __name__ == "__main__":
+    _answer_requests()

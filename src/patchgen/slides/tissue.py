@@ -1,6 +1,6 @@
-"""Which part of a slide is tissue: by a function on its thumbnail, or by the user's own mask.
+"""Which part of a slide is tissue, by a function on its thumbnail or by the user's own mask, and its tiles.
 
-    small, mask = find_tissue(slide, grid, TissueRule("otsu"))             # thumbnail and (H, W) bool
+    small, mask = find_tissue(slide, grid, "otsu", None)                   # thumbnail and (H, W) bool
     windows = find_windows(mask, grid, least=0.5)                          # tiles with enough tissue, row by row
 
 The built-in function takes saturated colour on pale glass, by Otsu's threshold. A plug-in replaces it:
@@ -16,6 +16,7 @@ and parts of it may be left out (docs/use/slides.md).
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from patchgen.common.plugins import load_all, open_table
 from patchgen.common.text import did_you_mean
 from patchgen.data.safe_open import open_image
 from patchgen.slides.annotations import drawn_mask
-from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, thumbnail
+from patchgen.slides.slide import Slide, TileGrid, UnreadableSlide, check_count, make_grid, thumbnail
 
 SHAPES = (".geojson", ".json")
 PICTURES = (".png", ".tif", ".tiff", ".bmp")
@@ -37,54 +38,51 @@ FLOOR = 15  # of 255: glass, even yellowed, is below this saturation
 DARK = 40  # of 255: below this brightness (pen, edges, scanner's black) saturation is rounding noise
 
 
-@dataclass(frozen=True)
-class TissueRule:
-    """How the tissue of a slide is found."""
-
-    method: str = "otsu"  # a name in TISSUE
-    mask: Path | None = None  # the user's mask of this slide; replaces the method
-
-    def facts(self) -> dict[str, str]:
-        """What results depend on; empty for the usual rule."""
-        if self.mask is not None:
-            return {"mask": hashlib.sha256(self.mask.read_bytes()).hexdigest()[:16]}
-        return {} if self.method == "otsu" else {"tissue": self.method}
-
-
 def check_rule(method: str, mask: str | None, slides: Sequence[Path]) -> None:
     """Check --tissue and --mask before any work."""
     load_all()
     if method not in TISSUE:
         raise ValueError(f"--tissue: unknown {method!r}{did_you_mean(method, TISSUE)} (known: {', '.join(TISSUE)})")
-    if mask is None:
-        return
-    if not expanded(mask).exists():
+    if mask and not expanded(mask).exists():
         raise ValueError(f"--mask: there is no file or folder {mask}")
-    if expanded(mask).is_file() and len(slides) > 1:
+    if mask and expanded(mask).is_file() and len(slides) > 1:
         raise ValueError(f"--mask {mask} is one file for {len(slides)} slides; give a folder of masks named like them")
 
 
-def rule_for(slide: Path, method: str, mask: str | None) -> TissueRule:
-    """The rule for one slide: in a folder of masks, that with the slide's name."""
-    if mask is None or expanded(mask).is_file():
-        return TissueRule(method, expanded(mask) if mask else None)
-    for ending in (*PICTURES, *SHAPES):
-        for name in (slide.stem, slide.name):
-            if (file := expanded(mask) / f"{name}{ending}").is_file():
-                return TissueRule(method, file)
-    raise UnreadableSlide(slide, f"--mask {mask} holds no {slide.stem}.png or {slide.stem}.geojson; add it")
+def tissue_facts(slide: Path, method: str, mask: str | None) -> dict[str, str]:
+    """What results depend on; empty for the usual rule."""
+    if file := _mask_of(slide, mask):
+        return {"mask": hashlib.sha256(file.read_bytes()).hexdigest()[:16]}
+    return {} if method == "otsu" else {"tissue": method}
 
 
-def find_tissue(slide: Slide, grid: TileGrid, rule: TissueRule) -> tuple[np.ndarray, np.ndarray]:
-    """The thumbnail (H, W, 3) uint8 of the grid, and (H, W) bool where it shows tissue."""
+def find_tissue(slide: Slide, grid: TileGrid, method: str, mask: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The thumbnail (H, W, 3) uint8 of the grid, and (H, W) bool where it shows tissue.
+
+    Args:
+        method: A name in TISSUE.
+        mask: The user's mask, or a folder of masks named like the slides; replaces the method.
+    """
+    file = _mask_of(slide.path, mask)
     small = thumbnail(slide, grid)
-    if rule.mask is not None:
-        return small, _read_mask(slide, grid, rule.mask)
+    if file is not None:
+        return small, _read_mask(slide, grid, file)
     load_all()
-    mask = TISSUE[rule.method](small, grid.cell**2 / 4)
-    if mask.shape != small.shape[:2] or mask.dtype != bool:
-        raise ValueError(f"--tissue {rule.method} must return bool {small.shape[:2]}, not {mask.dtype} {mask.shape}")
-    return small, mask
+    tissue = TISSUE[method](small, grid.cell**2 / 4)
+    if tissue.shape != small.shape[:2] or tissue.dtype != bool:
+        raise ValueError(f"--tissue {method} must return bool {small.shape[:2]}, not {tissue.dtype} {tissue.shape}")
+    return small, tissue
+
+
+def _mask_of(slide: Path, mask: str | None) -> Path | None:
+    """The file with the mask of a slide; in a folder of masks, that with the slide's name."""
+    if mask is None or expanded(mask).is_file():
+        return expanded(mask) if mask else None
+    names = [f"{name}{ending}" for ending in (*PICTURES, *SHAPES) for name in (slide.stem, slide.name)]
+    for name in names:
+        if (expanded(mask) / name).is_file():
+            return expanded(mask) / name
+    raise UnreadableSlide(slide, f"--mask {mask} holds no {slide.stem}.png or {slide.stem}.geojson; add it")
 
 
 def _read_mask(slide: Slide, grid: TileGrid, file: Path) -> np.ndarray:
@@ -128,23 +126,18 @@ def tissue_mask(picture: np.ndarray, small: float) -> np.ndarray:
     Args:
         small: Specks of tissue and holes in it with fewer pixels than this are removed.
     """
-    from scipy.ndimage import median_filter
+    from scipy.ndimage import label, median_filter
+
+    def without_small(mask: np.ndarray) -> np.ndarray:
+        parts, _ = label(mask)  # connected over edges, not corners
+        large = np.bincount(parts.ravel()) >= small
+        large[0] = False  # what is not in the mask at all
+        return large[parts]
 
     _, saturation, value = Image.fromarray(picture).convert("HSV").split()
     colour = np.where(np.asarray(value) < DARK, 0, np.asarray(saturation)).astype(np.uint8)
     colour = median_filter(colour, size=3)
-    mask = colour > max(otsu(colour), FLOOR)
-    return ~_without_small(~_without_small(mask, small), small)
-
-
-def _without_small(mask: np.ndarray, small: float) -> np.ndarray:
-    """The mask without its connected parts (over edges, not corners) of fewer than `small` pixels."""
-    from scipy.ndimage import label
-
-    parts, _ = label(mask)
-    large = np.bincount(parts.ravel()) >= small
-    large[0] = False  # what is not in the mask at all
-    return large[parts]
+    return ~without_small(~without_small(colour > max(otsu(colour), FLOOR)))
 
 
 TissueFunction = Callable[[np.ndarray, float], np.ndarray]
@@ -182,3 +175,22 @@ def find_windows(mask: np.ndarray, grid: TileGrid, least: float, overlap: float 
             if share > 0 and share >= least:
                 windows.append(Window(column, row, grid.corner(column * stride, row * stride), share))
     return windows
+
+
+def find_tiles(
+    slide: Slide, *, mpp: float, tile: int, tissue: str, mask: str | None, min_tissue: float, overlap: float = 0.0
+) -> tuple[TileGrid, np.ndarray, np.ndarray, list[Window]]:
+    """The grid of a slide, its thumbnail, where that shows tissue, and the tiles with enough of it.
+
+    Raises:
+        UnreadableSlide: there are none.
+    """
+    grid = make_grid(slide, mpp, tile)
+    small, inside = find_tissue(slide, grid, tissue, mask)
+    check_count(slide, *(math.ceil(n / (1 - overlap)) for n in (grid.columns, grid.rows)))
+    windows = find_windows(inside, grid, min_tissue, overlap)
+    if not windows:
+        raise UnreadableSlide(
+            slide.path, f"no tile has {min_tissue:.0%} tissue; lower --min-tissue, or check --mpp and --tile"
+        )
+    return grid, small, inside, windows
