@@ -69,10 +69,10 @@ def theory(
 def _measure(run: str | None, sizes: Sequence[int], images: int, seed: int) -> dict[str, Any]:
     """The content of theory.json; `run` is None if none was requested."""
     from patchgen.common.progress import Progress
-    from patchgen.theory import measure_oracle, measure_run, oracle_images
+    from patchgen.theory.measure import check_arguments, measure_oracle, measure_run
 
     trained = None
-    total = oracle_images(sizes, images, seed)
+    total = check_arguments(sizes, images, seed)
     if run:  # first, so that a wrong folder fails early
         with Progress("theory, run", 2 * images) as bar:
             trained = measure_run(run, images, bar.advance)

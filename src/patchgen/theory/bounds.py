@@ -1,8 +1,8 @@
 """The paper's inequalities as functions of arrays: the measured value, the bound, and whether it holds.
 
 Symbols: z (N,P,d) patch representations with norms at most B (`bound`); a mask m (N,P) in [0,1]; `masked` is
-Phi_m = vec(m_1 z_1, ..., m_P z_P). Numbers in brackets are the paper's: Propositions 3.1 to 3.3, Corollary 3.1, and the
-appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
+Phi_m = vec(m_1 z_1, ..., m_P z_P). Heads have norms at most Lambda = 1. Numbers in brackets are the paper's:
+Propositions 3.1 to 3.3, Corollary 3.1, and the appendix's Lemmas C.1, C.2 and Corollaries C.1, C.2.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def judge(
     return BoundCheck(result, quantity, case, float(measured), float(bound), sense, status, tightness, note=note)
 
 
+def tightest(rows: list[BoundCheck]) -> BoundCheck:
+    """The row with the least room; a bound of zero has none."""
+    return max(rows, key=lambda row: (row.status == "violated", row.measured / max(row.bound, 1e-12)))
+
+
 def masked(z: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Phi_m: (N,P,d) and (N,P) -> (N,P*d)."""
     return (z * mask[:, :, None]).reshape(len(z), -1)
@@ -70,46 +75,38 @@ def equal_bayes_risk(wrong_subset: np.ndarray, wrong_all: np.ndarray, classes: i
     errors that differ by more contradict it, and two equally bad rules show nothing.
     """
     subset, everything = float(wrong_subset.mean()), float(wrong_all.mean())
-    allowed = math.sqrt(2 * math.log(2 / DELTA) / len(wrong_all))
+    worst, allowed = max(subset, everything), math.sqrt(2 * math.log(2 / DELTA) / len(wrong_all))
     errors = f"held-out error {subset:.3f} from C*, {everything:.3f} from all"
     note = f"{errors}, N = {len(wrong_all)}; bound = sampling error"
-    apart = abs(subset - everything) > allowed
-    shown = max(subset, everything) <= allowed < 1 - 1 / classes
-    row = judge("Prop. 3.1", "difference of Bayes risks, at most", case, max(subset, everything), allowed, note=note)
-    return replace(row, status="violated" if apart else "holds" if shown else "vacuous")
+    row = judge("Prop. 3.1", "difference of Bayes risks, at most", case, worst, allowed, note=note)
+    shown = worst <= allowed < 1 - 1 / classes
+    return replace(row, status="violated" if abs(subset - everything) > allowed else "holds" if shown else "vacuous")
 
 
-def rademacher(phi: np.ndarray, norm: float, seed: int) -> tuple[float, float]:
-    """Empirical Rademacher complexity of {x -> <v, phi(x)> : |v| <= norm}, and the standard error of its estimate.
+def rademacher(phi: np.ndarray, seed: int) -> tuple[float, float]:
+    """Empirical Rademacher complexity of {x -> <v, phi(x)> : |v| <= 1}, and the standard error of its estimate.
 
-    The supremum is exact: norm / n * |sum_i sigma_i phi_i|; the mean is taken over DRAWS draws of the signs.
+    The supremum is exact: |sum_i sigma_i phi_i| / n; the mean is taken over DRAWS draws of the signs.
     """
-    n = len(phi)
-    signs = np.random.default_rng([seed, 11]).choice([-1.0, 1.0], (DRAWS, n))
-    values = norm / n * np.linalg.norm(signs @ phi, axis=1)
+    signs = np.random.default_rng([seed, 11]).choice([-1.0, 1.0], (DRAWS, len(phi)))
+    values = np.linalg.norm(signs @ phi, axis=1) / len(phi)
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(DRAWS))
 
 
-def complexity_bound(norm: float, bound: float, size: int, n: int) -> float:
-    """[3.1] Lambda B sqrt(s) / sqrt(n)."""
-    return norm * bound * math.sqrt(size / n)
-
-
-def complexity(phi: np.ndarray, norm: float, bound: float, size: int, case: str, seed: int) -> BoundCheck:
-    """[3.1] The empirical Rademacher complexity against its bound; `size` is s for C* and P for all patches."""
-    measured, error = rademacher(phi, norm, seed)
-    note = f"Lambda = {norm:g}, B = {bound:.4g}, n = {len(phi)}; standard error {error:.2g}"
-    limit = complexity_bound(norm, bound, size, len(phi))
+def complexity(phi: np.ndarray, bound: float, size: int, case: str, seed: int) -> BoundCheck:
+    """[3.1] The empirical Rademacher complexity is at most Lambda B sqrt(s / n); `size` is s for C*, P for all."""
+    measured, error = rademacher(phi, seed)
+    note = f"Lambda = 1, B = {bound:.4g}, n = {len(phi)}; standard error {error:.2g}"
+    limit = bound * math.sqrt(size / len(phi))
     return judge("Prop. 3.1", "Rademacher complexity", case, measured, limit, note=note)
 
 
 def scaling(sizes: list[int], complexities: list[float]) -> BoundCheck:
     """[3.1] How the measured complexity of C* grows with s: the bound grows as s^(1/2)."""
     slope = float(np.polyfit(np.log(sizes), np.log(complexities), 1)[0])
-    return judge(
-        "Prop. 3.1", "exponent of s, distance from 1/2", "C*", abs(slope - 0.5), SLOPE_TOLERANCE, trivial=0.5,
-        note=f"measured exponent {slope:.3f}; a comparison with the bound's sqrt(s), the tolerance is ours",
-    )  # fmt: skip
+    note = f"measured exponent {slope:.3f}; a comparison with the bound's sqrt(s), the tolerance is ours"
+    what, distance = "exponent of s, distance from 1/2", abs(slope - 0.5)
+    return judge("Prop. 3.1", what, "C*", distance, SLOPE_TOLERANCE, trivial=0.5, note=note)
 
 
 def ramp(score: np.ndarray, sign: np.ndarray) -> np.ndarray:
@@ -121,16 +118,16 @@ Task = tuple[np.ndarray, np.ndarray, np.ndarray]  # head (F,), signs of the samp
 
 
 def generalization(
-    train: np.ndarray, test: np.ndarray, tasks: Sequence[Task], norm: float, bound: float, size: int, case: str
+    train: np.ndarray, test: np.ndarray, tasks: Sequence[Task], bound: float, size: int, case: str
 ) -> BoundCheck:
-    """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s) / sqrt(n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
+    """[Cor. C.1] R - R_hat <= 2 rho Lambda B sqrt(s / n) + 3 sqrt(log(2 / delta) / (2 n)), for every head.
 
-    The heads of norm at most Lambda were fitted on `train` (n,F); `test` (N,F) is fresh. The widest gap is reported.
+    The heads were fitted on `train` (n,F); `test` (N,F) is fresh. The widest gap is reported.
     """
     n = len(train)
     gaps = [float(ramp(test @ v, fresh).mean() - ramp(train @ v, seen).mean()) for v, seen, fresh in tasks]
-    limit = 2 * complexity_bound(norm, bound, size, n) + 3 * math.sqrt(math.log(2 / DELTA) / (2 * n))
-    note = f"rho = 1, Lambda = {norm:g}, n = {n}, delta = {DELTA:g}; gaps {', '.join(f'{gap:.3f}' for gap in gaps)}"
+    limit = 2 * bound * math.sqrt(size / n) + 3 * math.sqrt(math.log(2 / DELTA) / (2 * n))
+    note = f"rho = 1, Lambda = 1, n = {n}, delta = {DELTA:g}; gaps {', '.join(f'{gap:.3f}' for gap in gaps)}"
     return judge("Cor. C.1", "true minus empirical risk", case, max(gaps), limit, trivial=1.0, note=note)
 
 
@@ -138,10 +135,10 @@ def generalization(
 
 
 def mask_stability(
-    one: np.ndarray, other: np.ndarray, mask: np.ndarray, truth: np.ndarray, bound: float, case: str
+    learned: np.ndarray, oracle: np.ndarray, mask: np.ndarray, truth: np.ndarray, bound: float, case: str
 ) -> list[BoundCheck]:
-    """[Lemma C.1] |G(Phi_m) - G(Phi_m')| <= B |m - m'|_2 <= B |m - m'|_1, as the largest ratio over the images."""
-    moved, off = np.linalg.norm(one - other, axis=1), np.abs(mask - truth)
+    """[Lemma C.1] |G(Phi_m) - G(Phi_m*)| <= B |m - m*|_2 <= B |m - m*|_1, as the largest ratio over the images."""
+    moved, off = np.linalg.norm(learned - oracle, axis=1), np.abs(mask - truth)
     rows = []
     for name, error in (("2", np.linalg.norm(off, axis=1)), ("1", off.sum(1))):
         ratio = np.divide(moved, error, out=np.zeros_like(moved), where=error > 0)
@@ -166,53 +163,35 @@ class Head(NamedTuple):
         return 1 - shares[np.arange(len(label)), label] / shares.sum(1)
 
 
-def mask_error(mask: np.ndarray, truth: np.ndarray) -> float:
-    """epsilon: mean of |m - m*|_1 / P."""
-    return float(np.abs(mask - truth).mean())
-
-
 class DomainRisk(NamedTuple):
     """What Lemma C.2 and Proposition 3.2 need to know of one domain."""
 
     learned: float  # R_d(h, phi)
     oracle: float  # R_d(h, C)
-    epsilon: float
+    epsilon: float  # mean of |m - m*|_1 / P
 
 
 def risk_deviation(risks: dict[str, DomainRisk], scale: float, case: str) -> BoundCheck:
     """[Lemma C.2] |R_d(phi) - R_d(C)| <= L B P epsilon_d in the domain that comes nearest; `scale` is L B P."""
-    rows = [
-        judge("Lemma C.2", "risk, learned minus oracle mask", case, abs(r.learned - r.oracle), scale * r.epsilon,
-              trivial=1.0, note=f"in {name}; epsilon {r.epsilon:.4f}, L B P {scale:.3g}")
-        for name, r in risks.items()
-    ]  # fmt: skip
+    rows = []
+    for name, risk in risks.items():
+        note = f"in {name}; epsilon {risk.epsilon:.4f}, L B P {scale:.3g}"
+        gap, limit = abs(risk.learned - risk.oracle), scale * risk.epsilon
+        rows.append(judge("Lemma C.2", "risk, learned minus oracle mask", case, gap, limit, trivial=1.0, note=note))
     return tightest(rows)
 
 
 def two_domains(risks: dict[str, DomainRisk], scale: float, case: str, result: str = "Prop. 3.2") -> BoundCheck:
     """[3.2] |R_d(phi) - R_d'(phi)| <= L B P (epsilon_d + epsilon_d') for the pair that comes nearest."""
     rows = []
-    for (a, one), (b, two) in combinations(risks.items(), 2):
-        note = f"{a} and {b}; oracle risks differ by {abs(one.oracle - two.oracle):.2g}, L B P {scale:.3g}"
-        gap, limit = abs(one.learned - two.learned), scale * (one.epsilon + two.epsilon)
+    for (a, first), (b, second) in combinations(risks.items(), 2):
+        note = f"{a} and {b}; oracle risks differ by {abs(first.oracle - second.oracle):.2g}, L B P {scale:.3g}"
+        gap, limit = abs(first.learned - second.learned), scale * (first.epsilon + second.epsilon)
         rows.append(judge(result, "risk between two domains", case, gap, limit, trivial=1.0, note=note))
     return tightest(rows)
 
 
-def tightest(rows: list[BoundCheck]) -> BoundCheck:
-    """The row with the least room; a bound of zero has none."""
-    return max(rows, key=lambda row: (row.status == "violated", row.measured / max(row.bound, 1e-12)))
-
-
 # Proposition 3.3 and Corollary C.2
-
-
-def clusters(features: np.ndarray, label: np.ndarray) -> tuple[float, float]:
-    """gamma, the smallest distance of two class means, and r, the largest of a sample (N,F) from its own."""
-    names = np.unique(label)
-    centres = np.stack([features[label == c].mean(0) for c in names])
-    radius = np.linalg.norm(features - centres[np.searchsorted(names, label)], axis=1).max()
-    return min(float(np.linalg.norm(a - b)) for a, b in combinations(centres, 2)), float(radius)
 
 
 def separation(
@@ -221,17 +200,16 @@ def separation(
 ) -> BoundCheck:  # fmt: skip
     """[3.3] Learned representations of distinct classes are at least gamma - 2 (r + eta) apart; 0 is trivial.
 
-    `eta` bounds |learned - oracle| for EVERY sample; it is B q for [Cor. C.2].
+    gamma is the smallest distance of two class means of `oracle`, r the largest of a sample from its own; `eta` bounds
+    |learned - oracle| for EVERY sample; it is B q for [Cor. C.2].
     """
-    from scipy.spatial.distance import cdist
+    from scipy.spatial.distance import cdist, pdist
 
-    gamma, radius = clusters(oracle, label)
+    names = np.unique(label)
+    centres = np.stack([oracle[label == c].mean(0) for c in names])
+    radius = float(np.linalg.norm(oracle - centres[np.searchsorted(names, label)], axis=1).max())
+    gamma = float(pdist(centres).min())
     note, limit = f"gamma {gamma:.3g}, r {radius:.3g}, {error} {eta:.3g}", gamma - 2 * (radius + eta)
-    classes = [learned[label == c] for c in np.unique(label)]
+    classes = [learned[label == c] for c in names]
     measured = min(float(cdist(a, b).min()) for a, b in combinations(classes, 2))
     return judge(result, "distance between classes", case, measured, limit, "at least", trivial=0.0, note=note)
-
-
-def labelled(rows: list[BoundCheck], size: int | None, premises: str = "hold") -> list[BoundCheck]:
-    """The rows with their s and the state of their premises."""
-    return [replace(row, size=size, premises=premises) for row in rows]

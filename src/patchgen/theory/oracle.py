@@ -1,14 +1,13 @@
 """Oracle images on which the paper's premises hold by construction, and masks with a known error.
 
-The `local` set keeps a domain's style and noise off C*. `draw_coupled` shows the same draws in all domains, so that the
-empirical law of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
+The `local` set keeps a domain's style and noise off C*. Coupled domains show the same draws, so that the empirical law
+of (Phi_C, Y) is exactly the same there and no sampling error hides in a comparison of domains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ PATCHES = LOCAL.grid**2  # P
 BOUND = 1.0  # B: a patch's representation is a vector of probabilities
 ENCODER_SIZES = {12: 7, PATCHES: 2}  # |C*| -> images per domain and class that the encoder is fitted on
 NOISE = 0.01  # epsilon of the noisy mask
-Tick = Callable[[int], object]
+Encoder = Callable[[np.ndarray], np.ndarray]  # pixels of patches (M,p,p,3) -> (M,d)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +39,6 @@ class Patches:
         return Patches(self.z[rows], self.truth[rows], self.label[rows], self.domain[rows], self.domains)
 
 
-Encoder = Callable[[np.ndarray], np.ndarray]  # pixels of patches (M,p,p,3) -> (M,d)
-
-
 # The data
 
 
@@ -50,48 +46,35 @@ def local_spec(size: int, per_class: int, seed: int) -> OracleSpec:
     """`oracle-local` with |C*| = size; with size = P there is no context, so all domains must be equal."""
     if not 1 <= size <= PATCHES:
         raise ValueError(f"sizes must be 1..{PATCHES} patches, got {size}")
-    groups, few = min(LOCAL.objects, size) if 3 * size <= PATCHES else 1, min(LOCAL.distractors, PATCHES - size)
-    chosen: dict[str, Any] = {
-        "predictive": size,
-        "objects": groups,
-        "per_class": per_class,
-        "seed": seed,
-        "distractors": few,
-    }
+    spec = replace(
+        LOCAL, predictive=size, per_class=per_class, seed=seed, local=size < PATCHES,
+        objects=min(LOCAL.objects, size) if 3 * size <= PATCHES else 1,
+        distractors=min(LOCAL.distractors, PATCHES - size),
+    )  # fmt: skip
     if size < PATCHES:
-        return replace(LOCAL, local=True, **chosen)
-    plain = tuple(replace(d, style=0.0, correlation=1 / LOCAL.classes) for d in LOCAL.domains)
-    return replace(LOCAL, local=False, noise=0, domains=plain, **chosen)
+        return spec
+    plain = tuple(replace(domain, style=0.0, correlation=1 / LOCAL.classes) for domain in LOCAL.domains)
+    return replace(spec, noise=0, domains=plain)
 
 
-def draw(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
-    """The images of a spec, each drawn by itself."""
+def draw(spec: OracleSpec, encoder: Encoder, couple: bool = False) -> Patches:
+    """The images of a spec, each drawn by itself, or coupled over the domains."""
     oracle = Oracle(spec)
-    return _encoded(spec, (oracle.sample(i) for i in range(len(oracle))), encoder, tick)
-
-
-def draw_coupled(spec: OracleSpec, encoder: Encoder, tick: Tick = lambda _: None) -> Patches:
-    """The first domain's draws shown in every domain's style, before backgrounds that follow that domain's law."""
-    return _encoded(spec, coupled(Oracle(spec)), encoder, tick)
+    samples = coupled(oracle) if couple else (oracle.sample(i) for i in range(len(oracle)))
+    columns = [(encoder(tiles(sample)), sample.mask.ravel(), sample.label, sample.domain) for sample in samples]
+    z, truth, label, domain = map(np.array, zip(*columns, strict=True))
+    return Patches(z, truth, label, domain, tuple(d.name for d in spec.domains))
 
 
 def coupled(oracle: Oracle) -> Iterator[Sample]:
+    """The first domain's draws shown in every domain's style, before backgrounds that follow that domain's law."""
     spec = oracle.spec
     block = spec.classes * spec.per_class  # images of a domain
     for d, domain in enumerate(spec.domains):
         for i in range(block):
             # where C* fills the image the background is a tint of C* itself and must be the same everywhere
-            own = i if spec.predictive == spec.grid**2 else d * block + i
-            yield oracle.sample(i, domain=domain.name, background=oracle.backgrounds[own])
-
-
-def _encoded(spec: OracleSpec, samples: Iterable[Sample], encoder: Encoder, tick: Tick) -> Patches:
-    columns = []
-    for sample in samples:
-        columns.append((encoder(tiles(sample)), sample.mask.ravel(), sample.label, sample.domain))
-        tick(1)
-    z, truth, label, domain = map(np.array, zip(*columns, strict=True))
-    return Patches(z, truth, label, domain, tuple(d.name for d in spec.domains))
+            source = i if spec.predictive == spec.grid**2 else d * block + i
+            yield oracle.sample(i, domain=domain.name, background=oracle.backgrounds[source])
 
 
 def tiles(sample: Sample) -> np.ndarray:
@@ -120,7 +103,7 @@ def describe(patches: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def fit_encoder(seed: int, tick: Tick = lambda _: None) -> Encoder:
+def fit_encoder(seed: int) -> Encoder:
     """z_p: the probabilities of the motifs and of the background kinds for one patch, fitted on draws of its own.
 
     A patch-local, fixed and bounded map (|z_p| <= 1 = B) that tells motif and background apart.
@@ -134,15 +117,9 @@ def fit_encoder(seed: int, tick: Tick = lambda _: None) -> Encoder:
         for sample in Oracle(local_spec(size, per_class, seed)):
             features.append(describe(tiles(sample)))
             names.append(np.where(sample.mask.ravel(), sample.label, LOCAL.classes + sample.background))
-            tick(1)
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, tol=1e-3))
     model.fit(np.concatenate(features), np.concatenate(names))
     return lambda patches: model.predict_proba(describe(patches))
-
-
-def encoder_images() -> int:
-    """The number of images that `fit_encoder` draws."""
-    return sum(ENCODER_SIZES.values()) * LOCAL.classes * len(LOCAL.domains)
 
 
 # Masks with a known error
