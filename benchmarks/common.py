@@ -1,15 +1,17 @@
-"""What the benchmarks share: clocks, checks, and the lines of their table."""
+"""What the benchmarks share: clocks, checks, generated data, and the lines of their table."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
 from patchgen.diagnose.cost import device
@@ -71,6 +73,18 @@ def random_features(points: int, dim: int, clusters: int) -> tuple[torch.Tensor,
     return x.to(device()), centres.to(device())
 
 
+def write_images(folder: Path, count: int, pixels: int, seed: int = 0) -> list[Path]:
+    """JPEG files as costly to decode as photographs: coarse shapes with some grain, about two bits per pixel."""
+    generator, files = np.random.default_rng(seed), []
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        coarse = Image.fromarray(generator.integers(0, 256, (12, 12, 3), np.uint8)).resize((pixels, pixels))
+        grain = generator.normal(0, 6, (pixels, pixels, 1))
+        files.append(folder / f"{i:05}.jpg")
+        Image.fromarray((np.asarray(coarse) + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=85)
+    return files
+
+
 def report(line: str) -> None:
     """Progress, on standard error."""
     print(line, file=sys.stderr, flush=True)
@@ -100,6 +114,14 @@ def clock_seconds(work: Callable[..., object], *arguments: object) -> float:
     start = now()
     work(*arguments)
     return now() - start
+
+
+def take_turns(
+    works: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[Callable[[], object]], float]
+) -> dict[str, list[float]]:
+    """Seconds of each work by the clock, in turn; the first turn warms up and is not counted."""
+    turns = [{name: clock(work) for name, work in works.items()} for _ in range(repeats + 1)]
+    return {name: [turn[name] for turn in turns[1:]] for name in works}
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Line, at_least_one, report
+from benchmarks.common import Line, at_least_one, report, write_images
 from benchmarks.fold import write_domains
-from benchmarks.throughput import write_images
 from patchgen.common.child_process import child_environment, python
 from patchgen.config import Config
 from patchgen.train.lifecycle import train
@@ -97,7 +96,6 @@ def _grow(counts: Sequence[int], work: Callable[[int], int]) -> dict[str, Any]:
 
 def _predict(run: Path, folder: Path, count: int, pixels: int) -> int:
     place = folder / f"images-{count}"
-    place.mkdir()
     write_images(place, count, pixels)
     return peak_bytes(["predict", str(run), str(place), "--csv", str(folder / f"{count}.csv")])
 

@@ -31,9 +31,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.common import Line, report
+from benchmarks.common import Line, report, write_images
 from benchmarks.pipeline import plain_batch
-from benchmarks.throughput import write_images
 from patchgen.config import Config
 from patchgen.methods import make_method
 from patchgen.methods.build import build_model
@@ -78,7 +77,7 @@ def measure(
     per_domain: int = 8,
     policies: Annotated[Mapping[str, Policy], tyro.conf.Suppress] = POLICIES,
 ) -> dict[str, Any]:
-    """`measure_fold` with the settings of each policy.
+    """Train one fold of generated images twice with the settings of each policy.
 
     Args:
         source: A backbone; a name gets random weights.
@@ -89,9 +88,7 @@ def measure(
     found = {}
     for name, policy in policies.items():
         report(f"{name}:")
-        found[name] = measure_fold(
-            source, **policy._asdict(), image_size=image_size, pixels=pixels, per_domain=per_domain
-        )
+        found[name] = _measure_fold(source, policy, image_size, pixels, per_domain)
     return {"policies": found}
 
 
@@ -108,24 +105,8 @@ def lines(found: dict[str, Any]) -> list[Line]:
     return rows
 
 
-def measure_fold(
-    source: str = "dinov2-small",
-    *,
-    share: float,
-    images: int,
-    val_images: int | None = None,
-    image_size: int = 112,
-    pixels: int = 227,
-    per_domain: int = 8,
-) -> dict[str, Any]:
-    """Train one fold of generated images twice.
-
-    Args:
-        share: images trained on for each evaluation / images of the data.
-        images: of each of four domains.
-        val_images: at most so many validation images a source domain for ours; the plain loop scores all.
-        per_domain: images of each source domain in a step.
-    """
+def _measure_fold(source: str, policy: Policy, image_size: int, pixels: int, per_domain: int) -> dict[str, Any]:
+    share, images, val_images = policy
     steps, every = schedule(share * DOMAINS * images / ((DOMAINS - 1) * per_domain))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -145,17 +126,13 @@ def measure_fold(
         counts["plain"] = {"trained": loop.trained, "scored": loop.scored}
         report(f"plain loop {seconds['plain']['wall']:.1f} s")
     ratio = seconds["plain"]["cpu"] / seconds["ours"]["cpu"]
+    # if passes through the backbone were all that costs: a trained image passes it twice, there and back
+    passes = {name: 2 * each["trained"] + each["scored"] for name, each in counts.items()}
     return {
         "backbone": source, "image_size": image_size, "images": DOMAINS * images, "steps": steps, "eval_every": every,
-        "seconds": seconds, "counts": counts, "ratio": ratio, "arithmetic": arithmetic(counts),
+        "seconds": seconds, "counts": counts, "ratio": ratio, "arithmetic": passes["plain"] / passes["ours"],
         "ratio_of_wall": seconds["plain"]["wall"] / seconds["ours"]["wall"], "reached": ratio >= TARGET,
     }  # fmt: skip
-
-
-def arithmetic(counts: Mapping[str, Mapping[str, int]]) -> float:
-    """The ratio if passes through the backbone were all that costs; a trained image passes it twice, there and back."""
-    passes = {name: 2 * each["trained"] + each["scored"] for name, each in counts.items()}
-    return passes["plain"] / passes["ours"]
 
 
 def schedule(steps_each: float) -> tuple[int, int]:
@@ -183,10 +160,9 @@ def our_counts(config: Config, fold: Fold) -> dict[str, int]:
 def write_domains(folder: Path, images: int, pixels: int) -> Path:
     """`images` generated JPEGs for each of `DOMAINS` domains, dealt to `CLASSES` classes."""
     for domain in range(DOMAINS):
-        places = [folder / f"d{domain}" / f"c{label}" for label in range(CLASSES)]
-        for label, place in enumerate(places):
-            place.mkdir(parents=True)
-            write_images(place, len(range(label, images, CLASSES)), pixels, seed=DOMAINS * label + domain)
+        for label in range(CLASSES):
+            place, count = folder / f"d{domain}" / f"c{label}", len(range(label, images, CLASSES))
+            write_images(place, count, pixels, seed=DOMAINS * label + domain)
     return folder
 
 

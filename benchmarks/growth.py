@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, random_features, report
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, random_features, report, write_images
 from benchmarks.peers import our_mixture
 from benchmarks.pipeline import MEAN, STD
-from benchmarks.throughput import write_images
 from patchgen.config import Config
 from patchgen.data.augment import Augment
 from patchgen.data.images import ImageStore
@@ -84,7 +83,6 @@ def _step(images: int = 12, patches: int = 64, classes: int = 7, domains: int = 
 
 def _read(images: int, folder: Path, cached: bool) -> Work:
     place = folder / f"{images}"
-    place.mkdir(exist_ok=True)
     files = sorted(place.glob("*.jpg")) or write_images(place, images, 128)
     store = ImageStore(files, 112, folder / "cache" if cached else None, threads=1)
     draw = Augment().draw(images, torch.Generator().manual_seed(0))

@@ -11,12 +11,14 @@ a method does behind it. Seconds are the processor's.
 from __future__ import annotations
 
 import statistics
+from functools import partial
+from operator import truediv
 from typing import Annotated, Any
 
 import torch
 import tyro
 
-from benchmarks.common import Line, report, step_seconds
+from benchmarks.common import Line, report, step_seconds, take_turns
 from patchgen.common.files import write_text
 from patchgen.diagnose.cost import BASELINE, DOMAINS, make_rival, random_batch
 from patchgen.methods import compared_methods
@@ -50,8 +52,9 @@ def measure(
     batch, found = random_batch(per_domain * DOMAINS, image_size), {}
     for name in compared_methods(names or ["all"]):
         rivals = [make_rival(each, load_architecture(source, image_size), image_size) for each in (BASELINE, name)]
-        pairs = [[step_seconds(rival.step, batch) for rival in rivals] for _ in range(repeats + 1)]
-        ratios, mine = sorted(own / theirs for theirs, own in pairs[1:]), rivals[1]
+        works = {role: partial(rival.step, batch) for role, rival in zip(("theirs", "own"), rivals, strict=True)}
+        seconds = take_turns(works, repeats, step_seconds)
+        ratios, mine = sorted(map(truediv, seconds["own"], seconds["theirs"])), rivals[1]
         found[name] = {
             "ratio": statistics.median(ratios),
             "lowest": ratios[0],

@@ -14,11 +14,12 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from benchmarks.common import Line, at_least_one, report, step_seconds
+from benchmarks.common import Line, at_least_one, report, step_seconds, take_turns
 from patchgen.data.loaders import Batch
 from patchgen.diagnose.cost import BASELINE, Rival, device, make_rival, random_batch
 from patchgen.model.backbone import load_architecture
@@ -60,12 +61,8 @@ def measure(
     at_least_one(batch=batch, repeats=repeats)
     data = random_batch(batch, image_size)
     runners = _runners(source, data, backend)
-    seconds: dict[str, list[float]] = {name: [] for name in MODES}
-    for turn in range(repeats + 1):
-        for name, runner in runners.items():
-            taken = step_seconds(runner.step, data)
-            if turn:  # the first warms up
-                seconds[name].append(taken)
+    works = {name: partial(runner.step, data) for name, runner in runners.items()}
+    seconds = take_turns(works, repeats, step_seconds)
     modes = {name: _found(runner, seconds[name], seconds[PLAIN]) for name, runner in runners.items()}
     for name, each in modes.items():
         report(f"{name:<20} {each['faster']:.2f} times as fast")

@@ -25,8 +25,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report
-from benchmarks.throughput import write_images
+from benchmarks.common import Line, at_least_one, cpu_seconds, one_thread, report, write_images
 from patchgen.data.augment import ATTEMPTS, OPERATIONS, Augment
 from patchgen.data.images import ImageStore
 from patchgen.data.loaders import prepare

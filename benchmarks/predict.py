@@ -8,17 +8,29 @@ Without a model, an untrained one of a named architecture takes its place: it co
 
 from __future__ import annotations
 
+import statistics
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Line, report
-from benchmarks.throughput import measure_runtimes, untrained_predictor, write_images
+import numpy as np
+import torch
+
+from benchmarks.common import Line, report, write_images
 from patchgen.commands.inputs import find_images
-from patchgen.predict.predictor import load_predictor
+from patchgen.config import Config
+from patchgen.data.images import decode
+from patchgen.methods import make_method
+from patchgen.methods.build import build_on
+from patchgen.model.backbone import load_architecture
+from patchgen.predict.predictor import Prediction, Predictor, load_predictor
 from patchgen.predict.runtime import RuntimeName
 
 SPEED, PIPELINE, SAME, MASKS = 2.3, 0.9, 0.999, 0.02  # what is wanted
+LARGEST_SPREAD = 0.15  # of the quartiles of repeated turns, relative to their median
+CLASSES = tuple(f"class {i}" for i in range(7))
 SMALL = {"source": "tiny", "image_size": 28, "images": 6, "pixels": 32, "batch": 3, "repeats": 2,
          "runtimes": ("torch", "torch")}  # fmt: skip
 
@@ -50,7 +62,7 @@ def measure(
     predictor = load_predictor(model) if model else untrained_predictor(source, method, image_size)
     with tempfile.TemporaryDirectory() as place:
         found = find_images(files)[:images] if files else write_images(Path(place), images, pixels)
-        return measure_runtimes(predictor, found, runtimes, batch=batch, repeats=repeats, report=report, say=report)
+        return measure_runtimes(predictor, found, runtimes, batch, repeats)
 
 
 def lines(found: dict[str, Any]) -> list[Line]:
@@ -76,3 +88,66 @@ def _judged(what: str, ratio: dict[str, Any], least: float) -> Line:
     if not ratio["conclusive"]:
         return what, f"{value}, inconclusive", f">= {least:g}"
     return what, value, f">= {least:g}", ratio["median"] >= least
+
+
+def untrained_predictor(source: str, method: str, image_size: int) -> Predictor:
+    """A predictor with a random head, and random weights for a named backbone; as fast as a trained one."""
+    config = Config("random", "none", method=method, backbone=source, image_size=image_size)
+    made = make_method(config)
+    made.class_names = CLASSES
+    return Predictor(build_on(load_architecture(source, image_size), config, made, len(CLASSES)), CLASSES, config)
+
+
+def measure_runtimes(
+    predictor: Predictor, files: Sequence[Path], runtimes: Sequence[RuntimeName], batch: int, repeats: int
+) -> dict[str, Any]:
+    """Time all of `predict` and the model alone on each runtime, in turn, and compare their predictions."""
+    if len(runtimes) < 2 or repeats < 2 or not files or batch < 1:
+        raise ValueError("two or more runtimes, 2 or more repeats, an image and a batch of at least 1 are needed")
+    engines = {name: predictor.use(name, report).runtime for name in runtimes}
+    decoded = [decode(file, predictor.config.image_size, predictor.interpolation) for file in files]
+    seconds: dict[str, dict[str, list[float]]] = {name: {"model": [], "predict": []} for name in engines}
+    answers: dict[str, list[Any]] = {}
+    for turn in range(repeats + 1):
+        for name, predictor.runtime in engines.items():
+            start = time.perf_counter()
+            for i in range(0, len(decoded), batch):
+                predictor.score(decoded[i : i + batch])
+            middle = time.perf_counter()
+            answers[name] = list(predictor.predict(files, batch))
+            if turn:  # the first warms up
+                seconds[name]["model"].append(middle - start)
+                seconds[name]["predict"].append(time.perf_counter() - middle)
+        if turn:
+            report(", ".join(f"{n} {len(files) / seconds[n]['predict'][-1]:.1f} images/s" for n in engines))
+    first = runtimes[0]
+    rows = {
+        name: {
+            "engine": engine.name if engine else "torch",
+            "speed": ratio_of(seconds[first]["predict"], seconds[name]["predict"]),
+            "predict_over_model": ratio_of(seconds[name]["model"], seconds[name]["predict"]),
+            **apart(answers[first], answers[name]),
+        }
+        for name, engine in engines.items()
+    }
+    machine = {"device": str(predictor.device), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    about = {"backbone": predictor.model.backbone.resolved, "image_size": predictor.config.image_size}
+    return {**about, "images": len(files), "batch": batch, "machine": machine, "runtimes": rows, "seconds": seconds}
+
+
+def apart(truth: Sequence[Prediction], found: Sequence[Prediction]) -> dict[str, float | None]:
+    """Differences between predictions for the same images."""
+    pairs = list(zip(truth, found, strict=True))
+    masks = [np.abs(a.mask - b.mask).max() for a, b in pairs if a.mask is not None and b.mask is not None]
+    return {
+        "same_class": float(np.mean([a.label == b.label for a, b in pairs])),
+        "probabilities": float(max(np.abs(a.probabilities - b.probabilities).max() for a, b in pairs)),
+        "masks": float(max(masks)) if masks else None,
+    }
+
+
+def ratio_of(slow: Sequence[float], fast: Sequence[float]) -> dict[str, Any]:
+    """Speed-up per turn: median, quartiles, and whether these are close enough to be conclusive."""
+    ratios = [a / b for a, b in zip(slow, fast, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return {"median": median, "quartiles": [low, high], "conclusive": (high - low) / median <= LARGEST_SPREAD}

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.common import Line, at_least_one, cpu_seconds, report
-from benchmarks.throughput import write_images
+from benchmarks.common import Line, at_least_one, cpu_seconds, report, write_images
 from patchgen.config import Config
 from patchgen.data.images import ImageStore
 from patchgen.methods import make_method

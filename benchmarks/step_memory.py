@@ -3,7 +3,7 @@
 python -m benchmarks.step_memory                            # prints both tables
 python -m benchmarks.step_memory --into docs/use/gpu.md     # renews them there; a quarter of an hour, idle machine
 
-Counted are the bytes per image that the operations of a step allocate (`patchgen.diagnose.dry_run`). Measured is the
+Counted are the bytes per image that the operations of a step allocate (`patchgen.diagnose.cost`). Measured is the
 growth of a process's largest resident memory from a step of 6 images to one of 18, divided by 12.
 """
 
@@ -25,8 +25,7 @@ import torch
 from patchgen.common.files import write_text
 from patchgen.config import Config, read_settings
 from patchgen.data.benchmarks import BENCHMARKS
-from patchgen.diagnose.cost import random_batch
-from patchgen.diagnose.dry_run import StepCost, make_step, step_cost
+from patchgen.diagnose.cost import StepCost, make_step, random_batch, step_cost
 from patchgen.sweep.recipe import expand, is_recipe, read_recipe
 
 BACKBONES = ("dinov2-small", "dinov2-base", "dinov2-large")

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from benchmarks import (
     bookkeeping,
-    discovery,
     fit,
     flat,
     fold,
@@ -49,7 +48,7 @@ TABLE: dict[str, ModuleType] = {  # of docs/develop/benchmarks.md
     "bookkeeping": bookkeeping,
     "start": start,
 }
-SUBJECTS = TABLE | {"methods": methods, "discovery": discovery, "sweep": sweep}
+SUBJECTS = TABLE | {"methods": methods, "sweep": sweep}
 
 
 class Row(NamedTuple):

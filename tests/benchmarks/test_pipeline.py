@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from benchmarks import pipeline
+from benchmarks.common import write_images
 from benchmarks.pipeline import PlainDraw, plain_apply, plain_draw
-from benchmarks.throughput import write_images
 from patchgen.data.augment import OPERATIONS, Augment, AugmentDraw
 from patchgen.data.images import ImageStore
 

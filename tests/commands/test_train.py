@@ -15,8 +15,7 @@ from patchgen.commands import fit
 from patchgen.commands.settings import GROUPS, field_help
 from patchgen.commands.train import parsed
 from patchgen.config import Config
-from patchgen.diagnose.cost import make_rival, random_batch, step_peak
-from patchgen.diagnose.dry_run import cost_lines
+from patchgen.diagnose.cost import cost_lines, make_rival, random_batch, step_peak
 from patchgen.model.backbone import load_architecture
 from patchgen.runs.folder import RunFolder
 from patchgen.train.fold import FoldTrainer

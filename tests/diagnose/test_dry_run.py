@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from patchgen.config import Config
-from patchgen.diagnose import dry_run
-from patchgen.diagnose.cost import random_batch
+from patchgen.diagnose import cost
 
 SETTINGS: list[dict[str, Any]] = [
     {"method": "lp-ln"},
@@ -28,7 +27,7 @@ def config_of(settings: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_shapes_alone_tell_what_a_computed_step_allocates(settings: dict[str, Any]) -> None:
-    shapes, computed = (dry_run.step_cost(config_of(settings), compute=compute) for compute in (False, True))
+    shapes, computed = (cost.step_cost(config_of(settings), compute=compute) for compute in (False, True))
     assert shapes.flops == computed.flops and shapes.divisible == computed.divisible == (settings["method"] != "gmdg")
     assert shapes.per_image == pytest.approx(computed.per_image, rel=0.02)
     assert shapes.fixed == pytest.approx(computed.fixed, rel=0.02)
@@ -38,8 +37,8 @@ def test_the_count_is_what_autograd_saves() -> None:
     """Tensors that a real pass keeps for its backward pass, besides weights and images: the bulk of a step."""
 
     def saved(images: int) -> int:
-        step = dry_run.make_step(config)
-        batch = random_batch(images, config.image_size, "cpu")
+        step = cost.make_step(config)
+        batch = cost.random_batch(images, config.image_size, "cpu")
         storages: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -54,21 +53,21 @@ def test_the_count_is_what_autograd_saves() -> None:
 
     config = config_of({"method": "patchgen", "backbone": "dinov2-small", "image_size": 56})
     per_image = (saved(12) - saved(6)) / 6
-    assert dry_run.step_cost(config).per_image == pytest.approx(per_image, rel=0.1)
+    assert cost.step_cost(config).per_image == pytest.approx(per_image, rel=0.1)
 
 
 def test_a_method_whose_steps_depend_on_values_is_computed_or_left_out() -> None:
     config = config_of({"method": "mixup", "image_size": 28})
     with pytest.raises(ValueError, match="'mixup': its steps depend on the values"):
-        dry_run.step_cost(config)
-    assert dry_run.step_cost(config, compute=True).per_image > 0
-    assert dry_run.largest_step([("a", config, 6)]) == []
+        cost.step_cost(config)
+    assert cost.step_cost(config, compute=True).per_image > 0
+    assert cost.largest_step([("a", config, 6)]) == []
 
 
 def test_the_largest_step_is_named_and_a_smaller_card_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = (config_of({"method": "lp-ln", "image_size": side}) for side in (28, 56))
     steps = [("small", small, 12), ("large", large, 12), ("fewer", large, 6)]
-    [line] = dry_run.largest_step(steps)
+    [line] = cost.largest_step(steps)
     assert line.startswith("largest step: 0.0 GB") and "for 12 images at once" in line and line.endswith(": large")
-    monkeypatch.setattr(dry_run, "card_bytes", lambda: 1000)
-    assert "WARNING: this card has 0.0 GB" in dry_run.largest_step(steps)[-1]
+    monkeypatch.setattr(cost, "card_bytes", lambda: 1000)
+    assert "WARNING: this card has 0.0 GB" in cost.largest_step(steps)[-1]

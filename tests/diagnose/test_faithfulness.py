@@ -177,4 +177,4 @@ def test_blur_by_loops_and_colours_kept() -> None:
     torch.testing.assert_close(found[0, :, 3, 6], slow / total)
     flat = torch.full((1, 3, 8, 8), 0.3)
     torch.testing.assert_close(faith.blur(flat, flat, 2), flat)
-    assert torch.equal(faith.mean_colour(image, image, 2)[0, :, 5, 5], image[0].mean((1, 2)))
+    assert torch.equal(faith.OPERATORS["mean"](image, image, 2)[0, :, 5, 5], image[0].mean((1, 2)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
@@ -68,5 +71,6 @@ def test_which_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"patchgen\[plots\]"):
         geometry.flat(points, "umap")
     monkeypatch.setattr(geometry, "find_spec", lambda name: object())
-    monkeypatch.setattr(geometry, "_umap", lambda features, seed: features[:, :2])
+    fake = SimpleNamespace(UMAP=lambda **_: SimpleNamespace(fit_transform=lambda features: features[:, :2]))
+    monkeypatch.setitem(sys.modules, "umap", fake)
     assert geometry.flat(points, "auto")[1] == "UMAP"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import throughput
+from benchmarks.predict import untrained_predictor
 from patchgen.commands.options import RuntimeOptions
 from patchgen.common.files import cache_dir
 from patchgen.predict import runtime
@@ -26,7 +26,7 @@ KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
 
 @pytest.fixture(scope="module")
 def predictor() -> Predictor:
-    return throughput.untrained_predictor("tiny", "patchgen-select", 28)
+    return untrained_predictor("tiny", "patchgen-select", 28)
 
 
 @pytest.fixture

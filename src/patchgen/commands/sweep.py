@@ -147,7 +147,7 @@ def _largest_step(jobs: Sequence[Job]) -> list[str]:
     """Memory and arithmetic of the largest step of runs that leave a domain out."""
     from patchgen.config import Config
     from patchgen.data.content import shared_table
-    from patchgen.diagnose.dry_run import largest_step
+    from patchgen.diagnose.cost import largest_step
     from patchgen.tasks.mdg import leaves_out
 
     steps = []

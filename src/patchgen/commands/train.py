@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
 def _dry_run(options: TrainOptions, config: Settings) -> int:
     if not isinstance(config, Config):
         raise ValueError("--dry-run is for runs that leave a domain out, not for --task ccd")
-    from patchgen.diagnose.dry_run import cost_lines, measured_costs
+    from patchgen.diagnose.cost import cost_lines, measured_costs
 
     cost = measured_costs(config)
     print(json.dumps(cost, indent=2) if options.json else "\n".join(cost_lines(cost)))

@@ -16,6 +16,14 @@ from patchgen.diagnose.measure import Record, paired
 
 SMALLEST = 0.02  # difference of silhouettes, or of domain accuracies, that counts: one run of each has no error bar
 FEWEST = 10  # images with some patches selected and some not, below which a selection is not tested
+STATED = {
+    "A": "Keeping the selected patches preserves accuracy; perturbing them destroys it.",
+    "B": "The mask's insertion AUC is higher and its deletion AUC lower than those of other rankings.",
+    "C": "Classes are tighter and domains less apart than in the baseline's features.",
+    "D": "The maps cover the patches that carry the label.",
+    "E": "About 4 % more parameters, about 8 % more time, comparable memory.",
+}
+Verdict = tuple[str, str]  # and what was measured
 
 
 class Finding(NamedTuple):
@@ -25,25 +33,18 @@ class Finding(NamedTuple):
     measured: str
 
 
-STATED = {
-    "A": "Keeping the selected patches preserves accuracy; perturbing them destroys it.",
-    "B": "The mask's insertion AUC is higher and its deletion AUC lower than those of other rankings.",
-    "C": "Classes are tighter and domains less apart than in the baseline's features.",
-    "D": "The maps cover the patches that carry the label.",
-    "E": "About 4 % more parameters, about 8 % more time, comparable memory.",
-}
-
-
 def claims(diagnosis: Mapping[str, Any], records: Mapping[str, Sequence[Record]], main: str) -> list[Finding]:
     """Verdicts on the run `main`; `diagnosis` is the whole diagnosis, `records` each run's images."""
+    runs = diagnosis["runs"]
+    baseline = next((name for name, run in runs.items() if name != main and run["mask"] is None), None)
     verdicts = {
-        "A": _perturbation(diagnosis["runs"][main], records[main]),
-        "B": _curves(diagnosis["runs"], records[main], main),
-        "C": _geometry(diagnosis["runs"], main),
-        "D": _maps(diagnosis["runs"], main),
+        "A": _perturbation(runs[main], records[main]),
+        "B": _curves(runs, records[main], main, baseline),
+        "C": _geometry(runs, main, baseline),
+        "D": _maps(runs, main, baseline),
         "E": _cost(diagnosis["cost"]),
     }
-    accuracy, chance = diagnosis["runs"][main]["accuracy"], 1 / diagnosis["classes"]
+    accuracy, chance = runs[main]["accuracy"], 1 / diagnosis["classes"]
     if accuracy["mean"] - 2 * accuracy["error"] <= chance:  # a mask cannot explain guesses
         reason = (
             f"The accuracy on these images, {accuracy['mean']:.1%} ± {accuracy['error']:.1%}, is no better than chance "
@@ -57,7 +58,7 @@ def _of_two(first: bool, second: bool) -> str:
     return "yes" if first and second else "partly" if first or second else "no"
 
 
-def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[str, str]:
+def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> Verdict:
     if run["mask"] is None or "mask" not in run["curves"]:
         return "not tested", "This run has no mask, or its ranking was left out."
     # otherwise the two sets are "everything" and "nothing"
@@ -66,7 +67,6 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
     if count < FEWEST:
         few = f"{count} images have some patches selected and some not; a test needs {FEWEST}"
         return "not tested", f"The mask is {run['mask']['verdict']}. Here {few}."
-    where = "" if count == images else f" on the {count} of {images} images with a selection"
     operators = [name for name in run["perturbation"] if name in OPERATORS]
 
     def right(record: Record, ranking: str, side: str) -> float:
@@ -77,6 +77,7 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
         return paired(with_mask, [right(r, other, side) if other else r["correct"] for r in selective])
 
     keep, lose = difference("keep"), difference("perturb")
+    where = "" if count == images else f" on the {count} of {images} images with a selection"
     text = f"Accuracy{where} changes by {_points(keep)} when the rest is perturbed"
     text += f", by {_points(lose)} when the selection is"
     # "small" against "sharp": at most half of the other drop
@@ -89,7 +90,11 @@ def _perturbation(run: Mapping[str, Any], records: Sequence[Record]) -> tuple[st
     return _of_two(sufficient, needed), f"{text} (mean over {', '.join(operators)})."
 
 
-def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str) -> tuple[str, str]:
+def _points(difference: Mapping[str, Any]) -> str:
+    return f"{plus_minus(100 * difference['mean'], 100 * difference['error'], sign='+')} points"
+
+
+def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str, baseline: str | None) -> Verdict:
     curves, patches = runs[main]["curves"], runs[main]["patches"]
     rivals = [name for name in curves if name not in ("mask", "truth")]
     if "mask" not in curves or not rivals:
@@ -97,16 +102,14 @@ def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str) -> tu
     wins, parts = [], []
     for way, sign in (("insertion", 1), ("deletion", -1)):
         best = max(rivals, key=lambda name: sign * curves[name][f"{way}_auc"]["predicted"]["mean"])
-        areas = {
-            name: [float(area(r["curves"][name][way]["predicted"], patches)) for r in records]
-            for name in ("mask", best)
-        }
-        difference = paired(areas["mask"], areas[best])
+        mask, other = (
+            [float(area(r["curves"][name][way]["predicted"], patches)) for r in records] for name in ("mask", best)
+        )
+        difference = paired(mask, other)
         wins.append(sign * difference["mean"] > 0 and difference["clear"])
-        mean = curves["mask"][f"{way}_auc"]["predicted"]["mean"]
         gap = plus_minus(difference["mean"], difference["error"], 3, "+")
+        mean = curves["mask"][f"{way}_auc"]["predicted"]["mean"]
         parts.append(f"{way} AUC {mean:.3f}, {gap} to the best other ranking ({best})")
-    baseline = _baseline(runs, main)
     if baseline and "attention" in runs[baseline]["curves"]:
         curve = runs[baseline]["curves"]["attention"]
         inserted, deleted = (curve[f"{way}_auc"]["predicted"]["mean"] for way in ("insertion", "deletion"))
@@ -115,13 +118,12 @@ def _curves(runs: Mapping[str, Any], records: Sequence[Record], main: str) -> tu
     return _of_two(*wins), f"{text[0].upper()}{text[1:]}."
 
 
-def _geometry(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
-    baseline = _baseline(runs, main)
+def _geometry(runs: Mapping[str, Any], main: str, baseline: str | None) -> Verdict:
     if baseline is None:
         return "not tested", "Needs a baseline: --against its run."
-    ours, theirs = runs[main]["geometry"], runs[baseline]["geometry"]
-    tight = [g["silhouette_by_class"] for g in (ours, theirs)]
-    apart = [g["domain_separability"] and g["domain_separability"]["accuracy"] for g in (ours, theirs)]
+    numbers = [runs[name]["geometry"] for name in (main, baseline)]
+    tight = [g["silhouette_by_class"] for g in numbers]
+    apart = [g["domain_separability"] and g["domain_separability"]["accuracy"] for g in numbers]
     if None in tight or None in apart:
         return "not tested", "Too few images for the numbers."
     text = (
@@ -132,12 +134,11 @@ def _geometry(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
     return _of_two(tight[0] - tight[1] > SMALLEST, apart[1] - apart[0] > SMALLEST), text
 
 
-def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
+def _maps(runs: Mapping[str, Any], main: str, baseline: str | None) -> Verdict:
     known = runs[main]["auroc"]
     if known is None or "mask" not in known or known["mask"] is None:
         return "not tested", "No truth is known here: the maps must be looked at, and nobody has annotated them."
     rivals = {"its own attention": known.get("attention")}
-    baseline = _baseline(runs, main)
     if baseline:
         rivals[f"the attention of {baseline}"] = runs[baseline]["auroc"].get("attention")
     rivals = {name: value for name, value in rivals.items() if value}
@@ -150,20 +151,8 @@ def _maps(runs: Mapping[str, Any], main: str) -> tuple[str, str]:
     return _of_two(above_chance, all(mask["mean"] > value["mean"] for value in rivals.values())), f"{text}."
 
 
-def _cost(cost: Mapping[str, Any]) -> tuple[str, str]:
+def _cost(cost: Mapping[str, Any]) -> Verdict:
     module = of_module(cost)
-    more, ratio = module["module_of_backbone"], module["ratio"]
-    text = (
-        f"{more:.1%} of the backbone's parameters more, arithmetic of a step x {ratio['flops']:.2f}, peak memory x "
-        f"{ratio['peak_bytes']:.2f}, counted: a step is not timed here."
-    )
-    small, quick = more <= 0.05, ratio["flops"] <= 1.1 and ratio["peak_bytes"] <= 1.1
-    return _of_two(small, quick), text
-
-
-def _baseline(runs: Mapping[str, Any], main: str) -> str | None:
-    return next((name for name, run in runs.items() if name != main and run["mask"] is None), None)
-
-
-def _points(difference: Mapping[str, Any]) -> str:
-    return f"{plus_minus(100 * difference['mean'], 100 * difference['error'], sign='+')} points"
+    more, flops, peak = module["module_of_backbone"], module["ratio"]["flops"], module["ratio"]["peak_bytes"]
+    text = f"{more:.1%} of the backbone's parameters more, arithmetic of a step x {flops:.2f}, peak memory x {peak:.2f}"
+    return _of_two(more <= 0.05, flops <= 1.1 and peak <= 1.1), f"{text}, counted: a step is not timed here."

@@ -8,17 +8,17 @@ diagnosis.write("diagnosis")                  # records.jsonl, diagnosis.json, i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from patchgen.common.files import write_text
-from patchgen.common.text import json_text, printable
+from patchgen.common.text import json_text, number_text, plus_minus, printable
 from patchgen.diagnose import figures, geometry
-from patchgen.diagnose.claims import Finding, claims
-from patchgen.diagnose.cost import count_step
+from patchgen.diagnose.claims import claims
+from patchgen.diagnose.cost import count_step, of_module
 from patchgen.diagnose.measure import Options, Record, measure, rank_all, summarise
 from patchgen.draw.plots import Drawn
 from patchgen.predict.attribution import available, check_rankings
@@ -30,6 +30,9 @@ SHOWN_IMAGES = 6
 SHOWN_MAPS = ("mask", "attention", "grad-cam")  # of part D
 BATCH = 4  # images per step in part E
 PART = 32  # images per forward pass
+VERDICTS = {"yes": "right", "no": "wrong"}  # colours of the page
+MASKS = {"accuracy": "accuracy %", "selected": "selected %", "min": "mask min", "mean": "mean", "max": "max",
+         "auroc": "AUROC", "iou": "IoU", "error": "error", "kept": "kept %"}  # fmt: skip
 Say = Callable[[str], None]
 Tick = Callable[[int], None]
 
@@ -57,7 +60,6 @@ class Diagnosis(NamedTuple):
 
     def write(self, out: str | Path) -> Path:
         """Write everything to one folder; returns the page."""
-        from patchgen.diagnose.webpage import render_page
         from patchgen.pages.page import write_page
 
         folder = Path(out)
@@ -69,12 +71,11 @@ class Diagnosis(NamedTuple):
             drawn.save(folder)
         for number, columns in enumerate(self.features.values(), 1):
             write_columns(folder / f"features-{number}.npz", columns)
-        findings = [Finding(**claim) for claim in self.facts["claims"]]
-        return write_page(folder / "index.html", render_page(self.facts, findings, self.figures))
+        return write_page(folder / "index.html", render_page(self.facts, self.figures))
 
 
 def prepare(runs: Sequence[str], data: str | None = None, options: Options | None = None, **device: Any) -> Opened:
-    """Open the runs and choose images and rankings; raises for runs that cannot be diagnosed.
+    """Open the runs and choose images and rankings.
 
     Args:
         runs: The run to diagnose, then those to compare it with.
@@ -114,10 +115,15 @@ def examine(opened: Opened, say: Say = lambda text: None, tick: Tick = lambda co
         points[subject.name], way = geometry.flat(features, options.projection, options.seed)
         plane = {"x": points[subject.name][:, 0], "y": points[subject.name][:, 1]}
         exported[subject.name] = {"path": path, "domain": domain, "label": label, "features": features, **plane}
+        untrained = {  # the mask before the first step, on the whole unseen domain, if it was recorded
+            name.removeprefix("untrained_"): value
+            for name, value in score_record(subject.folder).get("mask", {}).items()
+            if name.startswith("untrained_")
+        }
         runs[subject.name] = {
             "run": subject.run,
             **summarise(records[subject.name], subject.patches),
-            "untrained": untrained_mask(subject),
+            "untrained": untrained,
             "geometry": {**geometry.numbers(features, label, domain, fold.unseen), "projection": way},
         }
     config = main.predictor.config
@@ -147,21 +153,23 @@ def shown_images(
     maps: list[dict[str, Any]] = [{} for _ in rows]
     predicted: list[dict[str, str]] = [{} for _ in rows]
     fold = subjects[0].fold
-    pictures = subjects[0].pixels(rows).permute(0, 2, 3, 1).cpu().numpy()
-    for number, subject in enumerate(subjects):
+    for subject, names in zip(subjects, rankings, strict=True):
         pixels = subject.pixels(rows)
         target = subject.probabilities(pixels).argmax(1)
-        names = [name for name in SHOWN_MAPS if name in rankings[number]]
-        scores = rank_all(subject, pixels, rows, target, names)
-        wanted = ["truth"] * (number == 0 and "truth" in scores) + names
+        shown = [name for name in SHOWN_MAPS if name in names]
+        scores = rank_all(subject, pixels, rows, target, shown)
+        columns = {"truth": "truth"} if subject is subjects[0] and "truth" in scores else {}
+        columns |= {f"{subject.name}: {name}": name for name in shown}
         for i in range(len(rows)):
             predicted[i][subject.name] = fold.classes[int(target[i])]
-            for name in wanted:
-                column = name if name == "truth" else f"{subject.name}: {name}"
+            for column, name in columns.items():
                 maps[i][column] = scores[name][i].detach().unflatten(0, subject.model.grid).cpu().numpy()
+    pictures = subjects[0].pixels(rows).permute(0, 2, 3, 1).cpu().numpy()
     truth = np.array(fold.classes)[fold.truth[rows]]
-    titles = [f"{true}\n{_answers(true, of_runs)}" for true, of_runs in zip(truth, predicted, strict=True)]
-    return [figures.Shown(*each) for each in zip(pictures, titles, maps, strict=True)]
+    return [
+        figures.Shown(picture, f"{true}\n{_answers(true, of_runs)}", each)
+        for picture, true, of_runs, each in zip(pictures, truth, predicted, maps, strict=True)
+    ]
 
 
 def _answers(true: str, predicted: dict[str, str]) -> str:
@@ -180,11 +188,82 @@ def selection_share(subjects: Sequence[Subject], rows: np.ndarray) -> tuple[np.n
     return share, f"A run without a mask selects the share of patches that {masked.name} selects in the same image."
 
 
-def untrained_mask(subject: Subject) -> dict[str, float]:
-    """Statistics of the run's mask before its first step, on the whole unseen domain; {} if none are recorded."""
-    mask = score_record(subject.folder).get("mask", {})
-    return {name.removeprefix("untrained_"): mask[name] for name in mask if name.startswith("untrained_")}
-
-
 def _parts(rows: np.ndarray) -> list[np.ndarray]:
-    return [rows[start : start + PART] for start in range(0, len(rows), PART)]
+    return np.split(rows, range(PART, len(rows), PART))
+
+
+# The page
+
+
+def render_page(diagnosis: Mapping[str, Any], figures_by_name: Mapping[str, Drawn]) -> str:
+    """The self-contained page with the five parts; `diagnosis` is the content of diagnosis.json."""
+    from patchgen.pages.page import Cell, data_address, render
+
+    runs = diagnosis["runs"]
+    others = ", ".join(name for name in runs if name != diagnosis["main"])
+    mask_head, masks = _mask_table(runs)
+    return render(
+        "diagnosis.html",
+        title=f"Does the mask decide? {diagnosis['main']}" + (f" against {others}" if others else ""),
+        diagnosis=diagnosis,
+        figures=figures_by_name,
+        claims=[
+            (claim["part"], claim["claim"], Cell(claim["verdict"], f"whole {VERDICTS.get(claim['verdict'], '')}"),
+             claim["measured"]) for claim in diagnosis["claims"]
+        ],
+        masks=masks,
+        mask_head=mask_head,
+        verdicts=[f"{name}: {run['mask']['verdict']}." if run["mask"] else f"{name} has no mask."
+                  for name, run in runs.items()],
+        perturbations=[drawn for name, drawn in figures_by_name.items() if name.startswith("perturbation")],
+        with_truth=any(run["auroc"] for run in runs.values()),
+        areas=[
+            [name, ranking, *(_with_error(curve[f"{way}_auc"][which]) for which in ("predicted", "true")
+                              for way in ("insertion", "deletion"))]
+            for name, run in runs.items() for ranking, curve in run["curves"].items()
+        ],
+        geometry=[_geometry_row(name, run["geometry"]) for name, run in runs.items()],
+        notice=figures.NOTICE.capitalize(),
+        overlays=data_address(figures_by_name["overlays"]),
+        module=of_module(diagnosis["cost"]),
+    )  # fmt: skip
+
+
+def _with_error(value: Mapping[str, float] | None, percent: bool = False) -> str:
+    if value is None:
+        return "-"
+    scale, digits = (100, 1) if percent else (1, 3)
+    return plus_minus(scale * value["mean"], scale * value["error"], digits)
+
+
+def _mask_table(runs: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows; what is recorded of the untrained masks stands beside the trained ones."""
+    recorded = {name for run in runs.values() for name in run["untrained"]}
+    columns = [(name, untrained) for name in MASKS for untrained in (False, True) if not untrained or name in recorded]
+    rows = []
+    for label, run in runs.items():
+        means = {**(run["mask"] or {}), "accuracy": run["accuracy"], "auroc": (run["auroc"] or {}).get("mask")}
+        means |= {"selected": run["selected"]} if run["mask"] else {}
+        cells = []
+        for name, untrained in columns:
+            value, percent = means.get(name), MASKS[name].endswith("%")
+            if untrained:
+                cells.append(number_text(run["untrained"].get(name), percent))
+            elif value and name in ("accuracy", "selected"):
+                cells.append(_with_error(value, percent))
+            else:
+                cells.append(number_text(value and value["mean"], percent))
+        rows.append([label, *cells])
+    return ["run", *(MASKS[name] + ", untrained" * untrained for name, untrained in columns)], rows
+
+
+def _geometry_row(name: str, numbers: Mapping[str, Any]) -> list[str]:
+    apart, knn = numbers["domain_separability"], numbers["knn_across_domains"]
+    return [
+        name,
+        number_text(numbers["silhouette_by_class"]),
+        number_text(numbers["silhouette_by_domain"]),
+        f"{100 * apart['accuracy']:.1f} (chance {100 * apart['chance']:.1f})" if apart else "-",
+        number_text(knn and knn["unseen"], True),
+        number_text(knn and knn["mean"], True),
+    ]

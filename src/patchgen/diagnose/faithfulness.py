@@ -5,10 +5,9 @@
     insertion, deletion = step_sets(order, steps=8)   # (B,9,P) each
     area(curve)                                       # trapezoids over the share of patches
 
-(A) perturbation: keep the selected set and perturb the rest, and vice versa. (B) insertion and deletion along a
-ranking. Patches are perturbed at the pixel level, so that a head that reads CLS is treated like any other; for PatchGen
-also at the token level. Keeping everything gives the original prediction and keeping nothing that of the perturbed
-image, bit for bit: nothing is blended.
+Patches are perturbed at the pixel level, so that a head that reads CLS is treated like any other; for PatchGen also at
+the token level. Keeping everything gives the original prediction and keeping nothing that of the perturbed image, bit
+for bit: nothing is blended.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ THRESHOLD = 0.5  # the paper's: the selected set is {p: m_p >= 0.5}
 VIEWS = 96  # perturbed images per forward pass
 
 
-# Replacements of a patch: (images, other images, side of a patch) -> replacement, (B,3,S,S)
-
-
 def blur(images: Tensor, others: Tensor, patch: int) -> Tensor:
     """Gaussian blur with the patch's side as sigma: removes texture and edges, keeps the surrounding colour."""
     radius = min(3 * patch, images.shape[-1] - 1, images.shape[-2] - 1)
@@ -43,17 +39,12 @@ def blur(images: Tensor, others: Tensor, patch: int) -> Tensor:
     return F.conv2d(tall, kernel.transpose(2, 3), groups=images.shape[1])
 
 
-def mean_colour(images: Tensor, others: Tensor, patch: int) -> Tensor:
-    """The image's own mean colour."""
-    return images.mean((2, 3), keepdim=True).expand_as(images)
-
-
-def swap(images: Tensor, others: Tensor, patch: int) -> Tensor:
-    """The same position of another image, of any class."""
-    return others
-
-
-OPERATORS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"blur": blur, "mean": mean_colour, "swap": swap}
+# Replacements of patches: (images, other images of any class, side of a patch) -> (B,3,S,S)
+OPERATORS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "blur": blur,
+    "mean": lambda images, others, patch: images.mean((2, 3), keepdim=True).expand_as(images),
+    "swap": lambda images, others, patch: others,
+}
 
 
 def partners(count: int, seed: int) -> np.ndarray:
@@ -62,9 +53,6 @@ def partners(count: int, seed: int) -> np.ndarray:
     partner = np.empty(count, dtype=np.int64)
     partner[order] = np.roll(order, 1)
     return partner
-
-
-# Predictions
 
 
 def pixel_answers(score: Probabilities, images: Tensor, replacement: Tensor, grid: tuple[int, int]) -> Answers:
@@ -105,19 +93,13 @@ def token_answers(classifier: Classifier, images: Tensor) -> dict[str, Answers]:
 
 @torch.no_grad()
 def ask(answers: Answers, keeps: Tensor, views: int = VIEWS) -> Tensor:
-    """Probabilities (B,K,C) for K kept sets (B,K,P) of each image; equal sets of an image are computed once.
-
-    All sets of an image are processed together, in one forward pass if they fit.
-    """
-    images, sets, patches = keeps.shape
+    """Probabilities (B,K,C) for K kept sets (B,K,P) of each image; equal sets of an image are computed once."""
+    images, sets, _ = keeps.shape
     place = torch.arange(images, device=keeps.device).repeat_interleave(sets)
     rows = torch.cat([place[:, None], keeps.flatten(0, 1).long()], 1)  # (B*K,1+P)
     unique, inverse = torch.unique(rows, dim=0, return_inverse=True)  # sorted by image
     parts = [answers(part[:, 0], part[:, 1:].bool()) for part in unique.split(views)]
     return torch.cat(parts)[inverse].unflatten(0, (images, sets))
-
-
-# Which patches
 
 
 def top(order: Tensor, count: Tensor) -> Tensor:

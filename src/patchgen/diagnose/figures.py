@@ -15,7 +15,6 @@ from patchgen.draw.plots import MARKERS, PALETTE, Drawn, Row, new_figure, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NOTICE = "selection maps: patches read more than others; not annotations, not a diagnosis"
 STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
@@ -30,11 +29,8 @@ STYLES: dict[str, tuple[str, str, str]] = {  # colour, dash, marker
 }
 
 
-# A
-
-
 def perturbation(run: str, summary: Mapping[str, Any], name: str) -> Drawn:
-    """Accuracy with the selection kept (filled) and perturbed (hollow): a panel per operator, a line per ranking."""
+    """A: accuracy with the selection kept (filled) and perturbed (hollow), a panel per operator, a line per ranking."""
     operators = summary["perturbation"]
     rankings = list(next(iter(operators.values()))["rankings"])
     figure = new_figure(2.15 * len(operators) + 1.3, 0.3 * len(rankings) + 2.0)
@@ -43,10 +39,9 @@ def perturbation(run: str, summary: Mapping[str, Any], name: str) -> Drawn:
     rows: list[Row] = []
     for axes, (operator, values) in zip(panels, operators.items(), strict=True):
         for place, ranking in zip(places, rankings, strict=True):
-            both = {side: values["rankings"][ranking][side]["accuracy"] for side in ("keep", "perturb")}
             colour = STYLES[ranking][0]
-            for side, value in both.items():
-                face, shift = (colour, 0.14) if side == "keep" else ("white", -0.14)  # equal values stay apart
+            for side, face, shift in (("keep", colour, 0.14), ("perturb", "white", -0.14)):  # equal values stay apart
+                value = values["rankings"][ranking][side]["accuracy"]
                 axes.errorbar(100 * value["mean"], place + shift, xerr=100 * value["error"], color=colour, marker="o",
                               markerfacecolor=face, markersize=6, elinewidth=0.8)  # fmt: skip
                 rows.append((run, operator, ranking, side, value["mean"], value["error"]))
@@ -55,39 +50,33 @@ def perturbation(run: str, summary: Mapping[str, Any], name: str) -> Drawn:
             axes.axvline(100 * value["mean"], color="0.45", linestyle=dash, linewidth=0.9, zorder=0)
             rows.append((run, operator, "", f"{end} perturbed", value["mean"], value["error"]))
         level = "pixels" if operator in OPERATORS else "tokens"
-        axes.set(title=f"{operator} ({level})", xlim=(-3, 103), xlabel="accuracy (%)")
-        axes.title.set_fontsize(10)
+        axes.set(xlim=(-3, 103), xlabel="accuracy (%)")
+        axes.set_title(f"{operator} ({level})", fontsize=10)
         plain(axes)
     panels[0].set(yticks=places, yticklabels=rankings, ylim=(-0.6, len(rankings) - 0.4))
     figure.suptitle(run, fontsize=11, weight="bold", parse_math=False)
-    _perturbation_legend(figure, columns=4 if len(operators) > 2 else 2)
+    dot: dict[str, Any] = {"color": "0.3", "marker": "o", "linestyle": "", "markersize": 6}
+    line: dict[str, Any] = {"color": "0.45"}
+    handles = [  # lines without points, for the legend alone
+        *panels[0].plot([], [], **dot, label="selection kept"),
+        *panels[0].plot([], [], **dot, markerfacecolor="white", label="selection perturbed"),
+        *panels[0].plot([], [], **line, linestyle="--", label="nothing perturbed"),
+        *panels[0].plot([], [], **line, linestyle=":", label="everything"),
+    ]
+    columns = 4 if len(operators) > 2 else 2
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     text = f"Accuracy of {run} when the selected patches are kept, and when they are perturbed"
     return Drawn(name, text, figure, ("run", "operator", "ranking", "side", "accuracy", "standard_error"), rows)
 
 
-def _perturbation_legend(figure: Figure, columns: int) -> None:
-    from matplotlib.lines import Line2D
-
-    dot: dict[str, Any] = {"color": "0.3", "marker": "o", "linestyle": "", "markersize": 6}
-    handles = [
-        Line2D([], [], **dot, label="selection kept"),
-        Line2D([], [], **dot, markerfacecolor="white", label="selection perturbed"),
-        Line2D([], [], color="0.45", linestyle="--", label="nothing perturbed"),
-        Line2D([], [], color="0.45", linestyle=":", label="everything"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-
-
-# B
-
-
 def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
-    """Probability of the predicted class while patches are inserted and deleted, one line of panels a run."""
+    """B: probability of the predicted class while patches are inserted and deleted, one line of panels a run."""
     figure = new_figure(9.2, 2.9 * len(runs) + 0.5)
     panels = figure.subplots(len(runs), 2, sharex=True, sharey=True, squeeze=False)
     rows: list[Row] = []
+    ways = (("insertion", "higher", "shown"), ("deletion", "lower", "perturbed"))
     for line, (run, summary) in zip(panels, runs.items(), strict=True):
-        for axes, way, better in zip(line, ("insertion", "deletion"), ("higher", "lower"), strict=True):
+        for axes, (way, better, patches) in zip(line, ways, strict=True):
             for ranking, values in summary["curves"].items():
                 colour, dash, marker = STYLES[ranking]
                 curve = values[way]["predicted"]
@@ -95,11 +84,10 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
                 area = values[f"{way}_auc"]["predicted"]["mean"]
                 axes.plot(100 * share, curve, color=colour, linestyle=dash, marker=marker, markersize=4,
                           label=f"{ranking}  {area:.3f}")  # fmt: skip
-                rows += [
-                    (run, way, ranking, s, p, t) for s, p, t in zip(share, curve, values[way]["true"], strict=True)
-                ]
+                points = zip(share, curve, values[way]["true"], strict=True)
+                rows += [(run, way, ranking, *point) for point in points]
             axes.set_title(f"{run}: {way} ({better} is better)", fontsize=10, parse_math=False)
-            axes.set(xlabel=f"patches {'shown' if way == 'insertion' else 'perturbed'} (%)", ylim=(-0.02, 1.02))
+            axes.set(xlabel=f"patches {patches} (%)", ylim=(-0.02, 1.02))
             axes.legend(frameon=False, fontsize=7.5, title="area", title_fontsize=8, loc="center left",
                         bbox_to_anchor=(1, 0.5))  # fmt: skip
             plain(axes)
@@ -109,18 +97,15 @@ def curves(runs: Mapping[str, Any], operator: str) -> Drawn:
     return Drawn("curves", text, figure, header, rows)
 
 
-# C
-
-
 def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.ndarray, unseen: str, way: str) -> Drawn:
-    """Each run's features twice: coloured by class and by domain."""
+    """C: each run's features twice, coloured by class and by domain."""
     figure = new_figure(9.2, 3.4 * len(points) + 0.2)
     panels = figure.subplots(len(points), 2, squeeze=False)
     rows: list[Row] = []
-    domains = [*sorted(set(domain.tolist()) - {unseen}), unseen]
+    seen = sorted(set(domain.tolist()) - {unseen})
     for line, (run, flat) in zip(panels, points.items(), strict=True):
-        _scatter(line[0], flat, label, sorted(set(label.tolist())))
-        _scatter(line[1], flat, domain, domains, {unseen: f"{unseen} (unseen)"})
+        _scatter(line[0], flat, label, {name: name for name in sorted(set(label.tolist()))})
+        _scatter(line[1], flat, domain, {name: name for name in seen} | {unseen: f"{unseen} (unseen)"})
         for axes, what in zip(line, ("class", "domain"), strict=True):
             axes.set_title(f"{run}: {way} of the features by {what}", fontsize=10, parse_math=False)
         rows += [(run, x, y, c, d) for (x, y), c, d in zip(flat.tolist(), label, domain, strict=True)]
@@ -128,22 +113,17 @@ def geometry(points: Mapping[str, np.ndarray], label: np.ndarray, domain: np.nda
     return Drawn("geometry", text, figure, ("run", "x", "y", "class", "domain"), rows)
 
 
-def _scatter(
-    axes: Axes, points: np.ndarray, group: np.ndarray, names: Sequence[str], titles: Mapping[str, str] | None = None
-) -> None:
-    for i, name in enumerate(names):
+def _scatter(axes: Axes, points: np.ndarray, group: np.ndarray, titles: Mapping[str, str]) -> None:
+    for i, (name, title) in enumerate(titles.items()):
         marker = MARKERS[(i + i // len(PALETTE)) % len(MARKERS)]  # a second round of colours gets other markers
         axes.scatter(*points[group == name].T, s=13, color=PALETTE[i % len(PALETTE)], marker=marker, linewidths=0,
-                     alpha=0.8, label=(titles or {}).get(name, name))  # fmt: skip
+                     alpha=0.8, label=title)  # fmt: skip
     axes.set(xticks=[], yticks=[])
-    if len(names) <= 24:
-        columns = 1 if len(names) <= 12 else 2
+    if len(titles) <= 24:
+        columns = 1 if len(titles) <= 12 else 2
         legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), ncols=columns)
         for text in legend.get_texts():
             text.set_parse_math(False)
-
-
-# D
 
 
 @dataclass(frozen=True)
@@ -156,7 +136,7 @@ class Shown:
 
 
 def overlays(shown: Sequence[Shown]) -> Drawn:
-    """Images down, maps across, one colour bar for all."""
+    """D: images down, maps across, one colour bar for all."""
     columns = list(dict.fromkeys(name for each in shown for name in each.maps))
     figure = new_figure(1.45 * (len(columns) + 1) + 1.1, 1.62 * len(shown) + 0.9)
     panels = figure.subplots(len(shown), len(columns) + 1, squeeze=False)
@@ -168,10 +148,12 @@ def overlays(shown: Sequence[Shown]) -> Drawn:
         for axes, column in zip(line[1:], columns, strict=True):
             axes.imshow(each.image.mean(2), cmap="gray", vmin=0, vmax=1)
             if column in each.maps:
-                values = each.maps[column]
-                large = upsample(_scaled(values, column), *each.image.shape[:2])
+                values = each.maps[column].astype(np.float32)
+                absolute = column.rpartition(" ")[2] in ("mask", "truth")  # others are scaled within the image
+                low, span = (0.0, 1.0) if absolute else (values.min(), np.ptp(values) or 1.0)
+                large = upsample((values - low) / span, *each.image.shape[:2])
                 drawn = axes.imshow(large, cmap=MAP_COLOURS, vmin=0, vmax=1, alpha=OPACITY)
-                rows += [(each.title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(values)]
+                rows += [(each.title, column, y, x, float(v)) for (y, x), v in np.ndenumerate(each.maps[column])]
     for axes, column in zip(panels[0], ["image", *columns], strict=True):
         axes.set_title(column.replace(": ", "\n"), fontsize=8, parse_math=False)
     for axes in panels.flat:
@@ -188,20 +170,8 @@ def overlays(shown: Sequence[Shown]) -> Drawn:
     return Drawn("overlays", "Images of the unseen domain with the maps of each run", figure, header, rows)
 
 
-def _scaled(values: np.ndarray, column: str) -> np.ndarray:
-    """The map from 0 to 1: masks and the truth are already, other maps are scaled within the image."""
-    values = values.astype(np.float32)
-    if column.rpartition(" ")[2] in ("mask", "truth"):
-        return values
-    span = float(values.max() - values.min())
-    return (values - values.min()) / span if span > 0 else np.zeros_like(values)
-
-
-# E
-
-
 def costs(cost: Mapping[str, Any]) -> Drawn:
-    """Trained parameters, arithmetic and peak memory of LP+LN and of the method with a mask."""
+    """E: trained parameters, arithmetic and peak memory of LP+LN and of the method with a mask."""
     kinds = {
         "trainable_parameters": ("trained parameters (thousands)", 1e3),
         "gflops_per_image": ("GFLOPs of a step, per image", 1.0),

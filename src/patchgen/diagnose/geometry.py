@@ -5,6 +5,7 @@ A projection distorts distances; the numbers are computed on the features themse
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ FOLDS = 5
 
 
 def numbers(features: np.ndarray, label: np.ndarray, domain: np.ndarray, unseen: str) -> dict[str, Any]:
-    """Silhouettes, linear separability of the domains, and kNN, of features (N,D) with class and domain names (N,)."""
+    """Of features (N,D) with class and domain names (N,); None where there are too few images or groups."""
     unit = unit_length(features)
     return {
         "images": len(unit),
@@ -32,19 +33,14 @@ def unit_length(features: np.ndarray) -> np.ndarray:
 
 
 def silhouette(features: np.ndarray, group: np.ndarray) -> float | None:
-    """Mean silhouette of the groups, -1 to 1; None if there are fewer than two, or one per point."""
+    """Mean silhouette of the groups, -1 to 1."""
     from sklearn.metrics import silhouette_score
 
-    if not 2 <= len(np.unique(group)) < len(features):
-        return None
-    return float(silhouette_score(features, group))
+    return float(silhouette_score(features, group)) if 2 <= len(np.unique(group)) < len(features) else None
 
 
 def domain_separability(features: np.ndarray, domain: np.ndarray) -> dict[str, float] | None:
-    """Cross-validated balanced accuracy of a linear classifier of the domains, and chance level.
-
-    Balanced, so that a large domain is not an advantage. None if a domain has fewer images than folds.
-    """
+    """Cross-validated balanced accuracy of a linear classifier of the domains, and chance level."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
@@ -65,13 +61,13 @@ def knn_across_domains(
     """Accuracy of a kNN trained on the other domains: for each domain, and for the unseen one from the sources."""
     from sklearn.neighbors import KNeighborsClassifier
 
+    names = np.unique(domain).tolist()
+    if len(names) < 2:
+        return None
     by_domain = {}
-    for name in np.unique(domain).tolist():
+    for name in names:
         there = domain == name
-        if there.all() or not there.any():
-            return None
-        neighbours = KNeighborsClassifier(min(NEIGHBOURS, int((~there).sum())))
-        neighbours.fit(features[~there], label[~there])
+        neighbours = KNeighborsClassifier(min(NEIGHBOURS, int((~there).sum()))).fit(features[~there], label[~there])
         by_domain[name] = float(neighbours.score(features[there], label[there]))
     return {"unseen": by_domain.get(unseen), "mean": float(np.mean(list(by_domain.values()))), "by_domain": by_domain}
 
@@ -86,25 +82,18 @@ def flat(features: np.ndarray, how: Projection = "auto", seed: int = 0) -> tuple
     """(N,2) for a picture, and the name of the method; PCA if there are too few images for UMAP."""
     require_projection(how)
     unit = unit_length(features)
-    if how != "pca" and find_spec("umap") is not None and len(unit) > 30:
-        return _umap(unit, seed), "UMAP"
-    return pca(unit), "PCA"
-
-
-def pca(features: np.ndarray) -> np.ndarray:
-    """The first two principal components (N,2); their arbitrary sign makes the largest entry positive."""
-    centred = features.astype(np.float64) - features.mean(0)
-    u, s, _ = np.linalg.svd(centred, full_matrices=False)
-    points = np.zeros((len(features), 2))
-    points[:, : min(2, len(s))] = (u * s)[:, :2]
-    return points * np.where(points.max(0) < -points.min(0), -1, 1)
-
-
-def _umap(features: np.ndarray, seed: int) -> np.ndarray:
-    import warnings
-
+    if how == "pca" or find_spec("umap") is None or len(unit) <= 30:
+        return pca(unit), "PCA"
     from umap import UMAP
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a seed disables its parallelism
-        return np.asarray(UMAP(n_neighbors=15, min_dist=0.2, random_state=seed).fit_transform(features))
+        return np.asarray(UMAP(n_neighbors=15, min_dist=0.2, random_state=seed).fit_transform(unit)), "UMAP"
+
+
+def pca(features: np.ndarray) -> np.ndarray:
+    """The first two principal components (N,2); their arbitrary sign makes the largest entry positive."""
+    u, s, _ = np.linalg.svd(features.astype(np.float64) - features.mean(0), full_matrices=False)
+    points = np.zeros((len(features), 2))
+    points[:, : min(2, len(s))] = (u * s)[:, :2]
+    return points * np.where(points.max(0) < -points.min(0), -1, 1)

@@ -73,7 +73,7 @@ def measure(
 def _chunk(
     subject: Subject, rows: np.ndarray, others: np.ndarray, rankings: Sequence[str], options: Options, share: np.ndarray
 ) -> Iterator[Record]:
-    pixels, other = subject.pixels(rows), subject.pixels(others)
+    pixels, classes = subject.pixels(rows), subject.fold.classes
     probabilities = subject.probabilities(pixels)
     truth = torch.from_numpy(subject.fold.truth[rows]).to(pixels.device)
     asked = torch.stack([truth, probabilities.argmax(1)], 1)  # (B,2): the true and the predicted class
@@ -85,17 +85,25 @@ def _chunk(
     selections = {name: faith.top(order, count) for name, order in orders.items() if name in (*rankings, "truth")}
     curves = {name: faith.step_sets(orders[name], options.steps) for name in selections}
 
-    answered: dict[str, dict[str, Tensor]] = {}
-    for number, (name, answers) in enumerate(_answers(subject, pixels, other, options.operators).items()):
-        answered[name] = _ask(answers, selections, curves if number == 0 else {}, asked)
-    known = subject.truth[rows] if subject.truth is not None else None
+    answered: dict[str, dict[str, np.ndarray]] = {}
+    for name, answers in _answers(subject, pixels, subject.pixels(others), options.operators).items():
+        answered[name] = _ask(answers, selections, {} if answered else curves, asked)  # the first draws the curves
+    facts = _mask_facts(scores, subject.truth[rows] if subject.truth is not None else None)
+    numbers = np.round(probabilities.gather(1, asked).double().cpu().numpy(), DIGITS).tolist()
     for i, row in enumerate(rows.tolist()):
+        true, predicted = asked[i].tolist()
         yield {
-            **_about(subject, row, probabilities[i], asked[i]),
+            "kind": "image",
+            "run": subject.name,
+            "path": subject.fold.table.paths[row],
+            "label": classes[true],
+            "predicted": classes[predicted],
+            "correct": true == predicted,
+            "probability": dict(zip(CLASSES, numbers[i], strict=True)),
             "selected": round(float(count[i]) / subject.patches, DIGITS),
-            **_mask_facts(scores, known, i),
+            **facts[i],
             "perturbation": {operator: _perturbed(values, i, selections) for operator, values in answered.items()},
-            "curves": _curves(answered[options.operators[0]], i, curves),
+            "curves": {name: _curves_of(answered[options.operators[0]], i, name) for name in curves},
         }
 
 
@@ -124,7 +132,7 @@ def _answers(subject: Subject, pixels: Tensor, other: Tensor, operators: Sequenc
 
 def _ask(
     answers: faith.Answers, selections: Mapping[str, Tensor], curves: Mapping[str, tuple[Tensor, Tensor]], asked: Tensor
-) -> dict[str, Tensor]:
+) -> dict[str, np.ndarray]:
     """Name -> (B,K,3): probability of the true and of the predicted class, and whether the true one is the answer."""
     everything = torch.ones_like(next(iter(selections.values())))
     sets = {"nothing": everything[:, None], "everything": ~everything[:, None]}  # what is perturbed
@@ -135,63 +143,45 @@ def _ask(
     probabilities = faith.ask(answers, torch.cat(list(sets.values()), 1))  # (B,K,C)
     right = probabilities.argmax(2) == asked[:, :1]
     of_asked = probabilities.gather(2, asked[:, None].expand(-1, probabilities.shape[1], -1))
-    values = torch.cat([of_asked, right[..., None]], 2)
-    return dict(zip(sets, values.split([keep.shape[1] for keep in sets.values()], 1), strict=True))
+    values = np.round(torch.cat([of_asked, right[..., None]], 2).double().cpu().numpy(), DIGITS)
+    ends = np.cumsum([keep.shape[1] for keep in sets.values()])
+    return dict(zip(sets, np.split(values, ends[:-1], axis=1), strict=True))
 
 
-# Records
+def _perturbed(answered: Mapping[str, np.ndarray], i: int, rankings: Iterable[str]) -> Record:
+    def answer(name: str) -> Record:
+        true, predicted, correct = answered[name][i, 0].tolist()
+        return {"true": true, "predicted": predicted, "correct": bool(correct)}
+
+    sides = {name: {side: answer(f"{name}/{side}") for side in ("keep", "perturb")} for name in rankings}
+    return {"nothing": answer("nothing"), "everything": answer("everything"), **sides}
 
 
-def _about(subject: Subject, row: int, probabilities: Tensor, asked: Tensor) -> Record:
-    true, predicted = asked.tolist()
-    classes = subject.fold.classes
-    return {
-        "kind": "image",
-        "run": subject.name,
-        "path": subject.fold.table.paths[row],
-        "label": classes[true],
-        "predicted": classes[predicted],
-        "correct": true == predicted,
-        "probability": {"true": _number(probabilities[true]), "predicted": _number(probabilities[predicted])},
-    }
+def _curves_of(answered: Mapping[str, np.ndarray], i: int, ranking: str) -> Record:
+    curves = {way: answered[f"{ranking}/{way}"][i, :, :2].T.tolist() for way in ("insertion", "deletion")}
+    return {way: dict(zip(CLASSES, curve, strict=True)) for way, curve in curves.items()}
 
 
-def _mask_facts(scores: Mapping[str, Tensor], known: np.ndarray | None, i: int) -> Record:
-    facts: Record = {}
-    if "mask" in scores:
-        mask = scores["mask"][i]
-        facts["mask"] = {name: _number(getattr(mask, name)()) for name in ("min", "mean", "max")}
-    if known is not None:
-        recovery = {name: mask_recovery(score[i : i + 1].detach().cpu().numpy(), known[i : i + 1])
-                    for name, score in scores.items() if name != "truth"}  # fmt: skip
-        facts["auroc"] = {name: _number(each["auroc"][0]) for name, each in recovery.items()}
+def _mask_facts(scores: Mapping[str, Tensor], truth: np.ndarray | None) -> list[Record]:
+    """Of each image the statistics of the mask and, if the truth is known, how well each ranking finds it."""
+    arrays = {name: score.detach().cpu().numpy() for name, score in scores.items()}
+    facts: list[Record] = [{} for _ in arrays["random"]]
+    recovery = {}
+    if truth is not None:
+        recovery = {name: mask_recovery(score, truth) for name, score in arrays.items() if name != "truth"}
+    for i, record in enumerate(facts):
+        if "mask" in arrays:
+            mask = arrays["mask"][i]
+            record["mask"] = {"min": _number(mask.min()), "mean": _number(mask.mean()), "max": _number(mask.max())}
+        if recovery:
+            record["auroc"] = {name: _number(each["auroc"][i]) for name, each in recovery.items()}
         if "mask" in recovery:
-            facts["mask"] |= {name: _number(recovery["mask"][name][0]) for name in ("iou", "error", "kept")}
+            record["mask"] |= {name: _number(recovery["mask"][name][i]) for name in ("iou", "error", "kept")}
     return facts
 
 
-def _perturbed(answered: Mapping[str, Tensor], i: int, rankings: Iterable[str]) -> Record:
-    record: Record = {name: _values(answered[name][i, 0]) for name in ("nothing", "everything")}
-    for name in rankings:
-        record[name] = {side: _values(answered[f"{name}/{side}"][i, 0]) for side in ("keep", "perturb")}
-    return record
-
-
-def _curves(answered: Mapping[str, Tensor], i: int, rankings: Iterable[str]) -> Record:
-    def lists(values: Tensor) -> Record:
-        return {which: [_number(v) for v in values[:, n]] for n, which in enumerate(CLASSES)}
-
-    return {name: {way: lists(answered[f"{name}/{way}"][i]) for way in ("insertion", "deletion")} for name in rankings}
-
-
-def _values(three: Tensor) -> Record:
-    true, predicted, correct = three.tolist()
-    return {"true": round(true, DIGITS), "predicted": round(predicted, DIGITS), "correct": bool(correct)}
-
-
 def _number(value: Any) -> float | None:
-    number = float(value)
-    return round(number, DIGITS) if np.isfinite(number) else None
+    return round(float(value), DIGITS) if np.isfinite(value) else None
 
 
 # Means over images and their standard errors
@@ -217,24 +207,22 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Record:
 def summarise(records: Sequence[Record], patches: int) -> Record:
     """The summary of one run for the page, the figures and the claims."""
     first = records[0]
+    mask = None
+    if "mask" in first:
+        full, empty = (sum(r["selected"] == share for r in records) for share in (1, 0))
+        mask = {name: mean_and_error(r["mask"][name] for r in records) for name in first["mask"]}
+        mask |= {"full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
     auroc = {name: mean_and_error(r["auroc"][name] for r in records) for name in first.get("auroc", {})}
     return {
         "images": len(records),
         "patches": patches,
         "accuracy": mean_and_error(r["correct"] for r in records),
         "selected": mean_and_error(r["selected"] for r in records),
-        "mask": _mask_summary(records) if "mask" in first else None,
+        "mask": mask,
         "auroc": auroc if "auroc" in first else None,
         "perturbation": {op: _perturbation([r["perturbation"][op] for r in records]) for op in first["perturbation"]},
         "curves": {name: _curve([r["curves"][name] for r in records], patches) for name in first["curves"]},
     }
-
-
-def _mask_summary(records: Sequence[Record]) -> Record:
-    """Mean statistics of the masks, how many select all patches or none, and a verdict."""
-    means = {name: mean_and_error(r["mask"][name] for r in records) for name in records[0]["mask"]}
-    full, empty = (sum(r["selected"] == share for r in records) for share in (1, 0))
-    return {**means, "full": full, "empty": empty, "verdict": mask_verdict(full, empty, len(records))}
 
 
 def mask_verdict(full: int, empty: int, images: int) -> str:

@@ -45,7 +45,7 @@ SLACK = 1.01  # a level that is a little too coarse (scanners round) still count
 
 
 class UnreadableSlide(ValueError):
-    """A slide that cannot be used; the message names the slide, the `reason` and the fix."""
+    """A slide that cannot be used; the message names the slide, the reason and the fix."""
 
     def __init__(self, path: str | Path, reason: str) -> None:
         super().__init__(f"cannot use slide {path}: {reason}")
@@ -61,13 +61,10 @@ def require_openslide() -> None:
 
 
 def open_slide(path: str | Path, mpp: float | None = None) -> Slide:
-    """Open a slide of any format that OpenSlide reads.
+    """Open a slide of any format that OpenSlide reads; UnreadableSlide if it cannot be, or its scale is unknown.
 
     Args:
         mpp: Microns per pixel of level 0; overrides the value in the file.
-
-    Raises:
-        UnreadableSlide: no such file, not a slide, or a slide of unknown scale.
     """
     require_openslide()
     if not Path(path).exists():
