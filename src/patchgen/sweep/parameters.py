@@ -1,7 +1,5 @@
 """`reproducibility_parameters.md`: all effective parameters, row by row, with the splits and the environment.
 
-    write_parameters("reproducibility_parameters.md", recipes, jobs)
-
 Written from the recipes, and from the run folders that exist.
 """
 
@@ -12,28 +10,21 @@ import hashlib
 import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from patchgen.common.files import write_text
 from patchgen.common.text import markdown
 from patchgen.common.untrusted import read_json
-from patchgen.config import Settings
 from patchgen.runs.folder import environment
 from patchgen.sweep.jobs import Job
 from patchgen.sweep.recipe import Recipe
 from patchgen.tasks import get_task
 
-MANIFESTS = ("splits.csv", "stages.csv")
-
 
 def write_parameters(path: str | Path, recipes: Sequence[Recipe], plans: Sequence[Sequence[Job]]) -> None:
-    """Write the page.
-
-    Args:
-        plans: The jobs of each recipe.
-    """
+    """Write the page; `plans` are the jobs of each recipe."""
     parts = ["# Parameters in force", "", "Written by `patchgen sweep ... --parameters`; not meant to be edited.", ""]
     for recipe, jobs in zip(recipes, plans, strict=True):
         parts += _recipe(recipe, jobs)
@@ -50,32 +41,32 @@ def _recipe(recipe: Recipe, jobs: Sequence[Job]) -> list[str]:
     by_row = {row: parameters_of([job for job in jobs if row in job.rows]) for row in recipe.rows}
     first, *others = by_row.values()
     common = {name: text for name, text in first.items() if all(row.get(name) == text for row in others)}
-    parts += ["### All runs", "", markdown(["parameter", "value"], list(common.items())), ""]
+    parts += _table("### All runs", ("parameter", "value"), list(common.items()))
     for row, parameters in by_row.items():
         if special := [(name, text) for name, text in parameters.items() if name not in common]:
-            parts += [f"### Row {row}", "", markdown(["parameter", "value"], special), ""]
+            parts += _table(f"### Row {row}", ("parameter", "value"), special)
     return parts + _splits(jobs)
+
+
+def _table(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [heading, "", markdown(head, rows), ""]
 
 
 def parameters_of(jobs: Sequence[Job]) -> dict[str, str]:
     """Every setting with its values over some runs, and the effective hyper-parameters of the method."""
     texts: dict[str, dict[str, None]] = defaultdict(dict)
     for job in jobs:
-        settings = dataclasses.asdict(job.config) | _by_method(job.config)
+        config: Any = job.config
+        method = get_task(config.task).make_method(config)  # its defaults stand for settings that are left open
+        settings = dataclasses.asdict(config)
+        settings |= {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
+        settings |= {"hparams": method.hparams} if getattr(method, "hparams", None) is not None else {}
         for rate in ("lr_module", "lr_backbone"):
             settings[rate] = settings["lr"] if settings.get(rate) is None else settings[rate]
-        settings["data"] = Path(job.config.data).name  # its path on this machine is irrelevant
+        settings["data"] = Path(config.data).name  # its path on this machine is irrelevant
         for name, value in settings.items():
             texts[name][_text(value)] = None
     return {name: ", ".join(each) for name, each in texts.items()}
-
-
-def _by_method(config: Settings) -> dict[str, Any]:
-    """The method's defaults for settings that are left open."""
-    method = get_task(config.task).make_method(config)
-    values = {"pool": config.pool or method.pool, "tune": config.tune or getattr(method, "tune", None)}
-    hparams = getattr(method, "hparams", None)
-    return values | ({"hparams": hparams} if hparams is not None else {})
 
 
 def _text(value: Any) -> str:
@@ -88,17 +79,16 @@ def _text(value: Any) -> str:
 
 def _splits(jobs: Sequence[Job]) -> list[str]:
     """Which images were in which part: runs with equal digests had equal splits."""
-    same: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    same: Counter[tuple[str, ...]] = Counter()
     for job in jobs:
-        for name in MANIFESTS:
-            file = job.folder.path / name
+        for file in (job.folder.path / name for name in ("splits.csv", "stages.csv")):
             if file.exists():
                 digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-                same[Path(job.config.data).name, str(job.config.seed), name, digest].append(job.run)
+                same[Path(job.config.data).name, str(job.config.seed), file.name, digest] += 1
     if not same:
         return ["### Splits", "", "No run is here yet; each writes its split into its folder.", ""]
-    rows = [[*key, str(len(runs))] for key, runs in sorted(same.items())]
-    return ["### Splits", "", markdown(["data", "seed", "manifest", "sha256 (first 16)", "runs"], rows), ""]
+    rows = [(*key, str(count)) for key, count in sorted(same.items())]
+    return _table("### Splits", ("data", "seed", "manifest", "sha256 (first 16)", "runs"), rows)
 
 
 def _environment(jobs: Sequence[Job]) -> list[str]:
@@ -109,15 +99,12 @@ def _environment(jobs: Sequence[Job]) -> list[str]:
     texts = Counter(json.dumps(_flat(read_json(file))) for file in files)
     parts = ["## Environment", ""]
     for text in texts or [json.dumps(_flat(environment(torch.get_num_threads())))]:
-        parts += [f"Of {texts[text]} runs:" if texts else "Of this machine, where no run is yet:", ""]
-        parts += [markdown(["what", "value"], list(json.loads(text).items())), ""]
+        words = f"Of {texts[text]} runs:" if texts else "Of this machine, where no run is yet:"
+        parts += _table(words, ("what", "value"), list(json.loads(text).items()))
     return parts
 
 
-def _flat(facts: dict[str, Any]) -> dict[str, str]:
+def _flat(facts: Mapping[str, Any]) -> dict[str, str]:
     """Nested values with joined names, such as `packages torch`."""
-    flat: dict[str, str] = {}
-    for key, value in facts.items():
-        inner = {f"{key} {name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
-        flat |= {name: _text(v) for name, v in inner.items()}
-    return flat
+    return {f"{key} {name}".strip(): _text(inner) for key, value in facts.items()
+            for name, inner in (value.items() if isinstance(value, dict) else [("", value)])}  # fmt: skip

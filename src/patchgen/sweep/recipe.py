@@ -29,6 +29,7 @@ from patchgen.config import PRESETS, Config, known_settings, read_settings
 Values = dict[str, Any]  # settings as a recipe has them
 OWN_KEYS = ("command", "preset", "grid", "rows", "random", "trials")
 EVERY_DOMAIN = "all"
+HPARAM = r"hparams\.\w+"
 DomainsOf = Callable[[Values], Sequence[str]]
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = next((path for path in (PACKAGE / "configs", PACKAGE.parents[1] / "configs") if path.is_dir()), None)
@@ -62,57 +63,61 @@ def read_recipe(path: str | Path) -> Recipe:
         content = read_settings(path)
     except FileNotFoundError:
         raise ValueError(f"there is no recipe {path}") from None
+    try:
+        return _read(Path(path), content)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read(path: Path, content: Values) -> Recipe:
     if not is_recipe(content):
-        raise ValueError(
-            f"{path} has neither `grid` nor `rows` nor `random`: it is no recipe; `patchgen train --config` reads it"
-        )
-    _check_names(content, f"{path}", OWN_KEYS)
+        raise ValueError("neither `grid` nor `rows` nor `random`: it is no recipe; `patchgen train --config` reads it")
+    _check_names(content, "", OWN_KEYS)
     if content.get("command", "train") != "train":
-        raise ValueError(f"{path}: a recipe's command is train, not {shortly(content['command'])}")
+        raise ValueError(f"a recipe's command is train, not {shortly(content['command'])}")
     preset = content.get("preset")
     if preset is not None and preset not in PRESETS:
         near = did_you_mean(str(preset), PRESETS)
-        raise ValueError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, not {shortly(preset)}{near}")
     shared = {key: value for key, value in content.items() if key not in OWN_KEYS}
-    recipe = Recipe(Path(path), preset, shared, _grid(content, path), _rows(content, path), _trials(content, path))
+    recipe = Recipe(path, preset, shared, _grid(content.get("grid") or {}), _rows(content.get("rows")),
+                    _trials(content))  # fmt: skip
     for name, row in recipe.rows.items():
         if both := sorted(row.keys() & recipe.grid.keys()):
-            raise ValueError(f"{path}: {both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
+            raise ValueError(f"{both[0]} appears in row {shortly(name)} and in the grid; keep one of them")
         if both := sorted((shared | recipe.grid | row).keys() & recipe.trials[0].keys()):
-            raise ValueError(f"{path}: {both[0]} is drawn at random and also given; keep one of them")
+            raise ValueError(f"{both[0]} is drawn at random and also given; keep one of them")
     return recipe
 
 
-def _grid(content: Values, path: str | Path) -> dict[str, Any]:
-    grid = content.get("grid") or {}
+def _grid(grid: Any) -> dict[str, Any]:
     if not isinstance(grid, dict):
-        raise ValueError(f"{path}: `grid` must hold `name: [values]` lines, found {type(grid).__name__}")
-    _check_names(grid, f"{path}: grid")
+        raise ValueError(f"`grid` must hold `name: [values]` lines, found {type(grid).__name__}")
+    _check_names(grid, "grid: ")
     for name, values in grid.items():
         if (name, values) != ("unseen", EVERY_DOMAIN) and (not isinstance(values, list) or not values):
-            raise ValueError(f"{path}: grid: {name} must be a list with a value in it, such as [{shortly(values)}]")
+            raise ValueError(f"grid: {name} must be a list with a value in it, such as [{shortly(values)}]")
     return grid
 
 
-def _rows(content: Values, path: str | Path) -> dict[str, Values]:
-    rows = content.get("rows")
+def _rows(rows: Any) -> dict[str, Values]:
     if rows is None:
         return {"": {}}
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("name") for row in rows) or not rows:
-        raise ValueError(f"{path}: `rows` must be a list of settings, each with a name: - {{name: A, method: lp}}")
+        raise ValueError("`rows` must be a list of settings, each with a name: - {name: A, method: lp}")
     named: dict[str, Values] = {}
     for row in rows:
         name = row["name"]
         if not isinstance(name, str):
-            raise ValueError(f"{path}: a row's name must be text (in quotes), not {shortly(name)}")
+            raise ValueError(f"a row's name must be text (in quotes), not {shortly(name)}")
         if name in named:
-            raise ValueError(f"{path}: two rows are called {shortly(name)}")
-        _check_names(row, f"{path}: row {shortly(name)}", ("name",))
+            raise ValueError(f"two rows are called {shortly(name)}")
+        _check_names(row, f"row {shortly(name)}: ", ("name",))
         named[name] = {key: value for key, value in row.items() if key != "name"}
     return named
 
 
-def _trials(content: Values, path: str | Path) -> list[Values]:
+def _trials(content: Values) -> list[Values]:
     """The draws of a random search: trial i is the same whatever the number of trials, for all rows and domains."""
     from patchgen.runs.scores import CHOSEN
 
@@ -120,42 +125,36 @@ def _trials(content: Values, path: str | Path) -> list[Values]:
     if ranges is None and trials is None:
         return [{}]
     if not isinstance(ranges, dict) or not ranges or type(trials) is not int or trials < 1:
-        raise ValueError(f"{path}: a random search needs both: random: {{lr: [1.0e-5, 1.0e-3, log]}} and trials: 20")
+        raise ValueError("a random search needs both: random: {lr: [1.0e-5, 1.0e-3, log]} and trials: 20")
     for name, limits in ranges.items():
-        if name not in CHOSEN and not re.fullmatch(r"hparams\.\w+", str(name)):
+        if name not in CHOSEN and not re.fullmatch(HPARAM, str(name)):
             near = did_you_mean(str(name), CHOSEN)
-            raise ValueError(f"{path}: random: {shortly(name)} is none of {', '.join(CHOSEN)} or hparams.NAME{near}")
-        if not _is_range(limits):
-            raise ValueError(f"{path}: random: {name} must be [low, high] or [low, high, log], not {shortly(limits)}")
+            raise ValueError(f"random: {shortly(name)} is none of {', '.join(CHOSEN)} or hparams.NAME{near}")
+        match limits:
+            case [int() | float() as low, int() | float() as high] if low < high:
+                pass
+            case [int() | float() as low, int() | float() as high, "log"] if 0 < low < high:
+                pass
+            case _:
+                raise ValueError(f"random: {name} must be [low, high] or [low, high, log], not {shortly(limits)}")
     seed = content.get("seed", Config.seed)
     return [_draw(ranges, np.random.default_rng([seed, trial])) for trial in range(trials)]
 
 
-def _is_range(limits: Any) -> bool:
-    match limits:
-        case [int() | float() as low, int() | float() as high]:
-            return low < high
-        case [int() | float() as low, int() | float() as high, "log"]:
-            return 0 < low < high
-    return False
-
-
 def _draw(ranges: Mapping[str, Sequence[Any]], random: np.random.Generator) -> Values:
     """A value of each range, uniform or log-uniform, to three digits."""
-    shares = random.random(len(ranges))
-    values = [
-        low * (high / low) ** share if log else low + (high - low) * share
-        for (low, high, *log), share in zip(ranges.values(), shares.tolist(), strict=True)
-    ]
-    return {name: float(f"{value:.3g}") for name, value in zip(ranges, values, strict=True)}
+    values = {name: low * (high / low) ** share if log else low + (high - low) * share
+              for (name, (low, high, *log)), share in zip(ranges.items(), random.random(len(ranges)).tolist(),
+                                                          strict=True)}  # fmt: skip
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 def _check_names(settings: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> None:
     fields = {f.name for kind in (Config, StreamConfig) for f in dataclasses.fields(kind)}
     known = [*more, *sorted(fields)]
     for key in settings:
-        if key not in known and not re.fullmatch(r"hparams\.\w+", str(key)):
-            raise ValueError(f"{where}: unknown setting {shortly(key)}{did_you_mean(str(key), known)}")
+        if key not in known and not re.fullmatch(HPARAM, str(key)):
+            raise ValueError(f"{where}unknown setting {shortly(key)}{did_you_mean(str(key), known)}")
 
 
 def expand(recipe: Recipe, domains_of: DomainsOf) -> Iterator[PlannedRun]:
@@ -190,14 +189,20 @@ def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:
     """The settings over those of the preset; `hparams.miro: 0.1` is `hparams: {miro: 0.1}`."""
     from patchgen.methods.presets import method_settings, preset_settings, published
 
-    dotted = {key.removeprefix("hparams."): value for key, value in settings.items() if key.startswith("hparams.")}
-    settings = {key: value for key, value in settings.items() if not key.startswith("hparams.")}
+    dotted = {key.removeprefix("hparams."): value for key, value in settings.items() if re.fullmatch(HPARAM, key)}
+    settings = {key: value for key, value in settings.items() if not re.fullmatch(HPARAM, key)}
     if dotted:
-        settings["hparams"] = {**settings.get("hparams", {}), **dotted}
+        settings["hparams"] = settings.get("hparams", {}) | dotted
     data = str(settings.get("data", ""))
     if settings.get("task") == "ccd":
+        schedule = str(
+            settings.get("schedule", "")
+        )  # a file is searched in the current folder, then next to the recipe
+        near = recipe.path.parent / schedule
+        if schedule.endswith((".yaml", ".yml")) and not Path(schedule).exists() and near.exists():
+            settings["schedule"] = str(near)
         preset = stream_preset(recipe.preset, data) if recipe.preset else {}
-        return StreamConfig(**known_settings(StreamConfig, preset | _beside(recipe, settings), str(recipe.path)))
+        return StreamConfig(**known_settings(StreamConfig, preset | settings, str(recipe.path)))
     label = settings.get("method", "")
     if isinstance(label, str) and "@" in label:  # `lp-ln@mean`: with another pool or tuning mode
         settings |= method_settings(label)
@@ -208,14 +213,6 @@ def _config(recipe: Recipe, settings: Values) -> Config | StreamConfig:
         preset |= published(data, method=method, **names)
     whole = preset | settings | {"hparams": preset.get("hparams", {}) | settings.get("hparams", {})}
     return Config(**known_settings(Config, whole, str(recipe.path)))
-
-
-def _beside(recipe: Recipe, settings: Values) -> Values:
-    """A schedule file is searched in the current folder, then next to the recipe."""
-    schedule = str(settings.get("schedule", ""))
-    near = recipe.path.parent / schedule
-    is_file = schedule.endswith((".yaml", ".yml")) and not Path(schedule).exists() and near.exists()
-    return settings | ({"schedule": str(near)} if is_file else {})
 
 
 def expand_variables(value: Any) -> Any:
@@ -241,11 +238,7 @@ def recipes() -> dict[str, str]:
 
 
 def find_recipe(word: str) -> Path:
-    """The recipe file for an argument: an existing file, or the name of an included recipe.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The recipe file for an argument: an existing file, or the name of an included recipe; else a ValueError."""
     path = Path(word)
     by_name = (path.parent == Path() or path.parts[0] == "configs") and path.suffix in ("", ".yaml")
     if not path.is_file() and by_name and SHIPPED:
