@@ -93,7 +93,7 @@ def clean_runs(
 
     if not (failed or unfinished or keep_checkpoints is not None):
         raise ValueError("say what to remove: --failed, --unfinished, or --keep-checkpoints selected")
-    paths = to_clean(find_runs(folders), failed=failed, unfinished=unfinished, keep_checkpoints=keep_checkpoints)
+    paths = to_clean(find_runs(folders), failed, unfinished, keep_checkpoints)
     total = 0
     for path in paths:
         size = bytes_of(path)

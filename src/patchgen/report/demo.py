@@ -23,17 +23,13 @@ MASKED = "patchgen"  # whose masks the page shows
 SHOWN = 9  # images on the page
 SCALE = 2  # enlarges them
 SCORES = {
-    "method": "method",
-    "unseen": "unseen domain %",
-    "sources": "sources, held out %",
-    "auroc": "mask AUROC",
-    "untrained_auroc": "untrained",
-    "iou": "IoU at 0.5",
-    "untrained_iou": "untrained",
-    "kept": "predictive patches kept %",
-    "untrained_kept": "untrained %",
-}
+    "method": "method", "unseen": "unseen domain %", "sources": "sources, held out %", "auroc": "mask AUROC",
+    "untrained_auroc": "untrained", "iou": "IoU at 0.5", "untrained_iou": "untrained",
+    "kept": "predictive patches kept %", "untrained_kept": "untrained %",
+}  # fmt: skip
 MASKS = {"method": "method", "unseen": "learned mask %", "true_mask": "true mask %", "random_mask": "random mask %"}
+CURVES = {"training loss": "training loss (cross-entropy)", "validation loss": "loss on source validation",
+          "mask AUROC": "mask AUROC (sources)"}  # fmt: skip
 STATISTICS = ("mean", "spread", "auroc", "iou", "error", "kept")  # of a mask, trained and untrained
 
 
@@ -42,18 +38,13 @@ def scores(runs: Mapping[str, RunFolder]) -> list[dict[str, Any]]:
     rows = []
     for label, run in runs.items():
         test = score_record(run)
-        mask = test.get("mask", {})
-        rows.append(
-            {
-                "method": label,
-                "unseen": test["all"]["accuracy"],
-                "images": test["all"]["images"],
-                "sources": source_validation(selected_evaluation(run), "accuracy"),
-                **{name: mask.get(name) for part in ("", "untrained_") for name in (f"{part}{s}" for s in STATISTICS)},
-                "true_mask": test.get("true_mask", {}).get("accuracy"),
-                "random_mask": test.get("random_mask", {}).get("accuracy"),
-            }
-        )
+        mask, replaced = test.get("mask", {}), [test.get(f"{kind}_mask", {}) for kind in ("true", "random")]
+        rows.append({
+            "method": label, "unseen": test["all"]["accuracy"], "images": test["all"]["images"],
+            "sources": source_validation(selected_evaluation(run), "accuracy"),
+            **{part + name: mask.get(part + name) for part in ("", "untrained_") for name in STATISTICS},
+            "true_mask": replaced[0].get("accuracy"), "random_mask": replaced[1].get("accuracy"),
+        })  # fmt: skip
     return rows
 
 
@@ -84,28 +75,25 @@ def render_page(runs: Mapping[str, RunFolder], smoke: bool) -> str:
 
 def curves(runs: Mapping[str, RunFolder]) -> Drawn:
     """Training and validation loss over the steps, and the mask's AUROC if the truth is known."""
-    with_truth = any("auroc" in r.get("mask", {}) for run in runs.values() for r in run.records("evaluation"))
-    figure = new_figure(10.5 if with_truth else 7.5, 3)
-    panels = figure.subplots(1, 3 if with_truth else 2)
-    names = ("training loss", "validation loss", "mask AUROC")
     rows: list[Row] = []
-    for (label, run), colour in zip(runs.items(), PALETTE, strict=False):
-        records = run.records("evaluation")
-        lines = (
-            [(r["step"], r["train"]["main"]) for r in records],
-            [(r["step"], float(np.mean([d["loss"] for d in r["validation"].values()]))) for r in records],
-            [(r["step"], r["mask"]["auroc"]) for r in records if "auroc" in r.get("mask", {})],
-        )
-        for panel, name, points in zip(panels, names, lines, strict=False):
-            if points:
+    for label, run in runs.items():
+        for record in run.records("evaluation"):
+            losses = [domain["loss"] for domain in record["validation"].values()]
+            values = {"training loss": record["train"]["main"], "validation loss": float(np.mean(losses)),
+                      "mask AUROC": record.get("mask", {}).get("auroc")}  # fmt: skip
+            rows += [(label, name, record["step"], value) for name, value in values.items() if value is not None]
+    rows.sort(key=lambda row: (list(runs).index(row[0]), list(CURVES).index(row[1])))
+    names = [name for name in CURVES if any(row[1] == name for row in rows)]
+    figure = new_figure(3.5 * len(names) if len(names) > 2 else 7.5, 3)
+    panels = figure.subplots(1, len(names))
+    for panel, name in zip(panels, names, strict=True):
+        for label, colour in zip(runs, PALETTE, strict=False):
+            if points := [row[2:] for row in rows if row[:2] == (label, name)]:
                 panel.plot(*zip(*points, strict=True), color=colour, label=label)
-                rows += [(label, name, step, value) for step, value in points]
-    titles = ("training loss (cross-entropy)", "loss on source validation", "mask AUROC (sources)")
-    for panel, title in zip(panels, titles, strict=False):
-        panel.set(title=title, xlabel="step")
+        panel.set(title=CURVES[name], xlabel="step")
         plain(panel)
     panels[0].legend(frameon=False)
-    if with_truth:
+    if "mask AUROC" in names:
         panels[2].set(ylim=(0, 1))
         panels[2].axhline(0.5, color="#9aa3ad", linewidth=0.8, linestyle=":")
     return Drawn("curves", "Loss and mask AUROC over the training steps", figure, ("method", "what", "step", "value"),
@@ -118,10 +106,8 @@ def bars(rows: Sequence[Mapping[str, Any]]) -> Drawn:
     axes = figure.subplots()
     places = np.arange(len(rows))[::-1]
     data: list[Row] = []
-    for shift, key, colour, label in (
-        (0.2, "sources", "#c3cad1", "sources, held out"),
-        (-0.2, "unseen", "#0072b2", "unseen domain"),
-    ):
+    series = ((0.2, "sources", "#c3cad1", "sources, held out"), (-0.2, "unseen", "#0072b2", "unseen domain"))
+    for shift, key, colour, label in series:
         values = [100 * row[key] for row in rows]
         drawn = axes.barh(places + shift, values, height=0.36, color=colour, label=label)
         axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=9)

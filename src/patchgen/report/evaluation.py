@@ -38,16 +38,22 @@ def render_page(evaluation: Mapping[str, Any], figures: Mapping[str, Drawn], pic
         figures: The confusion matrix and the reliability plot by name.
         pictures: Path of a wrong image -> its picture as a data address.
     """
-    patients = evaluation["patients"]
+    patients, classes = evaluation["patients"], ("precision", "recall", "f1", "auroc", "average_precision")
+    headline = [(METRICS[name], shown(value), span(evaluation["intervals"].get(name)))
+                for name, value in evaluation["metrics"].items()]  # fmt: skip
+    if patients:
+        interval = span(evaluation["intervals"].get("patient_accuracy"))
+        headline.insert(1, ("accuracy, each patient counting once", shown(patients["accuracy"]), interval))
     return render(
         "evaluation.html",
         title=f"How good is {evaluation['model']}?",
         evaluation=evaluation,
         figures=figures,
-        headline=_headline(evaluation),
+        headline=headline,
         binary=[(text, shown(evaluation["binary"][name]), span(evaluation["binary_intervals"].get(name)))
                 for name, text in BINARY.items()] if evaluation["binary"] else [],
-        classes=_classes(evaluation["per_class"]),
+        classes=[(name, f"{scores['images']:,}", *(shown(scores[key]) for key in classes))
+                 for name, scores in evaluation["per_class"].items()],
         sites=_sites(evaluation),
         patients=patients and sorted(patients["each"].items(), key=lambda pair: (pair[1]["accuracy"], pair[0])),
         wrong=[_wrong(image, pictures[image["path"]]) for image in evaluation["most_wrong"]],
@@ -77,34 +83,18 @@ def span(interval: Sequence[float] | None) -> str:
     return "–" if not interval else f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
-def _headline(evaluation: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    rows = [(METRICS[name], shown(value), span(evaluation["intervals"].get(name)))
-            for name, value in evaluation["metrics"].items()]  # fmt: skip
-    if evaluation["patients"]:
-        interval = span(evaluation["intervals"].get("patient_accuracy"))
-        rows.insert(1, ("accuracy, each patient counting once", shown(evaluation["patients"]["accuracy"]), interval))
-    return rows
-
-
-def _classes(per_class: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    names = ("precision", "recall", "f1", "auroc", "average_precision")
-    return [(name, f"{scores['images']:,}", *(shown(scores[key]) for key in names))
-            for name, scores in per_class.items()]  # fmt: skip
-
-
 def _sites(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Heading, rows and whether a site has the name of one of training."""
-    unit = evaluation["bootstrap"]["unit"]
+    unit, sites = evaluation["bootstrap"]["unit"], evaluation["sites"]
     names = ("balanced_accuracy", "macro_f1", "auroc", "calibration_error", "unlike_training")
-    head = ["site", "images", *([unit] if unit == "patients" else []), "accuracy", "95 % interval", "balanced accuracy"]
-    head += ["macro F1", "AUROC", "calibration error", "unlike training"]
-    rows = []
-    for name, site in evaluation["sites"].items():
-        counts = [f"{site['images']:,}", *([f"{site['units']:,}"] if unit == "patients" else [])]
-        accuracy = shown(site["accuracy"]), span(site["accuracy_interval"])
-        rows.append([name + " *" * site["in_training"], *counts, *accuracy, *(shown(site[n]) for n in names)])
-    starred = any(site["in_training"] for site in evaluation["sites"].values())
-    return {"unit": unit, "head": head, "rows": rows, "starred": starred}
+    head = ["site", "images", "patients", "accuracy", "95 % interval", "balanced accuracy", "macro F1", "AUROC",
+            "calibration error", "unlike training"]  # fmt: skip
+    rows = [[name + " *" * site["in_training"], f"{site['images']:,}", f"{site['units']:,}", shown(site["accuracy"]),
+             span(site["accuracy_interval"]), *(shown(site[metric]) for metric in names)]
+            for name, site in sites.items()]  # fmt: skip
+    for line in [head, *rows] if unit != "patients" else ():
+        del line[2]
+    return {"unit": unit, "head": head, "rows": rows, "starred": any(site["in_training"] for site in sites.values())}
 
 
 def _wrong(image: Mapping[str, Any], source: str) -> Picture:

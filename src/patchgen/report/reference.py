@@ -1,18 +1,16 @@
-"""The paper's ten result tables, number by number, for comparison with our results.
+"""The paper's ten result tables, number by number, for comparison with our results: nothing here was run by us.
 
-They are the paper's figures, not ours: nothing here was run by this package. One line of `reference/<name>.csv` is one
-printed number; `reference/tables.yaml` says what each file shows and what to be careful about.
+One line of `reference/<name>.csv` is one printed number; `reference/tables.yaml` says what to be careful about.
 
-    from patchgen.report.reference import find
     find("mdg", method="PatchGen", backbone="ViT-L/14", dataset="average")    # 79.2, and 80.9 with SWAD
 """
 
 from __future__ import annotations
 
 import csv
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -73,11 +71,7 @@ NAMES = {  # our label -> the paper's words
 
 
 def read_reference(name: str) -> list[Row]:
-    """All numbers of one table, in printed order: line by line, left to right.
-
-    Raises:
-        ValueError: if there is no table of that name.
-    """
+    """All numbers of one table, in printed order: line by line, left to right."""
     if name not in TABLES:
         raise ValueError(f"unknown reference table {name!r}{did_you_mean(name, TABLES)} (known: {', '.join(TABLES)})")
     convert: dict[str, Callable[[str], Any]] = {
@@ -98,33 +92,32 @@ def find(name: str, **filters: str | int | bool | float) -> list[Row]:
     rows = read_reference(name)
     for column, wanted in filters.items():
         _check(f"column of {name!r}", column, [field.name for field in fields(Row)])
-        _check(f"{column} in {name!r}", wanted, dict.fromkeys(getattr(row, column) for row in rows))
+        _check(f"{column} in {name!r}", wanted, list(dict.fromkeys(getattr(row, column) for row in rows)))
     return [row for row in rows if all(getattr(row, column) == wanted for column, wanted in filters.items())]
 
 
-def _check(what: str, word: object, known: Iterable[object]) -> None:
-    choices = list(known)
-    if word not in choices:
-        names = [str(choice) for choice in choices]
+def _check(what: str, word: object, known: Sequence[object]) -> None:
+    if word not in known:
+        names = list(map(str, known))
         listed = textwrap.shorten(", ".join(filter(None, names)), 300, placeholder=" ...")
         raise ValueError(f"no {what} is {word!r}{did_you_mean(str(word), names)} (known: {listed})")
 
 
 def paper_lines(reference: str, label: str, backbone: str, columns: Sequence[Column], swad: bool) -> list[Line]:
-    """The lines of a reference table that show this method, with or without SWAD.
-
-    If the paper has our backbone, only the lines with it.
-    """
-    rows = [row for row in read_reference(reference) if row.swad == swad and _is_method(row, label)]
+    """The lines of a reference table that show this method, with or without SWAD; those with our backbone, if any."""
+    names = NAMES.get(label)
+    rows = [row for row in read_reference(reference) if row.swad == swad
+            and (row.method in names if names else name_key(row.method) == name_key(label.removesuffix("@full")))
+            and (label != "patchgen@full" or row.tuning == "full")]  # fmt: skip
     same = [row for row in rows if (row.backbone, row.pretraining) == paper_backbone(backbone)]
-    printed: dict[tuple[str, ...], list[Row]] = {}  # the sessions of a stream are several lines of the paper's table
+    printed: dict[tuple[str, ...], list[Row]] = defaultdict(list)  # sessions of a stream are several lines there
     for row in same or rows:
-        printed.setdefault((row.method, row.backbone, row.pretraining, row.tuning), []).append(row)
+        printed[row.method, row.backbone, row.pretraining, row.tuning].append(row)
     lines = []
     for (method, architecture, pretraining, _), group in printed.items():
-        weights = " ".join(filter(None, (pretraining, architecture)))
         entries = tuple(Entry(paper=find_paper(group, column)) for column in columns)
         if any(entry.paper for entry in entries):
+            weights = " ".join(filter(None, (pretraining, architecture)))
             text = f"{method}{' + SWAD' * (swad and method != 'SWAD')}, {weights}"
             lines.append(Line(text, entries, paper=True, rerun=group[0].rerun))
     return lines
@@ -135,10 +128,3 @@ def find_paper(rows: Sequence[Row], column: Column) -> Row | None:
     place = tuple(map(name_key, column.key))
     wanted = (row for row in rows if row.metric == column.metric and row.swad == (column.checkpoint == "swad"))
     return next((row for row in wanted if (name_key(row.dataset), name_key(row.domain)) == place), None)
-
-
-def _is_method(row: Row, label: str) -> bool:
-    names = NAMES.get(label)
-    if names is None:
-        return name_key(row.method) == name_key(re.sub(r"@full$", "", label))
-    return row.method in names and (label != "patchgen@full" or row.tuning == "full")

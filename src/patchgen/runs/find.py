@@ -1,9 +1,4 @@
-"""Manage run folders: find them, compare two, clean up.
-
-for run in find_runs(["runs"]): describe(run)
-differences(a, b)                          # {"lr": (0.001, 0.003)}
-to_clean(find_runs(["runs"]), failed=True) # what would be removed; `remove` does it
-"""
+"""Manage run folders: find them, describe them, compare two, clean up."""
 
 from __future__ import annotations
 
@@ -93,15 +88,14 @@ def describe(run: RunFolder) -> Description:
     size = sum(each.st_size for each in stats)
     try:
         run.refuse_links()
-        failure, config, accuracy = failure_of(run), run.settings, headline(run)
+        failure, config, accuracy, state = failure_of(run), run.settings, headline(run), state_of(run)
     except UNREADABLE as error:  # a damaged folder must not hide the others
-        state: State = "done" if run.done else "unfinished"
         text = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__}: {error})"
+        state = "done" if run.done else "unfinished"
         return Description(str(run.path), state, "?", "?", "", 0, None, age, size, text[:500])
-    unseen = getattr(config, "unseen", "")
-    state, data = state_of(run), Path(config.data).name
     why = failure.line if failure and state == "failed" else None
-    return Description(str(run.path), state, config.method, data, unseen, config.seed, accuracy, age, size, why)
+    return Description(str(run.path), state, config.method, Path(config.data).name, getattr(config, "unseen", ""),
+                       config.seed, accuracy, age, size, why)  # fmt: skip
 
 
 def _file_stats(path: Path) -> list[os.stat_result]:
@@ -116,21 +110,15 @@ def _file_stats(path: Path) -> list[os.stat_result]:
 def differences(one: RunFolder, other: RunFolder) -> dict[str, tuple[Any, Any]]:
     """Settings in which two runs differ; a setting that a run does not have is None."""
     a, b = (dataclasses.asdict(run.settings) for run in (one, other))
-    names = list(dict.fromkeys([*a, *b]))
-    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}
+    return {name: (a.get(name), b.get(name)) for name in a | b if a.get(name) != b.get(name)}
 
 
 def to_clean(
-    runs: Iterable[RunFolder],
-    *,
-    failed: bool = False,
-    unfinished: bool = False,
-    keep_checkpoints: Sequence[str] | None = None,
+    runs: Iterable[RunFolder], failed: bool, unfinished: bool, keep_checkpoints: Sequence[str] | None
 ) -> list[Path]:
-    """What to remove: whole folders, and checkpoints of finished runs that are not in `keep_checkpoints`.
+    """What to remove: failed or unfinished runs, and checkpoints of finished ones that are not in `keep_checkpoints`.
 
-    Args:
-        keep_checkpoints: Names such as `selected`; an empty list keeps none; None touches no checkpoint.
+    An empty list keeps none; None touches no checkpoint.
     """
     paths: list[Path] = []
     for run in runs:

@@ -3,8 +3,7 @@
     config.yaml  env.json  splits.csv  records.jsonl  checkpoints/*.safetensors  summary.md  done
 
 Every file is written under a temporary name and then renamed. Records are appended; the training state stores their
-length, so records that a killed run wrote after its last state are dropped and recomputed. Checkpoints, the records up
-to a state and those of a finished run have a checksum: corrupted files are rejected.
+length, so those that a killed run wrote later are dropped and recomputed. Checksums reject corrupted files.
 """
 
 from __future__ import annotations
@@ -99,11 +98,7 @@ class RunFolder(WorkFolder):
 
     @classmethod
     def create(cls, parent: str | Path, config: Settings, name: str, data: str = "") -> RunFolder:
-        """Open or create the folder ``parent/name``; the settings are written if it is new.
-
-        Args:
-            data: fingerprint of the data, for ``env.json``.
-        """
+        """Open or create the folder ``parent/name``; `data` is the fingerprint of the data, for ``env.json``."""
         run = cls(Path(parent) / name)
         run.data = data
         run.refuse_links()
@@ -178,10 +173,7 @@ class RunFolder(WorkFolder):
 
         Args:
             digests: (N,) from `patchgen.data.content`. Folders of earlier versions have none and are not checked.
-            names: Of the images.
-
-        Raises:
-            ValueError: some have changed; the text names the first ones.
+            names: Of the images; the error names the first ones that have changed.
         """
         file = self.path / CONTENT
         if not file.exists():
@@ -190,12 +182,9 @@ class RunFolder(WorkFolder):
                     np.save(stream, digests)
             return
         try:
-            before = np.load(file, allow_pickle=False)
-            changed = np.flatnonzero(before != digests) if before.shape == digests.shape else None
-        except (OSError, ValueError, EOFError, MemoryError):  # a forged header can request any size
-            changed = None
-        if changed is None:
-            raise ValueError(f"{file} is damaged; {RESTORE}")
+            changed = np.flatnonzero(np.broadcast_to(np.load(file, allow_pickle=False), digests.shape) != digests)
+        except (OSError, ValueError, EOFError, MemoryError) as error:  # a forged header can request any size
+            raise ValueError(f"{file} is damaged; {RESTORE}") from error
         if len(changed):
             first = ", ".join(names[i] for i in changed[:3]) + ", ..." * (len(changed) > 3)
             raise ValueError(
@@ -214,11 +203,7 @@ class RunFolder(WorkFolder):
             listener(self)
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """All complete lines; a last line truncated by a kill is left out.
-
-        Raises:
-            ValueError: a line is damaged, or a finished run has other records than it was finished with.
-        """
+        """All complete lines, without a last one truncated by a kill; ValueError if they are damaged or changed."""
         content = self._records_bytes()
         *lines, torn = content.split(b"\n")
         records = [_parse(line) for line in lines]
@@ -233,11 +218,7 @@ class RunFolder(WorkFolder):
         return {"records": len(content), "records_crc32": zlib.crc32(content)}
 
     def rewind_records(self, size: int, crc: int | None = None) -> None:
-        """Drop records written after the state from which training resumes.
-
-        Raises:
-            ValueError: the records up to the state are incomplete or have changed.
-        """
+        """Drop records written after the state from which training resumes; ValueError if others have changed."""
         seen = self._records_bytes()[:size]
         if len(seen) < size or crc not in (None, zlib.crc32(seen)):
             raise ValueError(f"{self._records_path} is damaged: it does not match the saved state; {RESTORE}")
@@ -249,10 +230,7 @@ class RunFolder(WorkFolder):
         return self.path / "records.jsonl"
 
     def _records_bytes(self) -> bytes:
-        try:
-            return self._records_path.read_bytes()
-        except FileNotFoundError:
-            return b""
+        return self._records_path.read_bytes() if self._records_path.exists() else b""
 
     def _finished_with(self) -> int | None:
         """The checksum of the records in `done`; None if an older version wrote it."""
@@ -287,11 +265,7 @@ class RunFolder(WorkFolder):
             return {}
 
     def state(self, backbone: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Tensors and facts of the state to resume from; None at the beginning.
-
-        Raises:
-            ValueError: it is damaged, or belongs to another backbone.
-        """
+        """Tensors and facts of the state to resume from; None at the beginning, ValueError with another backbone."""
         path = self.checkpoint("state")
         if not path.exists():
             return None
@@ -318,11 +292,7 @@ class RunFolder(WorkFolder):
 
 
 def other_weights(run: RunFolder, backbone: Mapping[str, Any]) -> str:
-    """A warning if `--backbone auto` resolved to other weights in a run beside this one, or in this one before.
-
-    Args:
-        backbone: What it resolved to now.
-    """
+    """A warning if `--backbone auto`, now `backbone`, was other weights in this run before, or in one beside it."""
     files = sorted(run.path.parent.glob("*/config.yaml")) if run.settings.backbone == "auto" else []
     for config in files:
         then = RunFolder(config.parent).recorded_backbone()
@@ -335,11 +305,7 @@ def other_weights(run: RunFolder, backbone: Mapping[str, Any]) -> str:
 
 
 def run_folders(folders: Iterable[str | Path]) -> Iterator[Path]:
-    """All run folders at or below some folders, each once: those with records, or with settings and checkpoints.
-
-    Raises:
-        FileNotFoundError: a folder does not exist.
-    """
+    """All run folders at or below some folders, each once: those with records, or with settings and checkpoints."""
     seen = set()
     for folder in map(Path, folders):
         if not folder.is_dir():
@@ -396,21 +362,16 @@ def environment(threads: int) -> dict[str, Any]:
 
     import torch
 
-    packages = {}
-    for name in ("patchgen", "torch", "transformers", "lightning-fabric", "numpy", "pillow"):
-        try:
+    packages = dict.fromkeys(
+        ("patchgen", "torch", "transformers", "lightning-fabric", "numpy", "pillow"), "not installed"
+    )
+    for name in packages:
+        with suppress(PackageNotFoundError):
             packages[name] = version(name)
-        except PackageNotFoundError:
-            packages[name] = "not installed"
     return {
-        "python": sys.version.split()[0],
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": threads,
-        "cuda": torch.version.cuda,
-        "packages": packages,
-    }
+        "python": sys.version.split()[0], "system": platform.platform(), "processor": platform.machine(),
+        "cpus": os.cpu_count(), "threads": threads, "cuda": torch.version.cuda, "packages": packages,
+    }  # fmt: skip
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

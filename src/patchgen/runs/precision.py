@@ -1,10 +1,7 @@
 """Resolve `--precision auto`: bfloat16 if the device computes it natively, otherwise float32.
 
-    config = with_precision(config, "runs", fingerprint)       # `bf16-mixed` or `32-true`, before the run is named
-
-The precision affects a run's results, so it is resolved before the run is named, and recorded in the run folder. A run
-keeps the precision that it was started with: if `auto` finds a run of these settings in the other precision, it resumes
-that one, also on another machine.
+It affects results, so it is resolved before a run is named. A run keeps the precision that it was started with: if
+`auto` finds a run of these settings in the other precision, it resumes that one, also on another machine.
 """
 
 from __future__ import annotations
@@ -28,12 +25,7 @@ Wanted = Literal["32-true", "bf16-mixed", "auto"]
 
 
 def with_precision(config: S, out: str | Path, data: str) -> S:
-    """The settings with `auto` replaced by a precision.
-
-    Args:
-        out: Parent of the run folders.
-        data: Fingerprint of the data.
-    """
+    """The settings with `auto` replaced by a precision; `out` is the parent of runs, `data` a fingerprint."""
     return replace(config, precision=choose_precision([config], out, data)) if config.precision == AUTO else config
 
 
@@ -44,8 +36,8 @@ def choose_precision(configs: Sequence[Settings], out: str | Path, data: str) ->
         names = (run_name(replace(config, precision=precision), data) for config in configs)
         return any((Path(out) / name / "config.yaml").exists() for name in names)
 
-    native: Precision = "bf16-mixed" if computes_bf16(configs[0].accelerator) else "32-true"
-    other: Precision = "32-true" if native == "bf16-mixed" else "bf16-mixed"
+    choices: list[Precision] = ["32-true", "bf16-mixed"]
+    other, native = choices if computes_bf16(configs[0].accelerator) else choices[::-1]
     return other if started(other) and not started(native) else native
 
 

@@ -16,10 +16,7 @@ from patchgen.common.untrusted import read_tensors
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write one safetensors file with its facts as JSON in the header, atomically.
-
-    The facts begin with a checksum of both, because the format has none.
-    """
+    """Write one safetensors file atomically, with its facts and a checksum, which the format lacks, in the header."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -74,12 +71,7 @@ def read_predictions(run: Path, checkpoint: str = "selected") -> Predictions | N
         scores = read_predictions(RunFolder.open("runs/4f2a9c01b7de").path)
         right = scores.probabilities.argmax(1) == scores.label
 
-    Args:
-        run: The run folder.
-        checkpoint: `selected` or `swad`.
-
-    Returns:
-        None if there are none: no domain was left out, an earlier version trained the run, or the file is damaged.
+    None if there are none: no domain was left out, an earlier version trained the run, or the file is damaged.
     """
     try:
         tensors, _ = load_tensors(predictions_file(run, checkpoint))
