@@ -10,27 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape as escape_html
 from itertools import groupby
 
-from patchgen.common.text import markdown, plus_minus
-from patchgen.report.table import Column, Entry, Grid, Line
+from patchgen.common.text import markdown
+from patchgen.report.table import Grid, Line
 
 CSV_HEADER = (
     "table", "line", "group", "column", "checkpoint", "metric", "value", "standard_error", "seeds", "images", "split",
     "selected_by", "settings_tried", "runs", "paper_value", "paper_error", "paper_rerun", "paper_source", "command",
 )  # fmt: skip
 BEST = "leads its column by more than the 95 % interval of the difference, paired over seeds"
-
-
-def number_text(grid: Grid, column: Column, entry: Entry) -> str:
-    return entry.number.text(grid.seeds, column.digits) if entry.number else entry.text
-
-
-def paper_text(entry: Entry) -> str:
-    return plus_minus(entry.paper.value, entry.paper.error) if entry.paper else ""
-
-
-def column_groups(grid: Grid) -> list[tuple[str, int]]:
-    """(heading above the columns, how many columns it spans)."""
-    return [(name, len(list(columns))) for name, columns in groupby(grid.columns, key=lambda column: column.group)]
 
 
 def _head(grid: Grid) -> list[str]:
@@ -44,9 +31,9 @@ def _cells(
     texts = []
     for column, entry in zip(grid.columns, line.entries, strict=True):
         mark = missing or f"[{grid.commands.get(entry.command)}]"
-        ours = escape(mark if entry.missing else number_text(grid, column, entry))
+        ours = escape(mark if entry.missing else grid.text(column, entry))
         ours = best.format(ours) if grid.is_best(entry) else ours
-        texts.append(" ".join(filter(None, (ours, paper.format(escape(paper_text(entry))) if entry.paper else ""))))
+        texts.append(" ".join(filter(None, (ours, paper.format(escape(entry.paper_text)) if entry.paper else ""))))
     return texts
 
 
@@ -160,7 +147,7 @@ def _latex_head(grid: Grid) -> list[str]:
     if not any(column.group for column in grid.columns):
         return [names]
     above, rules, place = [""], "", 2
-    for name, width in column_groups(grid):
+    for name, width in grid.groups:
         above.append(rf"\multicolumn{{{width}}}{{c}}{{{escape(name)}}}")
         rules += rf"\cmidrule(lr){{{place}-{place + width - 1}}}"
         place += width

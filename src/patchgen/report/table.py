@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from patchgen.common.text import plus_minus
@@ -80,6 +81,10 @@ class Entry:
     def missing(self) -> bool:
         return self.number is None and bool(self.command)
 
+    @property
+    def paper_text(self) -> str:
+        return plus_minus(self.paper.value, self.paper.error) if self.paper else ""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -136,6 +141,14 @@ class Grid:
     def seeds(self) -> int:
         """The maximum number of seeds of a cell: others state how many they have."""
         return self.asked_seeds or max((len(n.values) for n in self.numbers if n.over == "seeds"), default=1)
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """(heading above the columns, how many columns it spans)."""
+        return [(name, len(list(columns))) for name, columns in groupby(self.columns, key=lambda column: column.group)]
+
+    def text(self, column: Column, entry: Entry) -> str:
+        return entry.number.text(self.seeds, column.digits) if entry.number else entry.text
 
     def error_note(self) -> str:
         """What a ± is over; empty if there is none."""
@@ -202,18 +215,20 @@ def best_runs(scores: pd.DataFrame) -> Best:
 
 def gather(best: Best, column: Column, part: str) -> Number | None:
     """The number that a line has for a column; None if no seed has every fold."""
-    folds = {(data, domain): best.get((column.metric, column.checkpoint, part, data, domain), {})
-             for data, domains in column.folds.items() for domain in domains}  # fmt: skip
-    seeds = [seed for seed in next(iter(folds.values()), ()) if all(seed in rows for rows in folds.values())]
-    values: dict[Hashable, float]
-    if column.over == "seeds":
-        used = [rows[seed] for seed in seeds for rows in folds.values()]
-        values = {seed: _nested_mean({fold: rows[seed].value for fold, rows in folds.items()}) for seed in seeds}
-    elif all(folds.values()):
-        used = [row for rows in folds.values() for row in rows.values()]
-        values = {fold: statistics.fmean(row.value for row in rows.values()) for fold, rows in folds.items()}
-    else:
-        return None
+    folds = [(data, best.get((column.metric, column.checkpoint, part, data, domain), {}))
+             for data, domains in column.folds.items() for domain in domains]  # fmt: skip
+    used: list[Any] = []
+    values: dict[Hashable, float] = {}
+    if column.over == "folds" and all(rows for _, rows in folds):
+        used = [row for _, rows in folds for row in rows.values()]
+        values = {i: statistics.fmean(row.value for row in rows.values()) for i, (_, rows) in enumerate(folds)}
+    elif column.over == "seeds" and folds:
+        for seed in (seed for seed in folds[0][1] if all(seed in rows for _, rows in folds)):
+            used += [rows[seed] for _, rows in folds]
+            of_data: dict[str, list[float]] = defaultdict(list)
+            for data, rows in folds:
+                of_data[data].append(rows[seed].value)
+            values[seed] = statistics.fmean(map(statistics.fmean, of_data.values()))
     if not values:
         return None
     return Number(
@@ -225,14 +240,6 @@ def gather(best: Best, column: Column, part: str) -> Number | None:
         max(row.tried for row in used),
         column.over,
     )
-
-
-def _nested_mean(values: Mapping[tuple[str, str], float]) -> float:
-    """Mean over data sets of the mean over domains."""
-    of_data: dict[str, list[float]] = defaultdict(list)
-    for (data, _), value in values.items():
-        of_data[data].append(value)
-    return statistics.fmean(map(statistics.fmean, of_data.values()))
 
 
 def fill(

@@ -19,17 +19,7 @@ from patchgen.draw.plots import Drawn
 from patchgen.pages.page import render, write_page
 from patchgen.report.ablation import ablation_grids, sensitivity_grids
 from patchgen.report.charts import draw
-from patchgen.report.render import (
-    BEST,
-    CSV_HEADER,
-    column_groups,
-    latex_document,
-    number_text,
-    paper_text,
-    to_latex,
-    to_markdown,
-    to_rows,
-)
+from patchgen.report.render import BEST, CSV_HEADER, latex_document, to_latex, to_markdown, to_rows
 from patchgen.report.table import SPLITS, Grid
 from patchgen.report.tables import dataset_grids, discovery_grids, fold_grids, oracle_grids, stream_grids
 from patchgen.runs.scores import Skipped, read_runs
@@ -143,7 +133,4 @@ def render_page(
         figures=figures,
         absent=absent(grids),
         skipped=skipped,
-        groups=column_groups,
-        number_text=number_text,
-        paper_text=paper_text,
     )

@@ -1,7 +1,5 @@
 """The launcher: distribute the unfinished jobs, collect their outcomes, and retry if that may help.
 
-    launch(jobs, LAUNCHERS["local"](options, jobs), retries=2, watch=Watch(jobs))
-
 It has no state outside the run folders, so it can be killed and restarted, and several launchers can work on one
 folder: a run whose lock is held by another process is skipped and checked again at the end.
 """
@@ -34,21 +32,14 @@ class LauncherLost(ValueError):
 
 
 class Launcher(Protocol):
-    """Executes jobs."""
+    """Executes jobs on an engine."""
 
     slots: int  # jobs that it accepts at once
 
-    def submit(self, jobs: Sequence[Work]) -> list[Any]:
-        """Start jobs; returns a handle for each."""
-
-    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]:
-        """The handles that have ended, after at most this many seconds."""
-
-    def outcome(self, handle: Any) -> Outcome:
-        """The outcome of a job that has ended; raises WorkerLost if it is unknown, LauncherLost if the engine died."""
-
-    def close(self) -> None:
-        """Stop everything that is still running."""
+    def submit(self, jobs: Sequence[Work]) -> list[Any]: ...  # starts them; a handle for each
+    def finished(self, handles: Sequence[Any], seconds: float) -> list[Any]: ...  # ended, after at most `seconds`
+    def outcome(self, handle: Any) -> Outcome: ...  # WorkerLost if it is unknown, LauncherLost if the engine died
+    def close(self) -> None: ...  # stops everything that is still running
 
 
 class Watch:
@@ -159,6 +150,10 @@ class LauncherOptions:
             if value is not None and value < least:
                 raise ValueError(f"--{name} must be at least {least}, not {value}")
 
+    def threads_of(self, jobs: Sequence[Work]) -> int | None:
+        """The option's value, else the maximum of the recipes, if any."""
+        return self.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
+
 
 @dataclass(frozen=True)
 class Share:
@@ -174,32 +169,25 @@ def divide(workers: int | None, threads: int | None, cores: int, cuda: Sequence[
 
     By default, without CUDA, a worker has one thread, which is fastest for many small runs.
     """
-    if cuda:
-        groups = [",".join(cuda[i : i + devices]) for i in range(0, len(cuda) - devices + 1, devices)]
-        if not groups:
-            raise ValueError(f"a run asks for {devices} devices and this machine has {len(cuda)}")
-        workers = workers or len(groups)
-        shares = tuple(groups[i % len(groups)] for i in range(workers))
-        return Share(workers, threads or max(1, cores // workers), shares)
-    if workers:
-        return Share(workers, threads or max(1, cores // (workers * devices)))
-    return Share(max(1, cores // ((threads or 1) * devices)), threads or 1)
+    if not cuda:
+        if workers:
+            return Share(workers, threads or max(1, cores // (workers * devices)))
+        return Share(max(1, cores // ((threads or 1) * devices)), threads or 1)
+    groups = [",".join(cuda[i : i + devices]) for i in range(0, len(cuda) - devices + 1, devices)]
+    if not groups:
+        raise ValueError(f"a run asks for {devices} devices and this machine has {len(cuda)}")
+    workers = workers or len(groups)
+    return Share(workers, threads or max(1, cores // workers), tuple(groups[i % len(groups)] for i in range(workers)))
 
 
 def share_of(options: LauncherOptions, jobs: Sequence[Work]) -> Share:
     """The resources of a local worker on this machine."""
     import torch
 
-    needs_cuda = any(job.config.accelerator != "cpu" for job in jobs)
-    count = torch.cuda.device_count() if needs_cuda else 0
+    count = torch.cuda.device_count() if any(job.config.accelerator != "cpu" for job in jobs) else 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = named.split(",")[:count] if named else [str(i) for i in range(count)]
-    return divide(options.workers, _threads(options, jobs), os.cpu_count() or 1, names, _devices(jobs))
-
-
-def _threads(options: LauncherOptions, jobs: Sequence[Work]) -> int | None:
-    """The option's value, else the maximum of the recipes, if any."""
-    return options.threads or max((job.config.threads or 0 for job in jobs), default=0) or None
+    return divide(options.workers, options.threads_of(jobs), os.cpu_count() or 1, names, _devices(jobs))
 
 
 def _devices(jobs: Sequence[Work]) -> int:
@@ -217,7 +205,7 @@ def _local(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
 def _ray(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
     from patchgen.sweep.clusters import RayLauncher
 
-    threads = _threads(options, jobs) or 1
+    threads = options.threads_of(jobs) or 1
     cpus = options.workers * threads if options.workers and options.address is None else None
     return RayLauncher(threads, options.retries, options.address, cpus)
 
@@ -227,7 +215,7 @@ def _slurm(options: LauncherOptions, jobs: Sequence[Work]) -> Launcher:
 
     gpus = 0 if all(job.config.accelerator == "cpu" for job in jobs) else _devices(jobs)
     return SlurmLauncher(
-        options.out, _threads(options, jobs) or 1, workers=options.workers, gpus=gpus, partition=options.partition,
+        options.out, options.threads_of(jobs) or 1, workers=options.workers, gpus=gpus, partition=options.partition,
         minutes=options.minutes,
     )  # fmt: skip
 
@@ -254,8 +242,7 @@ class InProcess:
     def outcome(self, handle: Outcome) -> Outcome:
         return handle
 
-    def close(self) -> None:
-        """Nothing is left running."""
+    def close(self) -> None: ...
 
 
 def run_units(

@@ -64,16 +64,12 @@ class Worker:
                 )  # fmt: skip
         return self.process
 
-    def end(self) -> None:
+    def end(self, for_good: bool = False) -> None:
+        self.closed = self.closed or for_good
         if self.process is not None:
             with suppress(ProcessLookupError):  # the group: with the processes of a run on several devices
                 os.killpg(self.process.pid, signal.SIGKILL) if os.name == "posix" else self.process.kill()
             self.process.wait()
-
-    def close(self) -> None:
-        """End permanently."""
-        self.closed = True
-        self.end()
 
 
 class LocalLauncher:
@@ -109,7 +105,7 @@ class LocalLauncher:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.close()
+            worker.end(for_good=True)
         self.pool.shutdown(cancel_futures=True)
 
 

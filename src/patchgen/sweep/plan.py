@@ -54,7 +54,7 @@ def plan(recipes: Iterable[Recipe], out: str | Path, **changes: Any) -> list[Job
 
 
 def plan_runs(runs: Iterable[PlannedRun], out: str | Path, data: DataSets) -> list[Job]:
-    """The jobs of single runs, each run once, with the name of its folder."""
+    """The jobs of single runs, each run once."""
     jobs: dict[str, Job] = {}
     for run in runs:
         _add(jobs, run, Path(out), data)
@@ -84,7 +84,7 @@ def _add(jobs: dict[str, Job], run: PlannedRun, out: Path, data: DataSets) -> No
 
 
 class DataSets:
-    """Each data set is read once for all the runs on it."""
+    """Each data set is read once for all the runs on it, with its fingerprint."""
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[Table, str]] = {}
@@ -96,7 +96,6 @@ class DataSets:
         return self.table(settings["data"], settings.get("benchmark"), settings.get("options") or {})[0].domains
 
     def table(self, data: str, benchmark: str | None, options: dict[str, str]) -> tuple[Table, str]:
-        """The table and its fingerprint."""
         key = json.dumps([data, benchmark, options], sort_keys=True)
         if key not in self._tables:
             table = read_table(data, benchmark=benchmark, options=options)
@@ -104,7 +103,6 @@ class DataSets:
         return self._tables[key]
 
     def stream(self, config: StreamConfig) -> tuple[Stream, str]:
-        """The stream and its fingerprint."""
         key = json.dumps([config.data, config.schedule, config.holdout])
         if key not in self._streams:
             from patchgen.ccd.data import make_stream
@@ -162,8 +160,8 @@ class Forecast:
 
     def lines(self, workers: int) -> list[str]:
         """Human-readable lines."""
-        total, each = duration(self.seconds), duration(self.seconds / workers)
-        text = f"forecast: {total} of work" + (f", about {each} with {workers} workers" if workers > 1 else "")
+        text = f"forecast: {duration(self.seconds)} of work"
+        text += f", about {duration(self.seconds / workers)} with {workers} workers" if workers > 1 else ""
         return [text, *(f"  {count} run{'s' * (count > 1)} from {basis}" for basis, count in self.bases.items())]
 
 
